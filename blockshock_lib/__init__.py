@@ -1,0 +1,26 @@
+"""Block-Shock: dense by superposition of 2:4-sparse terms, and the workbook that measures when it pays.
+
+What users import. Torch is loaded with the first name that needs it, so that parameters and reports open at once.
+"""
+
+import importlib
+
+_WHERE = {
+    "BlockShockLinear": "layers",
+    "ColumnParallelLinear": "layers",
+    "DenseLinear": "layers",
+    "MaskedDenseLinear": "layers",
+    "PermutedDenseLinear": "layers",
+    "RowParallelLinear": "layers",
+    "Group": "comm",
+    "Mask": "params",
+    "open_run": "run",
+}
+
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str):
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

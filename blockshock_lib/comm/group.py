@@ -1,0 +1,99 @@
+"""The ranks of one run and the collectives between them."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from blockshock_lib.errors import UnsupportedError
+
+# torch 2.13 renamed the call and warns about the old name; 2.11 has the old name only.
+_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """One rank's view of the ranks it works with.
+
+    Attributes:
+        rank: this rank, 0-based.
+        world_size: how many ranks share the work.
+        reference: weak, to the process group; None for a single rank, or for one of several ranks emulated in one
+            process. Weak because a layer must not keep alive a group that its user destroyed: gloo's threads would
+            outlive the interpreter and abort the process as it exits.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    reference: weakref.ref | None = None
+
+    @classmethod
+    def of(cls, handle: dist.ProcessGroup | None = None) -> Group:
+        """The group behind `handle` (default: the world); a single rank when torch.distributed is not initialised."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return cls()
+        handle = handle or dist.group.WORLD
+        return cls(dist.get_rank(handle), dist.get_world_size(handle), weakref.ref(handle))
+
+    @property
+    def handle(self) -> dist.ProcessGroup | None:
+        """The process group, or None. UnsupportedError when it has been destroyed."""
+        found = self.reference() if self.reference else None
+        if self.reference and found is None:
+            raise UnsupportedError("this layer's process group has been destroyed: make the layer again in a new one")
+        return found
+
+    def _collective(self, x: torch.Tensor) -> None:
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise UnsupportedError(
+                "this collective has no backward: call the layer under torch.no_grad() or detach its input"
+            )
+        if self.handle is None and self.world_size > 1:
+            raise UnsupportedError(f"{self.world_size} ranks share this layer but no process group joins them")
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum of `x` over the ranks, in place. Any shape, contiguous; returns `x`."""
+        self._collective(x)
+        if self.world_size > 1:
+            dist.all_reduce(x, group=self.handle)
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Concatenation of every rank's `x` along its first dimension, in rank order: [n, ...] -> [world_size
+        * n, ...].
+        """
+        self._collective(x)
+        if self.world_size == 1:
+            return x
+        out = x.new_empty((self.world_size * x.shape[0], *x.shape[1:]))
+        _gather_single(out, x, group=self.handle)
+        return out
+
+    def largest(self, values: list[float], device: torch.device) -> list[float]:
+        """The elementwise maximum over the ranks; how the slowest rank becomes the sample. Every rank gets it."""
+        if self.world_size == 1 or self.handle is None or not values:
+            return list(values)
+        t = torch.tensor(values, dtype=torch.float64, device=device)
+        dist.all_reduce(t, op=dist.ReduceOp.MAX, group=self.handle)
+        return t.tolist()
+
+    def first_word(self, word: str, device: torch.device) -> tuple[int, str]:
+        """The lowest rank with a non-empty `word`, and the word; (-1, "") when no rank has one. Every rank gets it.
+
+        How the ranks agree that one of them failed before any of them enters a collective that would hang.
+        """
+        if self.handle is None:
+            return (self.rank, word) if word else (-1, "")
+        if not any(self.largest([float(bool(word))], device)):
+            return -1, ""
+        words: list[str] = [""] * self.world_size
+        dist.all_gather_object(words, word, group=self.handle)
+        return next((r, w) for r, w in enumerate(words) if w)
+
+    def align(self, token: torch.Tensor) -> None:
+        """Lets the ranks (on CUDA: their streams) start the next thing together. `token`: any small tensor."""
+        if self.handle is not None:
+            dist.all_reduce(token, op=dist.ReduceOp.MAX, group=self.handle)

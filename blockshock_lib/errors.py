@@ -1,0 +1,60 @@
+"""Typed failures. Each carries one clear sentence that says what is wrong and what would mend it."""
+
+
+def first_line(text: object) -> str:
+    """The first line of an error's (or any) text that is not blank: what fits in a row's reason."""
+    nothing = type(text).__name__ if isinstance(text, BaseException) else "no message"
+    return next((line.strip() for line in str(text).splitlines() if line.strip()), nothing)
+
+
+class BlockShockError(Exception):
+    """Base of every failure that this library raises on purpose."""
+
+
+class ParamsError(BlockShockError):
+    """A parameter is unknown, misspelt, mistyped or impossible. Raised before any process or kernel starts."""
+
+
+class UnsupportedError(BlockShockError):
+    """This machine, dtype or shape cannot run what was asked; the message is the reason shown in its row."""
+
+
+class RecordError(BlockShockError):
+    """A record is damaged or breaks the schema, for example a time of zero."""
+
+
+class LaunchError(BlockShockError):
+    """A group of worker processes could not be started, or was used after it had ended."""
+
+
+class RankError(LaunchError):
+    """One rank raised or died.
+
+    Attributes:
+        rank: the rank that failed first.
+        kind: name of the exception's class, or of the signal that ended the process.
+        traceback: the rank's own traceback, or its last log lines where it died by a signal.
+    """
+
+    def __init__(self, rank: int, kind: str, message: str, traceback: str):
+        super().__init__(f"rank {rank} failed with {kind}: {message}")
+        self.rank, self.kind, self.message, self.traceback = rank, kind, message, traceback
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}\n--- rank {self.rank} ---\n{self.traceback}"
+
+
+class DeadlineError(LaunchError):
+    """The ranks did not finish in time.
+
+    Attributes:
+        seconds: the deadline.
+        stacks: rank -> the Python stacks of all its threads when the deadline passed.
+    """
+
+    def __init__(self, seconds: float, stacks: dict[int, str]):
+        super().__init__(f"no answer from all ranks within {seconds:g} s")
+        self.seconds, self.stacks = seconds, stacks
+
+    def __str__(self) -> str:
+        return "\n".join([self.args[0], *(f"--- rank {r} ---\n{s}" for r, s in sorted(self.stacks.items()))])

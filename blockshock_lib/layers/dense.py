@@ -1,0 +1,32 @@
+"""A: the dense product on one GPU; the absolute reference for speed and error."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from blockshock_lib.layers.sharded import Cost, Part, Shape, ShardedLinear, summed
+
+
+class DenseLinear(ShardedLinear):
+    """Rank 0 computes all of y = x W^T + b; the other ranks stand by."""
+
+    @classmethod
+    def ranks(cls, world_size: int) -> int:
+        return 1
+
+    @classmethod
+    def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:
+        return Part(None, slice(0, out_features), slice(0, in_features))
+
+    def local(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight)
+
+    def reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        return self._add_bias(partial)
+
+    @classmethod
+    def cost(cls, shape: Shape) -> Cost:
+        n, k = shape.out_features, shape.in_features
+        alone = shape._replace(world_size=1)
+        return summed(alone, 2.0 * shape.batch * n * k, n * k * shape.itemsize, k)

@@ -1,0 +1,45 @@
+"""The manifest of a run: what was asked, of which code and machine, how it ended, and a digest of every file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from blockshock_lib import records
+from blockshock_lib.errors import RecordError
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = "manifest.json"
+KEYS = {"run", "phase", "status", "params", "machine", "started"}  # what every manifest holds from the start
+
+
+def read(folder: Path) -> dict:
+    """The manifest of a run. RecordError when there is none, it cannot be read, or it lacks one of KEYS."""
+    try:
+        found = json.loads((folder / FILE).read_text())
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise RecordError(f"{shown(folder)} holds no readable {FILE}: {why}") from None
+    if not isinstance(found, dict) or not found.keys() >= KEYS:
+        raise RecordError(f"{shown(folder)} holds no readable {FILE}: it lacks one of {', '.join(sorted(KEYS))}")
+    return found
+
+
+def note(folder: Path, **facts: object) -> None:
+    """Adds facts to a run's manifest, atomically."""
+    path = folder / FILE
+    known = json.loads(path.read_text()) if path.exists() else {}
+    records.write_atomic(path, json.dumps(known | facts, indent=1) + "\n")
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of the run but its manifest."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != FILE)
+    return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def shown(path: Path) -> str:
+    """A path as it is printed and stored: relative to the project where it lies inside."""
+    path = Path(path).absolute()
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)

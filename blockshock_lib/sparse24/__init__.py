@@ -1,0 +1,5 @@
+"""2:4 sparsity on one device and nothing else: masks, the packed format and the products that multiply with it."""
+
+from blockshock_lib.sparse24 import masks, packing, product, reference
+
+__all__ = ["masks", "packing", "product", "reference"]

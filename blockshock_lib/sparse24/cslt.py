@@ -1,0 +1,100 @@
+"""The 2:4 product through PyTorch's raw cuSPARSELt ops, with the algorithm chosen by measurement.
+
+Against the public interface (stock.py) it drops the wrapper, gets a contiguous output from the kernel itself and uses
+the algorithm that cslt_tune.py found. The op still plans every call anew (0.35-0.5 ms of host time on an H200); a CUDA
+graph removes that.
+
+Facts that this file rests on, read from aten/src/ATen/native/sparse/cuda/cuSPARSELtOps.cpp (torch 2.11):
+- `_cslt_sparse_mm(packed, dense)` takes `dense` [K, B] as contiguous, or else as the transpose of a contiguous [B, K]:
+  any other strides give wrong values without an error. So x is made contiguous here.
+- It takes N from the packed tensor and K from `dense`, and never compares K with the weight's. So x is checked here.
+- The dense side must be a multiple of 8 in 16-bit types. Other batches are padded with zero rows and the result cut.
+- the handle belongs to a thread and the device that was current at its first call: one process a GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockshock_lib.sparse24 import packing
+from blockshock_lib.sparse24.packed import Packed, check_input, require_support
+from blockshock_lib.sparse24.tuning import Setting
+
+ROWS_MULTIPLE = 8
+
+
+def unsupported(device: torch.device, dtype: torch.dtype) -> str:
+    """Why this backend cannot run there; "" when it can."""
+    if device.type != "cuda":
+        return f"PyTorch has no 2:4 product for the device type {device.type!r}, only for NVIDIA GPUs"
+    if dtype == torch.float32:
+        return "cuSPARSELt's fp32 is TF32 with a 1:2 pattern, not 2:4"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"cuSPARSELt multiplies bf16 and fp16 here, not {dtype}"
+    if not torch.cuda.is_available():
+        return "no CUDA device is available"
+    if torch.version.hip or not torch.backends.cusparselt.is_available() or not hasattr(torch._C, "_cusparselt"):
+        return "this PyTorch was built without cuSPARSELt"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} has no 2:4 tensor cores (compute capability 8.0 is needed)"
+    if device.index not in (None, torch.cuda.current_device()):
+        return f"cuSPARSELt's handle belongs to the current device, cuda:{torch.cuda.current_device()}, not to {device}"
+    return ""
+
+
+def pack(weight: Tensor, mask: Tensor) -> Packed:
+    """Compress weight [N, K], bf16 or fp16 on a GPU, by mask, bool [N, K].
+
+    `Packed.data` is cuSPARSELt's buffer, values and metadata together; `Packed.extra` maps a batch size to its tuned
+    setting, empty at first.
+
+    Raises:
+        ValueError: see `packing.check_weight`.
+        UnsupportedError: this device, dtype or shape cannot be packed.
+    """
+    require_support(unsupported(weight.device, weight.dtype), "cslt")
+    packing.check_weight(weight, mask)
+    # torch.where, as weight * mask leaves -0.0 in the holes; contiguous, as the op takes that for granted unseen.
+    kept = torch.where(mask, weight.detach(), weight.new_zeros(())).contiguous()
+    return Packed("cslt", tuple(weight.shape), weight.dtype, (torch._cslt_compress(kept),), {})
+
+
+def values(packed: Packed) -> Tensor:
+    """The kept weights [N, K/2] in cuSPARSELt's own buffer, row-major: writing into this view changes the product.
+
+    Equal to `packing.pack`'s values where no kept weight is zero: cuSPARSELt compresses by value, so in a group with a
+    kept zero it may have noted another place for it.
+    """
+    rows, columns = packed.shape
+    return packed.data[0].view(-1)[: rows * columns // 2].view(rows, columns // 2)
+
+
+def linear(x: Tensor, packed: Packed) -> Tensor:
+    """x [B, K] times the packed weight [N, K] transposed: [B, N], contiguous.
+
+    Uses the setting that `cslt_tune.tune` found for this batch size, the library's default otherwise. A slice of a
+    wider tensor is copied first; a batch that is no multiple of 8 is padded to one.
+
+    Raises:
+        ValueError: x does not fit the weight by shape, dtype or device.
+    """
+    check_input(x, packed)
+    rows = x.shape[0]
+    padded = -rows % ROWS_MULTIPLE
+    x = F.pad(x, (0, 0, 0, padded)) if padded else x.contiguous()
+    y = multiply(x, packed.data[0], packed.extra.get(x.shape[0], Setting()))
+    return y[:rows] if padded else y
+
+
+def multiply(x: Tensor, compressed: Tensor, setting: Setting) -> Tensor:
+    """The raw op for contiguous x [B, K], B a multiple of 8. RuntimeError where the library refuses the setting."""
+    return torch._cslt_sparse_mm(
+        compressed,
+        x.t(),
+        transpose_result=True,
+        alg_id=setting.alg_id,
+        split_k=setting.split_k,
+        split_k_mode=setting.split_k_mode,
+    )

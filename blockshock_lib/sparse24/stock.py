@@ -1,0 +1,62 @@
+"""The 2:4 product as PyTorch offers it: `to_sparse_semi_structured` and `F.linear`.
+
+This is what a user of the public interface gets, its host time included (it plans every call anew). Two things are
+added because results would be wrong or unusable without them:
+- x is made contiguous first. The op hands cuSPARSELt the address and the shape of x, not its strides, so a column slice
+  of a wider tensor is multiplied as if its rows lay end to end: wrong values, no error.
+- y is made contiguous last. Up to torch 2.11 the op returns a transposed view, which a collective refuses.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.sparse import SparseSemiStructuredTensor, to_sparse_semi_structured
+
+from blockshock_lib.sparse24 import packing
+from blockshock_lib.sparse24.cslt import unsupported
+from blockshock_lib.sparse24.packed import Packed, check_input, require_support
+
+__all__ = ["linear", "pack", "tune", "unsupported"]
+
+
+def pack(weight: Tensor, mask: Tensor) -> Packed:
+    """Compress weight [N, K], bf16 or fp16 on a GPU, by mask, bool [N, K].
+
+    Raises:
+        ValueError: see `packing.check_weight`.
+        UnsupportedError: this device, dtype or shape cannot be packed.
+    """
+    require_support(unsupported(weight.device, weight.dtype), "torch")
+    packing.check_weight(weight, mask)
+    # torch.where, as weight * mask leaves -0.0 in the holes.
+    kept = torch.where(mask, weight.detach(), weight.new_zeros(())).contiguous()
+    forced = SparseSemiStructuredTensor._FORCE_CUTLASS
+    try:
+        # PyTorch's CUTLASS kernels run on compute capability 8.x only.
+        SparseSemiStructuredTensor._FORCE_CUTLASS = False
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The PyTorch API of SparseSemiStructuredTensor is in prototype")
+            wrapper = to_sparse_semi_structured(kept)
+    finally:
+        SparseSemiStructuredTensor._FORCE_CUTLASS = forced
+    return Packed("torch", tuple(weight.shape), weight.dtype, (wrapper.packed,), wrapper)
+
+
+def linear(x: Tensor, packed: Packed) -> Tensor:
+    """x [B, K] times the packed weight [N, K] transposed: [B, N], contiguous.
+
+    x may be a slice of a wider tensor; it is then copied first.
+
+    Raises:
+        ValueError: x does not fit the weight by shape, dtype or device.
+    """
+    check_input(x, packed)
+    return F.linear(x.contiguous(), packed.extra).contiguous()
+
+
+def tune(x: Tensor, packed: Packed) -> None:
+    """The public interface of `F.linear` leaves no algorithm to choose: as a stock user would have it."""

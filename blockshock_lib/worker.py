@@ -1,0 +1,205 @@
+"""Child of a run: one process a rank, which joins its group and then answers calls until it is told to leave.
+
+Torch is imported only once the parent is being watched and the log is open, so that even a child whose parent dies
+while it starts ends at once, and a failing import is found in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    import torch
+
+    from blockshock_lib.params import Params
+    from blockshock_lib.plan import Case
+
+LEAVE = b""  # what the parent sends instead of a call when the group shall end
+WATCH_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """What a task function gets as its first argument.
+
+    Attributes:
+        rank: 0 .. world_size - 1.
+        world_size: the number of processes in the group; with one process there is no process group.
+        device: where this rank computes, "cpu" or "cuda:<rank>".
+        log: the file that holds what this rank prints.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    log: Path
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands and how it joins its group: all that a child is told when it starts."""
+
+    rank: int
+    processes: int
+    device: str
+    backend: str
+    threads: int
+    logs: Path
+    meeting: Path  # folder of the rendezvous file
+    parent: int  # process id
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank sends back: a pickled value, or an error with its kind, message, own traceback and time."""
+
+    value: bytes = b""
+    kind: str = ""
+    message: str = ""
+    traceback: str = ""
+    time: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return not self.kind
+
+
+def measure(ctx: RankContext, case: Case, params: Params, group: int) -> list[dict[str, Any]]:
+    """Measure one case with every method of it: the rows of the case, the same on every rank.
+
+    Chrome traces go to the run's folder, beside the logs. See engine.experiment.measure.
+    """
+    from blockshock_lib.engine import experiment
+    from blockshock_lib.layers.problem import LinearProblem
+    from blockshock_lib.plan import expand
+
+    try:
+        return experiment.measure(
+            LinearProblem(case, ctx.device, draw=group),
+            params,
+            group_index=group,
+            traces=ctx.log.parent.parent / "traces",
+            last=case == expand(params)[-1],
+        )
+    finally:
+        if ctx.device.type == "cuda":
+            import torch
+
+            # The next case must not run out of memory for what this one left in cycles and in the allocator's cache.
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def main(place: Place, pipe: Connection) -> None:
+    """Join the group, say so through the pipe, then answer calls until told to leave."""
+    os.setpgrp()  # the parent ends a rank together with the compilers it may have started; Ctrl-C stays with the parent
+    threading.Thread(target=_watch, args=(place,), name="parent watch", daemon=True).start()
+    _open_log(place)
+    answer = _answer(_join, place)
+    pipe.send_bytes(pickle.dumps(answer))
+    if not answer.ok:
+        _wait_for_end(pipe)
+    ctx = pickle.loads(answer.value)
+    while (message := pipe.recv_bytes()) != LEAVE:
+        pipe.send_bytes(pickle.dumps(_answer(_run, ctx, message)))
+    _leave()
+
+
+def _run(ctx: RankContext, message: bytes) -> Any:
+    fn, args = pickle.loads(message)
+    return fn(ctx, *args)
+
+
+def _answer(fn, *args) -> Answer:
+    # BaseException: a task that calls sys.exit() must be heard too, not vanish.
+    try:
+        return Answer(value=pickle.dumps(fn(*args)))
+    except BaseException as error:
+        told = "".join(traceback.format_exception(error))
+        print(told, file=sys.stderr, flush=True)
+        return Answer(kind=type(error).__name__, message=str(error), traceback=told, time=time.monotonic())
+
+
+def _join(place: Place) -> RankContext:
+    import torch
+
+    torch.set_num_threads(place.threads)
+    device = torch.device("cpu")
+    if place.device == "cuda":
+        device = torch.device("cuda", place.rank)
+        torch.cuda.set_device(device)
+    if place.processes > 1:
+        import torch.distributed as dist
+
+        if place.backend == "gloo":
+            _use_loopback()
+        dist.init_process_group(
+            place.backend,
+            store=dist.FileStore(str(place.meeting / "store"), place.processes),
+            rank=place.rank,
+            world_size=place.processes,
+            timeout=timedelta(days=1),  # the parent keeps the deadline, and it can name the rank
+            device_id=device if place.backend == "nccl" else None,
+        )
+    return RankContext(place.rank, place.processes, device, place.logs / f"rank{place.rank}.log")
+
+
+def _use_loopback() -> None:
+    # All ranks are on this host: gloo need not listen on an outer interface, nor resolve a host name to find one.
+    import socket
+
+    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    if names:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])
+
+
+def _leave() -> None:
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _wait_for_end(pipe: Connection) -> None:
+    # A rank that could not join stays until the parent ends it: were it to leave, its peers would fail with noise.
+    with contextlib.suppress(EOFError, OSError):
+        pipe.recv_bytes()
+    sys.exit(1)
+
+
+def _open_log(place: Place) -> None:
+    # At the level of file descriptors, so that what NCCL and CUDA print from C++ is kept as well.
+    log = open(place.logs / f"rank{place.rank}.log", "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    sys.stdout = sys.stderr = log
+    faulthandler.enable(log)
+    # faulthandler answers in C without the interpreter's lock: a rank inside a hung collective can still be asked.
+    stacks = open(place.logs / f"rank{place.rank}.stacks", "a")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+
+
+def _watch(place: Place) -> None:
+    # getppid changes as soon as the parent is gone, however it went, and no other process can hold it back
+    # as an inherited end of a pipe could.
+    while os.getppid() == place.parent:
+        time.sleep(WATCH_SECONDS)
+    shutil.rmtree(place.meeting, ignore_errors=True)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(os.getpid(), signal.SIGKILL)  # its own group only, never one that it was born into
+    os._exit(1)

@@ -1,0 +1,34 @@
+"""Functions that the ranks of a test run; a spawned process imports them by name."""
+
+import torch
+import torch.distributed as dist
+
+from blockshock_lib.comm import Group
+from blockshock_lib.errors import UnsupportedError
+
+
+def collectives(ctx):
+    group, cpu = Group.of(), torch.device("cpu")
+    mine = torch.full((2,), float(ctx.rank + 1))
+    group.align(torch.zeros(1))
+    return {
+        "rank": group.rank,
+        "sum": group.all_reduce(mine.clone()).tolist(),
+        "gathered": group.all_gather(mine[None]).tolist(),
+        "largest": group.largest([float(ctx.rank), 5.0 - ctx.rank], cpu),
+        "word": group.first_word("oom: 3 GiB" if ctx.rank == 1 else "", cpu),
+        "no word": group.first_word("", cpu),
+    }
+
+
+def use_after_destroy(ctx):
+    handle = dist.new_group()
+    group = Group.of(handle)
+    before = group.all_reduce(torch.ones(1)).item()
+    dist.destroy_process_group(handle)
+    del handle
+    try:
+        group.all_reduce(torch.ones(1))
+    except UnsupportedError as error:
+        return before, str(error)
+    return before, "the group is still alive"

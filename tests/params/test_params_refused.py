@@ -1,0 +1,314 @@
+"""Params: every kind of bad input is refused, with its file, its key, and what would be right."""
+
+import shutil
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pytest
+
+from blockshock_lib import params
+from blockshock_lib.errors import ParamsError
+from blockshock_lib.params import load, parse_override
+
+
+def on_cpu(phase="phase1", overrides=None, **more):
+    return load(phase, overrides, **{"detect": lambda: "cpu"} | more)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return shutil.copytree(params.PARAMS, tmp_path / "params")
+
+
+def put(root, files):
+    for relative, text in files.items():
+        (root / relative).write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+class Bad(NamedTuple):
+    """A bad input: how its message opens, what else that says, and the input. `files` go over the shipped ones."""
+
+    opens: str
+    says: str
+    files: dict = MappingProxyType({})
+    overrides: dict = MappingProxyType({})
+    choose: dict = MappingProxyType({})
+    phase: str = "phase1"
+    text: str = ""  # as after --set
+
+
+BAD = {
+    "unknown_key_of_a_file": Bad(
+        "params/phases/phase1.yaml: colour:",
+        "unknown key; allowed: phase,",
+        files={"phases/phase1.yaml": "colour: red"},
+    ),
+    "misspelt_key": Bad(
+        "params/phases/phase1.yaml: profle:", "mean 'profile'", files={"phases/phase1.yaml": "bias: true\nprofle: last"}
+    ),
+    "misspelt_nested_key": Bad(
+        "params/phases/phase1.yaml: timing.smples:",
+        "mean 'samples'",
+        files={"phases/phase1.yaml": "timing: {smples: 2}"},
+    ),
+    "key_of_another_place": Bad("--set: n:", "did you mean 'sweep.n'", overrides={"n": [256]}),
+    "misspelt_key_of_a_mask_file": Bad(
+        "params/masks/checkerboard.yaml: mask.famly:",
+        "allowed: name, family, pattern; did you mean 'family'",
+        files={"masks/checkerboard.yaml": "mask: {famly: transposable, pattern: checkerboard}"},
+    ),
+    "duplicate_key": Bad(
+        "params/phases/phase1.yaml: bias:",
+        "duplicate key (line 2)",
+        files={"phases/phase1.yaml": "bias: true\nbias: false"},
+    ),
+    "duplicate_nested_key": Bad(
+        "params/hardware/cpu.yaml: timing.samples:",
+        "duplicate key",
+        files={"hardware/cpu.yaml": "timing: {samples: 2, groups: 1, samples: 3}"},
+    ),
+    "duplicate_key_of_a_value": Bad("--set: timing.samples:", "duplicate key", text="timing={samples: 1, samples: 2}"),
+    "text_for_a_whole_number": Bad(
+        "--set: sweep.n.0:", "'4096'; allowed: a whole number", overrides={"sweep.n": ["4096"]}
+    ),
+    "fraction_for_a_whole_number": Bad(
+        "--set: timing.samples:", "8.0; allowed: a whole number", overrides={"timing.samples": 8.0}
+    ),
+    "bool_for_a_whole_number": Bad("--set: seed:", "a whole number", overrides={"seed": True}),
+    "number_for_a_bool": Bad("--set: bias:", "allowed: true or false", overrides={"bias": 1}),
+    "yes_for_a_bool": Bad(
+        "params/phases/phase1.yaml: bias:",
+        "'yes'; allowed: true or",
+        files={"phases/phase1.yaml": "bias: yes\nprofile: last"},
+    ),
+    "number_for_a_pattern": Bad(
+        "params/masks/uniform_1100.yaml: mask.pattern:",
+        'in quotes, as in "1100"',
+        files={"masks/uniform_1100.yaml": "mask: {family: uniform, pattern: 1100}"},
+        choose={"mask": "uniform_1100"},
+    ),
+    "number_for_a_list": Bad("--set: sweep.n:", "4096; allowed: a list", overrides={"sweep.n": 4096}),
+    "list_for_a_mapping": Bad(
+        "params/phases/phase1.yaml: timing:",
+        "a mapping, with keys such as warmup, samples",
+        files={"phases/phase1.yaml": "bias: true\nprofile: last\ntiming: [1]"},
+    ),
+    "nothing_for_a_mapping": Bad(
+        "params/phases/phase1.yaml: limits:",
+        "None; allowed: a mapping, with keys such as start_seconds",
+        files={"phases/phase1.yaml": "bias: true\nprofile: last\nlimits:"},
+    ),
+    "mapping_for_a_number": Bad("--set: seed:", "{'x': 3}; allowed: a whole number", overrides={"seed.x": 3}),
+    "missing_key": Bad(
+        "params/workloads/gaussian.yaml: workload.distribution:",
+        "missing",
+        files={"workloads/gaussian.yaml": "workload: {}"},
+    ),
+    "unknown_dtype": Bad(
+        "--set: dtype:", "allowed: bf16, fp16, fp32; did you mean 'bf16'", overrides={"dtype": "bf61"}
+    ),
+    "unknown_product": Bad(
+        "--set: product:", "auto, reference, torch, cslt; did you mean 'cslt'", overrides={"product": "clst"}
+    ),
+    "unknown_method": Bad(
+        "--set: methods.1:", "did you mean 'block_shock'", overrides={"methods": ["dense", "block_shok"]}
+    ),
+    "no_method": Bad("params/methods/all.yaml: methods:", "at least 1", files={"methods/all.yaml": "methods: []"}),
+    "method_listed_twice": Bad("--set: methods:", "'dense' is listed twice", overrides={"methods": ["dense", "dense"]}),
+    "world_size_of_three": Bad(
+        "--set: hardware.world_size:", "3 is not allowed; allowed: 2, 4, 8", overrides={"hardware.world_size": 3}
+    ),
+    "nccl_on_a_cpu": Bad(
+        "--set: hardware.backend:", "allowed: gloo with device cpu", overrides={"hardware.backend": "nccl"}
+    ),
+    "no_thread": Bad("--set: hardware.threads:", "0; allowed: at least 1", overrides={"hardware.threads": 0}),
+    "size_not_a_multiple_of_64": Bad(
+        "params/sweeps/phase1-cpu.yaml: sweep.n.1:",
+        "4000 is not a multiple of 64; allowed: multiples of 64; nearest: 3968",
+        files={"sweeps/phase1-cpu.yaml": "sweep: {n: [256, 4000], b: [16]}"},
+    ),
+    "size_of_zero": Bad("--set: sweep.n.0:", "0; allowed: at least 64", overrides={"sweep.n": [0]}),
+    "negative_size": Bad("--set: sweep.n.0:", "at least 64", overrides={"sweep.n": [-64]}),
+    "size_beyond_any_machine": Bad("--set: sweep.n.0:", "allowed: at most 1048576", overrides={"sweep.n": [1 << 40]}),
+    "no_size": Bad("--set: sweep.n:", "no size to run", overrides={"sweep.n": []}),
+    "features_not_a_multiple_of_64": Bad(
+        "--set: sweep.features.0.1:", "nearest: 128", overrides={"sweep.features": [[256, 100]]}
+    ),
+    "features_that_are_no_pair": Bad(
+        "--set: sweep.features.0.1:", "allowed: a pair [in, out]", overrides={"sweep.features": [[256]]}
+    ),
+    "features_of_three": Bad(
+        "--set: sweep.features.0:", "allowed: 2 values", overrides={"sweep.features": [[256, 256, 256]]}
+    ),
+    "shard_not_a_multiple_of_64": Bad(
+        "--set: sweep.n:",
+        "320 in_features (workload gaussian): row_parallel on 2 ranks splits them by 2; "
+        "allowed: multiples of 128; nearest: 256",
+        overrides={"sweep.n": [320]},
+    ),
+    "shard_of_a_term_not_a_multiple_of_64": Bad(
+        "--set: sweep.features:",
+        "block_shock on 4 ranks splits them by 2",
+        overrides={"sweep.features": [[320, 256]], "methods": ["block_shock"], "hardware.world_size": 4},
+    ),
+    "output_shard_not_a_multiple_of_64": Bad(
+        "--set: sweep.features:",
+        "320 out_features",
+        overrides={"sweep.features": [[256, 320]], "methods": ["column_parallel"]},
+    ),
+    "batch_of_zero": Bad("--set: sweep.b.1:", "0; allowed: at least 1", overrides={"sweep.b": [16, 0]}),
+    "no_batch": Bad("--set: sweep.b:", "at least 1", overrides={"sweep.b": []}),
+    "negative_seed": Bad("--set: seed:", "at least 0", overrides={"seed": -1}),
+    "seed_too_large": Bad("--set: seed:", "less than 9223372036854775808", overrides={"seed": 1 << 63}),
+    "no_sample": Bad("--set: timing.samples:", "at least 1", overrides={"timing.samples": 0}),
+    "deadline_of_zero": Bad("--set: limits.case_seconds:", "more than 0", overrides={"limits.case_seconds": 0}),
+    "deadline_without_end": Bad(
+        "--set: limits.case_seconds:", "finite", overrides={"limits.case_seconds": float("inf")}
+    ),
+    "uniform_pattern_of_three_ones": Bad(
+        "--set: mask.pattern:", "two of four", overrides={"mask": {"name": "x", "family": "uniform", "pattern": "1110"}}
+    ),
+    "unknown_tile": Bad(
+        "--set: mask.pattern:",
+        "did you mean 'checkerboard'",
+        overrides={"mask": {"name": "x", "pattern": "chekerboard"}},
+    ),
+    "pattern_of_another_family": Bad(
+        "--set: mask.pattern:", "allowed: ''", overrides={"mask": {"name": "x", "family": "random", "pattern": "1100"}}
+    ),
+    "changed_mask_under_an_old_name": Bad(
+        "--set: mask.pattern:", "set mask.name too", overrides={"mask.pattern": "random"}
+    ),
+    "name_that_is_a_path": Bad("--set: hardware.name:", "no path", overrides={"hardware.name": "../x"}),
+    "permuted_dense_without_a_periodic_mask": Bad(
+        "--set: methods:",
+        "random is not periodic",
+        overrides={"methods": ["permuted_dense"]},
+        choose={"mask": "random"},
+    ),
+    "unknown_mask_in_a_sweep": Bad(
+        "--set: sweep.masks.1:", "did you mean 'magnitude'", overrides={"sweep.masks": ["random", "magnitud"]}
+    ),
+    "number_for_a_mask_in_a_sweep": Bad(
+        "--set: sweep.masks.0:", "1100 is no file of params/masks", overrides={"sweep.masks": [1100]}
+    ),
+    "bad_inline_workload": Bad(
+        "--set: sweep.workloads.0.distribution:",
+        "'gaussian'",
+        overrides={"sweep.workloads": [{"name": "x", "distribution": "gausian"}]},
+    ),
+    "bad_file_named_in_a_sweep": Bad(
+        "params/masks/mine.yaml: mask.family:",
+        "did you mean 'random'",
+        files={"masks/mine.yaml": "mask: {family: rndom}"},
+        overrides={"sweep.masks": ["mine"]},
+    ),
+    "file_named_in_a_sweep_that_sets_more": Bad(
+        "--set: sweep.masks.0:",
+        "mine sets seed",
+        files={"masks/mine.yaml": "mask: {family: random}\nseed: 3"},
+        overrides={"sweep.masks": ["mine"]},
+    ),
+    "two_masks_of_one_name": Bad(
+        "--set: sweep.masks:",
+        "two different entries are called 'random'",
+        overrides={"sweep.masks": ["random", {"name": "random", "family": "magnitude"}]},
+    ),
+    "unknown_phase": Bad(
+        "command line: phase:", "'phase7' is no file of params/phases; allowed: phase0, phase1", phase="phase7"
+    ),
+    "phase_in_an_override": Bad("--set: phase:", "the run is of phase1", overrides={"phase": "phase0"}),
+    "unknown_file_chosen_by_a_file": Bad(
+        "params/phases/phase1.yaml: layers.mask:",
+        "is no file of params/masks; allowed: checkerboard, magnitude",
+        files={"phases/phase1.yaml": "layers: {mask: checkerbord}"},
+    ),
+    "unknown_file_chosen": Bad(
+        "command line: layers.hardware:", "allowed: auto, cpu, cuda, cuda-1", choose={"hardware": "cuda-2"}
+    ),
+    "unknown_file_chosen_by_an_override": Bad(
+        "--set: layers.sweep:", "mean 'phase1-cpu'", overrides={"layers.sweep": "phase1-cpx"}
+    ),
+    "path_for_a_file": Bad("command line: layers.mask:", "is no file", choose={"mask": "../masks/random"}),
+    "unknown_kind": Bad("command line: layers.masc:", "did you mean 'mask'", choose={"masc": "random"}),
+    "earlier_kind_chosen_by_a_file": Bad(
+        "params/masks/checkerboard.yaml: layers.workload:",
+        "allowed: methods, hardware, sweep",
+        files={"masks/checkerboard.yaml": "layers: {workload: uniform}"},
+    ),
+    "layers_that_are_no_mapping": Bad(
+        "params/phases/phase1.yaml: layers:", "a mapping with the keys", files={"phases/phase1.yaml": "layers: cpu"}
+    ),
+    "yaml_tag": Bad(
+        "params/phases/phase1.yaml: bias:",
+        "tag",
+        files={"phases/phase1.yaml": "bias: !!python/object/apply:os.getcwd []"},
+    ),
+    "harmless_yaml_tag": Bad(
+        "params/phases/phase1.yaml: seed:", "tag", files={"phases/phase1.yaml": "seed: !!int '3'"}
+    ),
+    "yaml_anchor": Bad(
+        "params/phases/phase1.yaml: timing.samples:",
+        "anchors",
+        files={"phases/phase1.yaml": "timing: {samples: &many 9}"},
+    ),
+    "yaml_alias": Bad("params/phases/phase1.yaml: seed:", "aliases", files={"phases/phase1.yaml": "seed: *many"}),
+    "merge_key": Bad(
+        "params/phases/phase1.yaml: <<:", "a key must be text", files={"phases/phase1.yaml": "<<: {bias: true}"}
+    ),
+    "key_that_is_a_number": Bad(
+        "params/phases/phase1.yaml: timing.1:", "a key must be text", files={"phases/phase1.yaml": "timing: {1: 2}"}
+    ),
+    "tag_in_an_override": Bad("--set: seed:", "tag", text="seed=!!int 3"),
+    "broken_override": Bad("--set: sweep.n:", "not valid YAML", text="sweep.n=[4096"),
+    "override_without_a_value": Bad("--set: seed:", "allowed: KEY=VALUE", text="seed"),
+    "override_without_a_key": Bad("--set: =3:", "allowed: KEY=VALUE", text="=3"),
+    "override_of_an_empty_part": Bad("--set: sweep..n:", "not a dotted key", overrides={"sweep..n": [256]}),
+    "override_in_whole_and_in_part": Bad("--set: seed.x:", "set as a whole too", overrides={"seed": 1, "seed.x": 2}),
+    "yaml_1_1": Bad(
+        "params/phases/phase1.yaml:", "allowed: YAML 1.2", files={"phases/phase1.yaml": "%YAML 1.1\n---\nbias: no"}
+    ),
+    "two_documents": Bad(
+        "params/phases/phase1.yaml:", "not valid YAML", files={"phases/phase1.yaml": "bias: true\n---\nbias: false"}
+    ),
+    "broken_file": Bad("params/phases/phase1.yaml:", "not valid YAML", files={"phases/phase1.yaml": "bias: 'true\n"}),
+    "deep_nesting": Bad(
+        "params/phases/phase1.yaml: seed:", "deeper than 16", files={"phases/phase1.yaml": "seed: " + "[" * 60000}
+    ),
+    "file_of_65_kib": Bad(
+        "params/phases/phase1.yaml:", "larger than 64 KiB", files={"phases/phase1.yaml": "# " + "é" * 33000}
+    ),
+    "file_that_is_not_utf8": Bad(
+        "params/phases/phase1.yaml:", "not UTF-8", files={"phases/phase1.yaml": b"bias: \xff"}
+    ),
+    "integer_of_5000_digits": Bad(
+        "params/phases/phase1.yaml:", "not valid YAML", files={"phases/phase1.yaml": "seed: " + "9" * 5000}
+    ),
+    "file_that_holds_a_list": Bad(
+        "params/phases/phase1.yaml:", "allowed: a mapping", files={"phases/phase1.yaml": "[bias]"}
+    ),
+}
+
+
+@pytest.mark.parametrize("claim", BAD)
+def test_bad_input_is_refused_with_its_file_and_key(claim, root):
+    bad = BAD[claim]
+    put(root, bad.files)
+    with pytest.raises(ParamsError) as caught:
+        overrides = dict([parse_override(bad.text)]) if bad.text else bad.overrides
+        on_cpu(bad.phase, overrides, choose=bad.choose, root=root)
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith(bad.opens + " ")
+    assert bad.says in first
+    assert str(root.parent) not in str(caught.value)
+
+
+def test_every_problem_is_named_in_one_go():
+    with pytest.raises(ParamsError) as caught:
+        on_cpu(overrides={"bias": 1, "timing.samples": 0, "sweep.b": ["x"]})
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["bias", "sweep.b.0", "timing.samples"]
+
+
+def test_folder_without_files_is_refused(tmp_path):
+    with pytest.raises(ParamsError, match=r"empty/base.yaml: cannot be read: No such file"):
+        on_cpu(root=tmp_path / "empty")
