@@ -1,33 +1,70 @@
 # `make help` lists the targets. PYTHON chooses the interpreter that makes the virtual environment.
 PYTHON ?= python3
 VENV   ?= .venv
-RUN    := $(VENV)/bin/python -m blockshock_lib
+BLOCKSHOCK := $(VENV)/bin/python -m blockshock_lib
 # Passed on to the run, e.g. make phase1 ARGS="--hardware cuda --set sweep.n=[4096,8192]"
 ARGS   ?=
+INTERPRETER := $(if $(filter 3.%,$(PYTHON)),python$(PYTHON),$(PYTHON))
+# The run that a target is about: make share RUN=outputs/2026-11-21/101500-phase1-cpu
+RUN    ?=
+# A folder of wheels to install from, for a machine without internet: make wheelhouse fills it.
+WHEELHOUSE ?=
+
+# Files of tests side by side on all cores, at most four at once: some tests hold deadlines.
+SPREAD := --numprocesses=logical --maxprocesses=4 --dist=loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup phase0 phase1 test test-gpu nbval notebooks lint lab list clean
+.PHONY: help setup phase0 phase1 report compare share list lab test test-faults test-browser test-gpu nbval nbval-update lint wheelhouse clean
 
 help: ## list every target with a line each
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.ready ## make the virtual environment, pinned by constraints.txt
+setup: $(VENV)/.ready ## make the virtual environment, pinned by constraints.txt; WHEELHOUSE=folder installs from it alone
 
 $(VENV)/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Block-Shock needs Python >= 3.11: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv $(VENV)
+	$(INTERPRETER) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Block-Shock needs Python >= 3.11: make PYTHON=python3.12 ...")'
+ifneq ($(WHEELHOUSE),)
+	$(INTERPRETER) -m tools.offline $(WHEELHOUSE) $(VENV)
+else
+	$(INTERPRETER) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+endif
 	@touch $@
 
 phase0: setup ## phase 0, correctness: prints the verdict, the notebook and its page
-	@$(RUN) run phase0 $(ARGS)
+	@$(BLOCKSHOCK) run phase0 $(ARGS)
 
 phase1: setup ## phase 1, forward speed: prints the verdicts, the notebook and its page
-	@$(RUN) run phase1 $(ARGS)
+	@$(BLOCKSHOCK) run phase1 $(ARGS)
 
-test: setup lint ## all tests that need no GPU, the committed notebooks among them
-	$(VENV)/bin/python -m pytest tests $(ARGS)
+report: setup ## draw a run again from its records: RUN=folder or RUN=colleague.zip; measures nothing
+	@$(BLOCKSHOCK) report $(RUN) $(ARGS)
+
+compare: setup ## compare run B with run A (A=folder B=folder); fails on a regression, so it can guard a change
+	@$(BLOCKSHOCK) compare $(A) $(B) $(if $(ALLOW),--allow $(ALLOW)) $(ARGS)
+
+share: setup ## write outputs/index.html, all runs on one page; with RUN=folder pack that run as a zip
+	@$(BLOCKSHOCK) share $(RUN) $(ARGS)
+
+list: setup ## list the runs under outputs/
+	@$(BLOCKSHOCK) list $(ARGS)
+
+lab: setup ## open JupyterLab on the notebooks; this machine only, with a token
+	$(VENV)/bin/jupyter lab --ip=127.0.0.1 --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+
+test: setup lint ## all tests that need no GPU and no browser, the committed notebooks among them
+	$(VENV)/bin/python -m pytest tests --ignore=tests/browser $(SPREAD) $(ARGS)
 	@$(MAKE) --no-print-directory nbval
+
+test-faults: setup ## the faults that the workbook must survive, alone
+	$(VENV)/bin/python -m pytest tests/faults $(SPREAD) $(ARGS)
+
+test-browser: $(VENV)/.browser ## the pages and the explore notebook in a headless Chromium, which must be installed
+	$(VENV)/bin/python -m pytest tests/browser $(ARGS)
+
+$(VENV)/.browser: $(VENV)/.ready
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,browser]'
+	@touch $@
 
 test-gpu: setup ## the tests that need an NVIDIA GPU
 	$(VENV)/bin/python -m pytest tests/gpu -s $(ARGS)
@@ -36,18 +73,16 @@ nbval: setup ## re-run the committed notebooks on the CPU and compare their dete
 	@rm -rf .cache/nbval
 	CUDA_VISIBLE_DEVICES= BLOCKSHOCK_OUTPUTS=.cache/nbval $(VENV)/bin/python -m pytest --nbval --nbval-cell-timeout 300 -p no:cacheprovider notebooks
 
-notebooks: setup ## re-execute the committed notebooks on the CPU and keep their outputs
-	CUDA_VISIBLE_DEVICES= BLOCKSHOCK_OUTPUTS=.cache/notebooks $(VENV)/bin/python -m jupyter nbconvert --to notebook --execute --inplace notebooks/*.ipynb
+nbval-update: setup ## re-execute the committed notebooks, show what changed in their tables; COMMIT=1 commits them
+	CUDA_VISIBLE_DEVICES= BLOCKSHOCK_OUTPUTS=.cache/notebooks $(VENV)/bin/python -m tools.update_notebooks $(if $(COMMIT),--commit) notebooks/*.ipynb
 
-lint: setup ## ruff
-	@$(VENV)/bin/ruff check --quiet .
-	@$(VENV)/bin/ruff format --check --quiet .
+lint: setup ## ruff, which an environment made from a wheelhouse lacks
+	@test -e $(VENV)/.offline || $(VENV)/bin/ruff check --quiet .
+	@test -e $(VENV)/.offline || $(VENV)/bin/ruff format --check --quiet .
 
-lab: setup ## open JupyterLab on the notebooks
-	$(VENV)/bin/jupyter lab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
-
-list: setup ## list the runs under outputs/
-	@$(RUN) list
+# The host's PYTHON, a version or the name of an interpreter; what gathers runs here, with or without an environment.
+wheelhouse: ## gather wheels for a host without internet: PYTHON=3.12 HAVE=freeze.txt (a pip freeze of the host)
+	$(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,python3) -m tools.wheelhouse --python $(PYTHON) $(if $(HAVE),--have $(HAVE)) $(ARGS)
 
 clean: ## remove the virtual environment and caches; outputs stay
 	rm -rf $(VENV) .cache .pytest_cache .ruff_cache *.egg-info

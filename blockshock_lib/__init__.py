@@ -5,6 +5,8 @@ What users import. Torch is loaded with the first name that needs it, so that pa
 
 import importlib
 
+from blockshock_lib import sources  # noqa: F401  # notes now which code is imported: an edit after this makes it stale
+
 _WHERE = {
     "BlockShockLinear": "layers",
     "ColumnParallelLinear": "layers",
@@ -14,6 +16,7 @@ _WHERE = {
     "RowParallelLinear": "layers",
     "Group": "comm",
     "Mask": "params",
+    "compare": "comparison",
     "open_run": "run",
 }
 

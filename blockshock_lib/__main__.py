@@ -1,4 +1,4 @@
-"""python -m blockshock_lib run | list | figure"""
+"""python -m blockshock_lib run | report | compare | share | list | figure"""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import argparse
 import sys
 from pathlib import Path
 
-from blockshock_lib import params, records, workbook
+from blockshock_lib import joined, params, records, workbook
 from blockshock_lib.errors import BlockShockError, RecordError
 from blockshock_lib.manifest import shown
-from blockshock_lib.report import plots
+
+DONE, WRONG, REFUSED, STOPPED = 0, 1, 2, 130  # 130: what a shell says of Ctrl-C
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m blockshock_lib", description=__doc__)
     verbs = top.add_subparsers(dest="verb", required=True)
+    out = argparse.ArgumentParser(add_help=False)
+    out.add_argument(
+        "--out", type=Path, default=workbook.OUTPUTS, help="where the dated folders are (default: outputs/)"
+    )
 
-    run = verbs.add_parser("run", help="run a phase into a dated, executed notebook with its page and records")
+    run = verbs.add_parser(
+        "run", parents=[out], help="run a phase into a dated, executed notebook with page and records"
+    )
+    run.set_defaults(do=_run)
     run.add_argument("phase", choices=sorted(workbook.NOTEBOOKS))
     for kind in ("hardware", "workload", "mask", "methods", "sweep"):
         run.add_argument(
@@ -30,50 +38,127 @@ def parser() -> argparse.ArgumentParser:
         help="one parameter, e.g. sweep.n=[4096,8192]; may be repeated",
     )
     run.add_argument(
-        "--redraw", default="", metavar="FOLDER", help="measure nothing: redraw the records of an earlier run"
+        "--dry-run", action="store_true", help="list the cases, their bytes and an estimate of time; start nothing"
     )
     run.add_argument(
-        "--out", type=Path, default=workbook.OUTPUTS, help="where the dated folder goes (default: outputs/)"
+        "--resume",
+        nargs="?",
+        const="latest",
+        default="",
+        metavar="FOLDER",
+        help="go on with a run that was stopped (default: the latest of this phase); no finished case is repeated",
     )
 
+    report = verbs.add_parser(
+        "report", parents=[out], help="draw the records of a run again, a folder or a zip; measures nothing"
+    )
+    report.set_defaults(do=_report)
+    report.add_argument("run", type=Path, metavar="FOLDER_OR_ZIP")
+
+    compare = verbs.add_parser("compare", help="compare run B with run A, case by case; exit status 1 on a regression")
+    compare.set_defaults(do=_compare)
+    compare.add_argument("a", metavar="A", help="folder of the older run")
+    compare.add_argument("b", metavar="B", help="folder of the newer run")
+    compare.add_argument(
+        "--allow", default="", metavar="WHAT", help="compare all the same: any of hardware,dtype,dirty, by commas"
+    )
+    compare.add_argument("--figure", type=Path, metavar="PNG", help="keep the figure")
+
+    share = verbs.add_parser("share", parents=[out], help="write index.html of all runs; or pack one run as a zip")
+    share.set_defaults(do=_share)
+    share.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of the run to pack")
+
+    runs = verbs.add_parser("list", parents=[out], help="list the runs, newest first")
+    runs.set_defaults(do=_list)
+
     figure = verbs.add_parser("figure", help="draw Block-Shock's speed over B1, as measured in a run, as a PNG")
+    figure.set_defaults(do=_figure)
     figure.add_argument("folder", type=Path)
     figure.add_argument("png", type=Path)
-
-    runs = verbs.add_parser("list", help="list the runs, newest first")
-    runs.add_argument("--out", type=Path, default=workbook.OUTPUTS)
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status 0: done and every check passed; 1: the run or a check failed; 2: the request was refused."""
+    """Exit status 0: done and every check passed; 1: the run or a check failed, or a comparison found a regression; 2:
+    the request was refused; 130: interrupted.
+    """
     args = parser().parse_args(argv)
     try:
-        if args.verb == "list":
-            found = workbook.runs(args.out)
-            for run in found.itertuples():
-                print(f"{run.started}  {run.phase}  {run.status}  {run.machine}\n    {run.folder}\n    {run.verdict}")
-            if found.empty:
-                print(f"no runs under {shown(args.out)}")
-            return 0
-        if args.verb == "figure":
-            frame = records.load(args.folder)
-            if frame.empty:
-                raise RecordError(f"{args.folder} holds no records")
-            args.png.write_bytes(plots.png(plots.ratio_heatmap(frame)))
-            return 0
-        settings = dict(params.parse_override(text) for text in args.set)
-        for kind in ("workload", "mask", "methods", "sweep"):
-            if getattr(args, kind):
-                settings[f"layers.{kind}"] = getattr(args, kind)
-        outcome = workbook.execute(
-            args.phase, hardware=args.hardware or "auto", settings=settings, redraw=args.redraw, out=args.out
-        )
+        return args.do(args)
     except (BlockShockError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(outcome.line())
-    return 0 if outcome.ok else 1
+        return REFUSED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return STOPPED
+
+
+def _run(args: argparse.Namespace) -> int:
+    settings = dict(params.parse_override(text) for text in args.set)
+    for kind in ("workload", "mask", "methods", "sweep"):
+        if getattr(args, kind):
+            settings[f"layers.{kind}"] = getattr(args, kind)
+    hardware = args.hardware or "auto"
+    if args.dry_run:
+        from blockshock_lib import machine, predict
+
+        chosen = {} if hardware == "auto" else {"hardware": hardware}
+        print(predict.dry_run(params.load(args.phase, settings, choose=chosen), machine.probe()))
+        return DONE
+    asked = dict(hardware=hardware, settings=settings, resume=args.resume, out=args.out)
+    if (place := joined.place()) is None:
+        return _say(workbook.execute(args.phase, **asked))
+    return _say(joined.execute(args.phase, place, **asked), aloud=place.rank == 0)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from blockshock_lib import manifest, share
+
+    folder = share.unpack(args.run, args.out / "received" / args.run.stem) if args.run.is_file() else args.run
+    return _say(workbook.execute(manifest.read(folder)["phase"], redraw=shown(folder), out=args.out))
+
+
+def _say(outcome: workbook.Outcome, aloud: bool = True) -> int:
+    if aloud:
+        print(outcome.line())
+    return DONE if outcome.ok else STOPPED if outcome.status == "interrupted" else WRONG
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from blockshock_lib.comparison import compare
+    from blockshock_lib.report import plots
+
+    found = compare(args.a, args.b, allow=tuple(filter(None, args.allow.split(","))))
+    if args.figure:
+        records.write_atomic(args.figure, plots.png(found.figure()))
+    print(found.text())
+    return DONE if found.ok else WRONG
+
+
+def _share(args: argparse.Namespace) -> int:
+    from blockshock_lib import share
+
+    print(shown(share.pack(args.run) if args.run else share.write_index(args.out)))
+    return DONE
+
+
+def _list(args: argparse.Namespace) -> int:
+    found = workbook.runs(args.out)
+    for run in found.itertuples():
+        print(f"{run.started}  {run.phase}  {run.status}  {run.machine}\n    {run.folder}\n    {run.verdict}")
+    if found.empty:
+        print(f"no runs under {shown(args.out)}")
+    return DONE
+
+
+def _figure(args: argparse.Namespace) -> int:
+    from blockshock_lib.report import plots
+
+    frame = records.load(args.folder)
+    if frame.empty:
+        raise RecordError(f"{args.folder} holds no records")
+    records.write_atomic(args.png, plots.png(plots.ratio_heatmap(frame)))
+    return DONE
 
 
 if __name__ == "__main__":

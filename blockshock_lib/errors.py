@@ -58,3 +58,15 @@ class DeadlineError(LaunchError):
 
     def __str__(self) -> str:
         return "\n".join([self.args[0], *(f"--- rank {r} ---\n{s}" for r, s in sorted(self.stacks.items()))])
+
+
+class Interrupted(BlockShockError):
+    """A run was stopped on purpose. What a listener raises to stop one; the manifest then says `interrupted`."""
+
+
+class CompareError(BlockShockError):
+    """Two runs cannot be compared as they are: other hardware, dtype or unclean code, or nothing in common."""
+
+
+class ShareError(BlockShockError):
+    """A run cannot be packed as it is, or a zip is not that of a run: nothing of it was kept."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,37 @@ from blockshock_lib.errors import DeadlineError, RankError, RecordError, first_l
 from blockshock_lib.workers import WorkerGroup, call, pack_call
 
 if TYPE_CHECKING:
-    from blockshock_lib.params import Params
+    from blockshock_lib.params import Hardware, Params
     from blockshock_lib.plan import Case
 
-__all__ = ["WorkerGroup", "call", "failure_rows", "run"]
+__all__ = ["Team", "WorkerGroup", "call", "failure_rows", "run"]
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+class Team:
+    """Who measures. This one: children of this process, on this machine; `joined.group` has one of several machines.
+
+    Attributes:
+        leads: whether this process writes the records; of the supervisors of one run, one does.
+    """
+
+    leads = True
+
+    def group(self, processes: int, **options: Any) -> WorkerGroup:
+        """A fresh group; see WorkerGroup for options and errors."""
+        return WorkerGroup(processes, **options)
+
+    @contextlib.contextmanager
+    def sampler(self, hardware: Hardware) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+        """While open, its function gives rows of power, clocks and throttling of the run's GPUs; none on a CPU."""
+        if hardware.device != "cuda":
+            yield list
+            return
+        from blockshock_lib.engine.power import Sampler
+
+        with Sampler(hardware.device, hardware.processes) as sampler:
+            yield sampler.rows
 
 
 def run(
@@ -34,6 +59,8 @@ def run(
     run_name: str,
     context: dict[str, Any],
     on_event: Callable[[dict[str, Any]], None] | None = None,
+    finished: Container[tuple[str, int]] = frozenset(),
+    team: Team | None = None,
 ) -> None:
     """Measure every case in `params.timing.groups` fresh groups of workers; write one record a case and group.
 
@@ -43,27 +70,31 @@ def run(
         run_name, context: copied into every record; see `records.write`.
         on_event: called before and after each case with done, total, case (its label), group and status: "running",
             then "ok", "failed", "oom" or "timeout".
+        finished: (case id, group) of the records that are there already: they are counted as done and not run again.
+        team: who measures; left out, children of this process.
 
     Raises:
         LaunchError: `measure` cannot be sent to a worker, or a group could not start.
         RecordError: a record could not be written.
     """
     pack_call(measure)
-    folder, hardware = Path(folder), params.hardware
+    folder, hardware, team = Path(folder), params.hardware, team or Team()
     done, total = 0, params.timing.groups * len(cases)
+    waiting = [[case for case in cases if (case.id, index) not in finished] for index in range(params.timing.groups)]
 
     def tell(status: str) -> None:
         if on_event is not None:
             on_event({"done": done, "total": total, "case": case.label, "group": index, "status": status})
 
-    for index in range(params.timing.groups):
+    for index, left in enumerate(waiting):
         group = None
+        done += len(cases) - len(left)
         with contextlib.ExitStack() as stack:
-            for case in cases:
+            for case in left:
                 tell("running")
                 if group is None or not group.alive:
                     group = stack.enter_context(
-                        WorkerGroup(
+                        team.group(
                             hardware.processes,
                             device=hardware.device,
                             backend=hardware.backend,
@@ -72,7 +103,7 @@ def run(
                             start_seconds=params.limits.start_seconds,
                         )
                     )
-                with _sampler(hardware) as machine_rows:
+                with team.sampler(hardware) as machine_rows:
                     try:
                         rows = group.call(measure, case, params, index, seconds=params.limits.case_seconds)[0]
                         records.validate(rows)
@@ -80,7 +111,8 @@ def run(
                         rows = failure_rows(case, error)
                 status = next((s for s in ("failed", "oom", "timeout") if any(r["status"] == s for r in rows)), "ok")
                 rows = [*rows, *machine_rows()]
-                records.write(folder, run=run_name, case=case, group=index, rows=rows, context=context)
+                if team.leads:
+                    records.write(folder, run=run_name, case=case, group=index, rows=rows, context=context)
                 done += 1
                 tell(status)
 
@@ -101,15 +133,3 @@ def failure_rows(case: Case, error: RankError | DeadlineError | RecordError) -> 
     return [
         records.row(method, "check", math.nan, status=status, reason=reason, detail=detail) for method in case.methods
     ]
-
-
-@contextlib.contextmanager
-def _sampler(hardware):
-    # Power, clocks and throttling of the run's GPUs while a case runs; a CPU has none to read.
-    if hardware.device != "cuda":
-        yield list
-        return
-    from blockshock_lib.engine.power import Sampler
-
-    with Sampler(hardware.device, hardware.processes) as sampler:
-        yield sampler.rows

@@ -17,13 +17,14 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blockshock_lib import sources
 from blockshock_lib.engine.power import visible_devices
 from blockshock_lib.errors import ParamsError
 
 if TYPE_CHECKING:
     from blockshock_lib.params import Params
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = sources.ROOT
 CSLT_CAPABILITY = (8, 0)  # 2:4 tensor cores came with Ampere
 
 
@@ -83,23 +84,19 @@ def code_version(root: Path = ROOT) -> dict[str, Any]:
     Returns:
         commit: sha; outside git what BLOCKSHOCK_COMMIT says, for a copy that travelled without its repository, else
         "". dirty: whether anything but outputs/ differs from the commit; None outside git, where nobody can tell.
-        sources: 12 hex digits of the library's files and the notebooks' cells as they now stand on disk (outputs do
-        not count); the same digits mean the same code, whatever the commit says.
+        sources: 12 hex digits of the library's files and the notebooks' cells as they now stand on disk; the same
+        digits mean the same code, whatever the commit says. imported: the same with the library as this process
+        imported it; where it is not `sources`, the library was edited since. Only for the project's own code.
     """
-    digest = hashlib.sha256()
-    for path in sorted([*root.glob("blockshock_lib/**/*.py"), *root.glob("notebooks/*.ipynb")]):
-        data = path.read_bytes()
-        if path.suffix == ".ipynb":
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                data = json.dumps([(c["cell_type"], "".join(c["source"])) for c in json.loads(data)["cells"]]).encode()
-        digest.update(f"{path.relative_to(root).as_posix()}\0{len(data)}\0".encode() + data)
+    digits = {"sources": sources.digest(root)}
+    if root == ROOT:
+        digits["imported"] = sources.digest(root, sources.AT_IMPORT)
     # Only this project's own repository: installed elsewhere, git would speak of whatever folder surrounds it.
-    sources = digest.hexdigest()[:12]
     commit = _git(root, "rev-parse", "--verify", "HEAD") if (root / ".git").exists() else ""
     if not commit:
-        return {"commit": os.environ.get("BLOCKSHOCK_COMMIT", ""), "dirty": None, "sources": sources}
+        return {"commit": os.environ.get("BLOCKSHOCK_COMMIT", ""), "dirty": None, **digits}
     changes = _git(root, "status", "--porcelain", "--", ".", ":(exclude)outputs")
-    return {"commit": commit, "dirty": bool(changes), "sources": sources}
+    return {"commit": commit, "dirty": bool(changes), **digits}
 
 
 def _git(root: Path, *args: str) -> str:

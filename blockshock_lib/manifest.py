@@ -27,10 +27,16 @@ def read(folder: Path) -> dict:
 
 
 def note(folder: Path, **facts: object) -> None:
-    """Adds facts to a run's manifest, atomically."""
+    """Adds facts to a run's manifest, atomically; a fact that is None is taken out of it. RecordError when the manifest
+    that is there cannot be read, or the new one not be written.
+    """
     path = folder / FILE
-    known = json.loads(path.read_text()) if path.exists() else {}
-    records.write_atomic(path, json.dumps(known | facts, indent=1) + "\n")
+    try:
+        known = json.loads(path.read_text()) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{shown(path)} could not be read: {getattr(error, 'strerror', None) or error}") from None
+    facts = {key: value for key, value in (known | facts).items() if value is not None}
+    records.write_atomic(path, json.dumps(facts, indent=1) + "\n")
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -14,13 +14,13 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
-from blockshock_lib import manifest, params
-from blockshock_lib.errors import RecordError
+from blockshock_lib import custodian, manifest, ownership, params, records
+from blockshock_lib.errors import RecordError, first_line
 from blockshock_lib.manifest import ROOT, shown
 from blockshock_lib.report import page, verdicts
 from blockshock_lib.run import OUTPUTS, Run, now, open_run
 
-__all__ = ["NOTEBOOKS", "OUTPUTS", "ROOT", "Outcome", "Run", "execute", "open_run", "runs"]
+__all__ = ["NOTEBOOKS", "OUTPUTS", "ROOT", "Outcome", "Run", "draw", "execute", "open_run", "runs"]
 
 NOTEBOOKS = {"phase0": "phase0_correctness.ipynb", "phase1": "phase1_forward.ipynb"}
 
@@ -46,52 +46,91 @@ def execute(
     hardware: str = "auto",
     settings: Mapping[str, object] | None = None,
     redraw: str = "",
+    resume: str = "",
     out: Path = OUTPUTS,
     root: Path = params.PARAMS,
 ) -> Outcome:
-    """Runs a phase's notebook by papermill into a dated folder; never raises for what the notebook does.
+    """Runs a phase's notebook by papermill into a dated folder, or, to resume a run, into that run's own; never raises
+    for what the notebook does. Arguments and refusals are those of `open_run`.
 
     The manifest's status is ours: `completed`, `failed` or `interrupted`. papermill calls every cell completed even
     when its kernel died.
     """
-    import papermill
-
-    run = open_run(phase, hardware=hardware, settings=settings, redraw=redraw, out=out, root=root)
-    target = run.folder / Path(NOTEBOOKS[phase]).name
-    status, reason = "completed", ""
+    run = open_run(phase, hardware=hardware, settings=settings, redraw=redraw, resume=resume, out=out, root=root)
+    if run.resumes:
+        return _finish(run, resume=run.name)
     source = shown(run.source) if run.redrawn else ""
-    given = dict(hardware=hardware, settings=dict(settings or {}), run_dir=run.name, redraw=source)
-    try:
-        with _terminal_progress(run):
-            papermill.execute_notebook(
-                ROOT / "notebooks" / NOTEBOOKS[phase],
-                target,
-                parameters=given,
-                cwd=ROOT / "notebooks",
-                kernel_name="python3",
-                progress_bar=False,
-                # ipykernel warns at each start that its loopback sockets are not encrypted; that is no news of a run's.
-                extra_arguments=["--log-level=40"],
-            )
-    except KeyboardInterrupt:
-        status, reason = "interrupted", "interrupted by the user"
-    except Exception as error:
-        status, reason = "failed", str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-    html = None
-    if target.exists():
-        _forget_paths(target)
-        html = _page(target)
+    return _finish(run, hardware=hardware, settings=dict(settings or {}), run_dir=run.name, redraw=source)
+
+
+def draw(run: Run) -> Outcome:
+    """Runs the notebook of a run that this process has measured, into the run's own folder, and concludes the run."""
+    return _finish(run, run_dir=run.name, redraw=run.name)
+
+
+def _finish(run: Run, **asked: object) -> Outcome:
+    """Executes the run's notebook, asked for with these parameters, makes its page and writes how the run ended."""
+    phase = run.params.phase
+    target = run.folder / Path(NOTEBOOKS[phase]).name
+    given = dict(hardware="auto", settings={}, run_dir="", redraw="", resume="") | asked
+    status, reason = _run_notebook(run, NOTEBOOKS[phase], target, given)
+    noted = manifest.read(run.folder)
+    if noted["status"] != "running":  # the kernel knew it first, and better
+        status, reason = noted["status"], noted["reason"]
+    verdict = f"{phase} {status}: {reason}"
+    if status != "completed":
+        # Before the page is made: whoever looks now, or kills this process too, finds the truth.
+        custodian.tidy(run.folder)
+        manifest.note(run.folder, status=status, reason=reason, verdict=verdict, ended=now())
+    html = _page(target) if target.exists() else None
     passed = failed = 0
     if status == "completed":
         passed, failed, _, _ = verdicts.check_verdict(run.frame)
         verdict = run.conclude()
     else:
-        verdict = f"{phase} {status}: {reason}"
-    manifest.note(
-        run.folder, status=status, reason=reason, verdict=verdict, ended=now(), files=manifest.digests(run.folder)
-    )
+        manifest.note(run.folder, ended=now(), files=manifest.digests(run.folder))
+        ownership.release(run.folder)
     ok = status == "completed" and passed > 0 and not failed and not run.lost()
     return Outcome(status, verdict, target, html, ok)
+
+
+def _run_notebook(run: Run, name: str, target: Path, given: dict) -> tuple[str, str]:
+    """Executes the notebook into `target`; how it went, completed, failed or interrupted, and why. No process is left.
+
+    Should this process be killed, the kernel's connection file is left: it is put where it will be swept.
+    """
+    import papermill
+    from traitlets.config import Config
+
+    try:
+        with ownership.scratch(**{ownership.RUN: str(run.folder.resolve())}) as scratch, _terminal_progress(run):
+            try:
+                papermill.execute_notebook(
+                    _literal(ROOT / "notebooks" / name),
+                    _literal(scratch / target.name),
+                    parameters=given,
+                    cwd=ROOT / "notebooks",
+                    kernel_name="python3",
+                    progress_bar=False,
+                    # ipykernel warns at each start that its loopback sockets are not encrypted; that is no news.
+                    extra_arguments=["--log-level=40"],
+                    # A kernel that is busy measuring would be waited for; past its last cell it has nothing left to do.
+                    shutdown_kernel="immediate",
+                    config=Config(KernelManager={"connection_file": str(scratch / "kernel.json")}),
+                )
+            finally:
+                _keep(scratch / target.name, target)
+    except KeyboardInterrupt:
+        return "interrupted", "interrupted by the user"
+    except papermill.PapermillExecutionError as error:
+        stopped = error.ename in ("KeyboardInterrupt", "Interrupted")
+        said = f"{error.ename}: {first_line(error.evalue)}" if error.evalue else error.ename
+        return "interrupted" if stopped else "failed", said
+    except Exception as error:
+        # nbclient has more than one class for it.
+        died = "kernel died" in str(error).lower()
+        return ("interrupted", "the notebook's kernel died") if died else ("failed", first_line(error))
+    return "completed", ""
 
 
 def runs(out: Path = OUTPUTS) -> pd.DataFrame:
@@ -126,11 +165,19 @@ def _page(notebook: Path) -> Path | None:
         return None
 
 
-def _forget_paths(notebook: Path) -> None:
-    """papermill writes this machine's paths into the metadata; a shared notebook should not carry them."""
-    content = json.loads(notebook.read_text())
+def _literal(path: Path) -> str:
+    """A path as papermill takes it, which calls `format` on it."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
+def _keep(draft: Path, target: Path) -> None:
+    """What was executed so far, whole, in the run's folder; without this machine's paths, which papermill notes."""
+    try:
+        content = json.loads(draft.read_text())
+    except (OSError, ValueError):
+        return  # it could not be written: the error that says so is on its way
     content["metadata"].pop("papermill", None)
-    notebook.write_text(json.dumps(content, indent=1) + "\n")
+    records.write_atomic(target, json.dumps(content, indent=1) + "\n")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import ipaddress
 import os
 import pickle
 import shutil
@@ -20,7 +21,7 @@ import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -41,7 +42,7 @@ class RankContext:
     Attributes:
         rank: 0 .. world_size - 1.
         world_size: the number of processes in the group; with one process there is no process group.
-        device: where this rank computes, "cpu" or "cuda:<rank>".
+        device: where this rank computes, "cpu" or "cuda:<index>".
         log: the file that holds what this rank prints.
     """
 
@@ -49,6 +50,14 @@ class RankContext:
     world_size: int
     device: torch.device
     log: Path
+
+
+class Store(NamedTuple):
+    """A TCPStore that somebody else serves, and what this group's keys begin with."""
+
+    host: str
+    port: int
+    prefix: str
 
 
 @dataclass(frozen=True)
@@ -61,8 +70,10 @@ class Place:
     backend: str
     threads: int
     logs: Path
-    meeting: Path  # folder of the rendezvous file
+    meeting: Path  # removed with its parent; holds the rendezvous file where there is no `store`
     parent: int  # process id
+    gpu: int  # index of its GPU on this machine
+    store: Store | None = None  # where the ranks meet that are not all children of one parent
 
 
 @dataclass(frozen=True)
@@ -142,22 +153,38 @@ def _join(place: Place) -> RankContext:
     torch.set_num_threads(place.threads)
     device = torch.device("cpu")
     if place.device == "cuda":
-        device = torch.device("cuda", place.rank)
+        device = torch.device("cuda", place.gpu)
         torch.cuda.set_device(device)
     if place.processes > 1:
         import torch.distributed as dist
 
-        if place.backend == "gloo":
+        if place.backend == "gloo" and (place.store is None or is_loopback(place.store.host)):
             _use_loopback()
         dist.init_process_group(
             place.backend,
-            store=dist.FileStore(str(place.meeting / "store"), place.processes),
+            store=_store(place),
             rank=place.rank,
             world_size=place.processes,
             timeout=timedelta(days=1),  # the parent keeps the deadline, and it can name the rank
             device_id=device if place.backend == "nccl" else None,
         )
-    return RankContext(place.rank, place.processes, device, place.logs / f"rank{place.rank}.log")
+    return RankContext(place.rank, place.processes, device, log_of(place.logs, place.rank))
+
+
+def _store(place: Place):
+    import torch.distributed as dist
+
+    if place.store is None:
+        return dist.FileStore(str(place.meeting / "store"), place.processes)
+    host, port, prefix = place.store
+    return dist.PrefixStore(prefix, dist.TCPStore(host, port, is_master=False, wait_for_workers=False))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the host's name says that it is this machine."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _use_loopback() -> None:
@@ -167,6 +194,16 @@ def _use_loopback() -> None:
     names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if names:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])
+
+
+def log_of(logs: Path, rank: int) -> Path:
+    """What a rank prints."""
+    return logs / f"rank{rank}.log"
+
+
+def stacks_of(logs: Path, rank: int) -> Path:
+    """The stacks that a rank was asked for."""
+    return logs / f"rank{rank}.stacks"
 
 
 def _leave() -> None:
@@ -184,13 +221,14 @@ def _wait_for_end(pipe: Connection) -> None:
 
 def _open_log(place: Place) -> None:
     # At the level of file descriptors, so that what NCCL and CUDA print from C++ is kept as well.
-    log = open(place.logs / f"rank{place.rank}.log", "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+    path = log_of(place.logs, place.rank)
+    log = open(path, "a", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     sys.stdout = sys.stderr = log
     faulthandler.enable(log)
     # faulthandler answers in C without the interpreter's lock: a rank inside a hung collective can still be asked.
-    stacks = open(place.logs / f"rank{place.rank}.stacks", "a")  # noqa: SIM115
+    stacks = open(stacks_of(place.logs, place.rank), "a")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
 
 

@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import re
 import signal
@@ -5,38 +6,18 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from blockshock_lib import launch, records
-from blockshock_lib import workers as workers_module
-from blockshock_lib.errors import DeadlineError, LaunchError, RankError
+from blockshock_lib.errors import LaunchError, RankError
 from blockshock_lib.workers import root_cause
 from tests.faults import workers
+from tests.processes import living, running, wait_for
 
 REPO = Path(__file__).resolve().parent.parent
-
-
-def living(pids):
-    """Which of the processes still run; a zombie that nobody has collected counts too."""
-    found = []
-    for pid in pids:
-        try:
-            os.kill(pid, 0)
-            found.append(pid)
-        except ProcessLookupError:
-            pass
-    return found
-
-
-def wait_for(condition, seconds):
-    end = time.monotonic() + seconds
-    while not (found := condition()) and time.monotonic() < end:
-        time.sleep(0.02)
-    return found
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -106,7 +87,7 @@ def test_a_function_that_no_worker_can_import_is_refused_before_any_process_star
     def start(*_, **__):
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(workers_module.multiprocessing, "get_context", start)
+    monkeypatch.setattr(multiprocessing, "get_context", start)
     with pytest.raises(LaunchError, match=r"move it into a \.py file"):
         launch.call(refused()[kind])
     with pytest.raises(LaunchError, match=r"move it into a \.py file"):
@@ -143,50 +124,10 @@ def test_two_groups_work_at_once_though_port_29500_is_taken(pair, monkeypatch):
     assert ended(other, before) and pair.alive
 
 
-def test_a_rank_that_raises_is_named_with_its_own_traceback(tmp_path):
-    before = meetings()
-    group = launch.WorkerGroup(2, logs=tmp_path)
-    start = time.monotonic()
-    with pytest.raises(RankError) as caught:
-        group.call(workers.raises_on, 1, seconds=60)
-    error = caught.value
-    assert time.monotonic() - start < 2
-    assert (error.rank, error.kind) == (1, "ValueError") and error.message.startswith("planted in rank 1")
-    assert "workers.py" in error.traceback and "raises_on" in error.traceback
-    assert "planted in rank 1" in (tmp_path / "rank1.log").read_text()
-    assert ended(group, before)
-
-
 def test_a_peers_complaint_that_comes_first_is_not_taken_for_the_cause():
     with pytest.raises(RankError) as caught:
         launch.call(workers.complains_before_the_cause_dies)
     assert (caught.value.rank, caught.value.kind) == (1, "SIGKILL")
-
-
-def test_a_killed_rank_is_named_with_its_signal_and_its_last_words(tmp_path):
-    before = meetings()
-    (tmp_path / "rank1.log").write_text("of an earlier group\n")
-    group = launch.WorkerGroup(2, logs=tmp_path)
-    start = time.monotonic()
-    with pytest.raises(RankError) as caught:
-        group.call(workers.killed_on, 1, seconds=60)
-    assert time.monotonic() - start < 2
-    assert (caught.value.rank, caught.value.kind) == (1, "SIGKILL")
-    assert "last words" in caught.value.traceback and "earlier group" not in caught.value.traceback
-    assert ended(group, before)
-
-
-def test_a_mismatched_collective_ends_at_the_deadline_with_every_ranks_stack(tmp_path):
-    before = meetings()
-    group = launch.WorkerGroup(2, logs=tmp_path)
-    start = time.monotonic()
-    with pytest.raises(DeadlineError) as caught:
-        group.call(workers.only_rank_zero_reduces, seconds=1)
-    assert 1 <= time.monotonic() - start < 3
-    stacks = caught.value.stacks
-    assert "only_rank_zero_reduces" in stacks[0] and "all_reduce" in stacks[0]
-    assert "recv_bytes" in stacks[1] and "only_rank_zero_reduces" not in stacks[1]
-    assert ended(group, before)
 
 
 @pytest.mark.parametrize(
@@ -258,17 +199,6 @@ def test_an_interrupted_parent_leaves_no_process_and_no_file(tmp_path):
     assert not list((tmp_path / "tmp").glob("blockshock-*"))
 
 
-def running(pids):
-    # Orphans are collected by whoever adopts them, which may be slow: a zombie holds nothing any more.
-    def zombie(pid):
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except FileNotFoundError:
-            return not living([pid])
-
-    return [pid for pid in living(pids) if not zombie(pid)]
-
-
 def test_a_program_without_a_main_guard_is_told_what_it_lacks(tmp_path):
     script = tmp_path / "unguarded.py"
     script.write_text(
@@ -281,8 +211,9 @@ def test_a_program_without_a_main_guard_is_told_what_it_lacks(tmp_path):
     assert done.returncode == 1 and "unguarded.py starts groups, it needs `if __name__" in done.stderr
 
 
-def run(tmp_path, cases, **params):
+def run(tmp_path, cases, finished=frozenset(), **params):
     events = []
+    tmp_path.mkdir(exist_ok=True)
     launch.run(
         workers.params(**params),
         cases,
@@ -291,6 +222,7 @@ def run(tmp_path, cases, **params):
         run_name="r1",
         context=workers.CONTEXT,
         on_event=events.append,
+        finished=finished,
     )
     return records.load(tmp_path, strict=True), events
 
@@ -349,9 +281,9 @@ def test_a_shortage_of_memory_is_told_from_other_failures_and_keeps_the_line_tha
 
 def test_a_hung_case_times_out_and_every_group_is_fresh(tmp_path):
     cases = [workers.Case("0"), workers.Case("1", "hang")]
-    frame, _ = run(tmp_path, cases, groups=2, case_seconds=0.5)
+    frame, _ = run(tmp_path, cases, groups=2, case_seconds=3)
     assert frame[frame.case == "000000000001"].status.tolist() == ["timeout"] * 4
-    assert "within 0.5 s" in frame[frame.status == "timeout"].reason.iloc[0]
+    assert "within 3 s" in frame[frame.status == "timeout"].reason.iloc[0]
     assert "measure" in (tmp_path / "logs" / "rank0.stacks").read_text()
     times = frame[(frame.metric == "forward_kernel") & (frame.method == "row_parallel")]
     assert times.groupby("group").value.apply(list).to_dict() == {0: [1.5, 1.5], 1: [2.5, 2.5]}
@@ -392,3 +324,27 @@ def test_the_gpus_rows_join_the_rows_of_their_case(tmp_path, monkeypatch):
     launch.run(params, [workers.Case("0")], tmp_path, measure=workers.measure, run_name="r", context=workers.CONTEXT)
     frame = records.load(tmp_path)
     assert frame[frame.metric == "power"].value.tolist() == [650.0] and (frame.method == "block_shock").any()
+
+
+def test_finished_cases_are_counted_and_not_run_again(tmp_path, monkeypatch):
+    cases = [workers.Case(str(i)) for i in range(3)]
+    finished = {(case.id, 0) for case in cases} | {(cases[1].id, 1)}
+    started = []
+
+    def start(self, *args, **options):
+        started.append(options["logs"])
+        return launch.WorkerGroup(*args, **options)
+
+    monkeypatch.setattr(launch.Team, "group", start)
+    frame, events = run(tmp_path, cases, finished=finished, groups=2)
+    assert sorted(set(zip(frame.case, frame.group, strict=True))) == [(cases[0].id, 1), (cases[2].id, 1)]
+    assert [(e["done"], e["status"]) for e in events] == [(4, "running"), (5, "ok"), (5, "running"), (6, "ok")]
+    assert len(started) == 1, "no group is started for what is finished"
+    assert run(tmp_path / "all", cases, finished={(c.id, g) for c in cases for g in (0, 1)}, groups=2)[1] == []
+
+
+def test_a_groups_files_lie_in_the_runs_scratch_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("BLOCKSHOCK_SCRATCH", str(tmp_path))
+    with launch.WorkerGroup(1):
+        assert [path.name[:11] for path in tmp_path.iterdir()] == ["blockshock-"]
+    assert not list(tmp_path.iterdir())

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from blockshock_lib import machine, manifest, workbook
+from blockshock_lib import machine, manifest, records, share, workbook
 from blockshock_lib.__main__ import main
 from tests.runs import TINY, written
 
@@ -31,8 +31,10 @@ def command(*args):
 @pytest.mark.parametrize(
     "args, words",
     [
-        (["--help"], ["run", "list", "newest first"]),
-        (["run", "--help"], ["phase0", "phase1", "--hardware", "--set", "--redraw", "--out", "sweep.n=[4096,8192]"]),
+        (["--help"], ["run", "report", "compare", "share", "list", "newest first", "figure"]),
+        (["run", "--help"], ["phase0", "phase1", "--hardware", "--set", "--resume", "--dry-run", "--out"]),
+        (["run", "--help"], ["sweep.n=[4096,8192]"]),
+        (["compare", "--help"], ["--allow", "hardware,dtype,dirty", "--figure"]),
         (["list", "--help"], ["--out"]),
     ],
 )
@@ -45,16 +47,81 @@ def test_help_names_every_verb_and_flag(capsys, args, words):
 
 def test_flags_and_set_become_what_is_asked_for(asked, tmp_path):
     flags = ["--set", "sweep.n=[128, 256]", "--set", "bias=false", "--set", "product=reference", "--mask", "random"]
-    flags += ["--hardware", "cpu", "--sweep", "dtypes", "--redraw", "old", "--out", str(tmp_path)]
+    flags += ["--hardware", "cpu", "--sweep", "dtypes", "--out", str(tmp_path)]
     assert main(["run", "phase1", *flags]) == 0
     settings = {"sweep.n": [128, 256], "bias": False, "product": "reference"}
     settings |= {"layers.mask": "random", "layers.sweep": "dtypes"}
-    assert asked == [("phase1", {"hardware": "cpu", "settings": settings, "redraw": "old", "out": tmp_path})]
+    assert asked == [("phase1", {"hardware": "cpu", "settings": settings, "resume": "", "out": tmp_path})]
+
+
+@pytest.mark.parametrize("flags, folder", [(["--resume"], "latest"), (["--resume", "outputs/x"], "outputs/x")])
+def test_resume_goes_on_with_the_latest_run_or_the_named_one(asked, flags, folder):
+    assert main(["run", "phase1", *flags]) == 0
+    assert asked[0][1]["resume"] == folder
+
+
+@pytest.mark.parametrize(
+    "status, ok, code",
+    [("completed", True, 0), ("completed", False, 1), ("failed", False, 1), ("interrupted", False, 130)],
+)
+def test_the_exit_status_says_how_the_run_ended(monkeypatch, status, ok, code):
+    outcome = workbook.Outcome(status, "phase0: ...", workbook.ROOT / "n.ipynb", None, ok)
+    monkeypatch.setattr(workbook, "execute", lambda *_, **__: outcome)
+    assert main(["run", "phase0"]) == code
+
+
+def test_ctrl_c_is_one_word_and_130(monkeypatch, capsys):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workbook, "execute", stopped)
+    assert main(["run", "phase0"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_without_flags_the_hardware_is_found_and_runs_go_to_outputs(asked):
     main(["run", "phase0"])
-    assert asked == [("phase0", {"hardware": "auto", "settings": {}, "redraw": "", "out": workbook.OUTPUTS})]
+    assert asked == [("phase0", {"hardware": "auto", "settings": {}, "resume": "", "out": workbook.OUTPUTS})]
+
+
+def test_a_report_redraws_a_folder(asked, outputs):
+    source = written(outputs)
+    assert main(["report", str(source.folder), "--out", str(outputs)]) == 0
+    assert asked == [("phase0", {"redraw": source.name, "out": outputs})]
+
+
+def test_a_report_of_a_zip_unpacks_it_first(asked, outputs, tmp_path):
+    source = written(outputs)
+    source.conclude()
+    packed = share.pack(source.folder, tmp_path / "from-a-colleague.zip")
+    assert main(["report", str(packed), "--out", str(tmp_path)]) == 0
+    ((phase, keywords),) = asked
+    received = tmp_path / "received" / "from-a-colleague"
+    assert phase == "phase0" and keywords["redraw"] == str(received)
+    assert records.load(received).equals(records.load(source.folder))
+
+
+def test_a_dry_run_prints_the_cases_and_starts_nothing(asked, tmp_path, capsys, nothing_starts):
+    assert main(["run", "phase0", "--hardware", "cpu", "--dry-run", "--out", str(tmp_path), *TINY_FLAGS]) == 0
+    assert "128x128" in capsys.readouterr().out and not asked and not list(tmp_path.iterdir())
+
+
+def test_compare_prints_the_line_last_and_fails_on_a_regression(outputs, capsys):
+    run, worse = written(outputs), written(outputs, failed="row_parallel")
+    # The tree that is tested may hold changes that are not committed yet.
+    assert main(["compare", str(run.folder), str(run.folder), "--allow", "dirty"]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(run.folder), str(worse.folder), "--allow", "dirty"]) == 1
+    assert "regression" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_share_prints_where_the_index_or_the_zip_is(outputs, tmp_path, capsys):
+    run = written(tmp_path)
+    run.conclude()
+    assert main(["share", "--out", str(tmp_path)]) == 0
+    assert main(["share", str(run.folder), "--out", str(tmp_path)]) == 0
+    index, packed = capsys.readouterr().out.splitlines()
+    assert index == str(tmp_path / "index.html") and packed.endswith(".zip")
 
 
 def test_the_last_line_has_the_verdict_and_both_paths(outputs):
@@ -73,7 +140,7 @@ def test_the_last_line_has_the_verdict_and_both_paths(outputs):
 
 def test_a_failed_check_ends_the_command_with_1(outputs, capsys):
     source = written(outputs, failed="row_parallel")
-    assert main(["run", "phase0", "--redraw", source.name, "--out", str(outputs)]) == 1
+    assert main(["report", source.name, "--out", str(outputs)]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("phase0: FAIL") and last.endswith(".html") and ".ipynb · " in last
 
@@ -88,7 +155,7 @@ def test_a_failed_check_ends_the_command_with_1(outputs, capsys):
         (["--set", "nonsense"], ["nonsense"]),
         (["--hardware", "cpv"], ["cpv", "cpu"]),
         (["--hardware", "cuda-4"], ["no NVIDIA GPU is visible"]),
-        (["--redraw", "nowhere"], ["nowhere", "manifest"]),
+        (["--resume", "nowhere"], ["nowhere", "manifest"]),
     ],
 )
 def test_a_refused_request_ends_with_2_and_one_sentence_and_starts_nothing(
@@ -96,7 +163,7 @@ def test_a_refused_request_ends_with_2_and_one_sentence_and_starts_nothing(
 ):
     card = machine.probe() | {"gpus": [], "unsupported": {"cuda": "no NVIDIA GPU is visible"}}
     monkeypatch.setattr(machine, "probe", lambda: card)
-    args = ["run", "phase0", *([] if {"--hardware", "--redraw"} & set(flags) else ["--hardware", "cpu"]), *flags]
+    args = ["run", "phase0", *([] if {"--hardware", "--resume"} & set(flags) else ["--hardware", "cpu"]), *flags]
     assert main([*args, "--out", str(tmp_path)]) == 2
     said = capsys.readouterr()
     (sentence,) = said.err.splitlines()
@@ -143,5 +210,6 @@ def test_figure_of_a_folder_without_records_is_refused(tmp_path, capsys):
 
 def test_a_path_that_cannot_be_written_is_one_sentence(outputs, capsys):
     run = written(outputs)
+    (run.folder / "nowhere").touch()
     assert main(["figure", str(run.folder), str(run.folder / "nowhere" / "ratio.png")]) == 2
     assert capsys.readouterr().err.startswith("error: ")

@@ -25,8 +25,20 @@ VARIES = {
     "machine_table",
     "memory_table",
     "top_kernels",
+    "exposed",
 }
 VARIES |= {"numbers", "show"}
+# Of explore: a static figure, and after it a widget view.
+VIEWS = {"masks_view", "floors_view", "runs_view", "live_view"}
+VARIES |= VIEWS
+EXPLORE = {
+    "mask": "transposable_random",
+    "n": 4096,
+    "b": 256,
+    "dtype": "bf16",
+    "world_size": 2,
+    "runs": ["outputs/reference/phase1-cuda", "outputs/reference/phase1-cpu"],
+}
 EITHER = {"conclude"}  # phase 0's line counts checks; phase 1's has ratios
 
 
@@ -67,7 +79,8 @@ def test_the_parameters_are_literals(notebook):
     body = ast.parse(cell.source).body
     assert all(isinstance(node, ast.Assign) for node in body)
     values = {node.targets[0].id: ast.literal_eval(node.value) for node in body}
-    assert values == {"hardware": "auto", "settings": {}, "run_dir": "", "redraw": ""}
+    phase = {"hardware": "auto", "settings": {}, "run_dir": "", "redraw": "", "resume": ""}
+    assert values == (EXPLORE if "hardware" not in values else phase)
 
 
 def test_no_notebook_defines_what_the_library_should_hold(notebook):
@@ -81,12 +94,14 @@ def test_every_notebook_is_smaller_than_1_mb(path):
 
 
 def test_every_figure_has_alternative_text(notebook):
-    figures = [cell for cell in code(notebook) if "show" in calls(cell)]
+    figures = [cell for cell in code(notebook) if calls(cell) & ({"show"} | VIEWS)]
     assert figures
     for cell in figures:
-        (output,) = cell.outputs
-        (alt,) = re.findall(r'<img alt="([^"]*)"', output.data["text/html"])
-        assert len(alt) > 40, cell.source
+        first, *views = cell.outputs
+        alts = re.findall(r'<img alt="([^"]*)"', first.data["text/html"])
+        assert alts and all(len(alt) > 40 for alt in alts), cell.source
+        assert len(alts) == 1 or "runs_view" in calls(cell)
+        assert len(views) == len(calls(cell) & VIEWS)
     bare = [
         o for cell in code(notebook) for o in cell.outputs if {"image/png", "image/svg+xml"} & set(o.get("data", ()))
     ]
@@ -108,6 +123,15 @@ def test_the_deterministic_tables_are_all_there():
     shown = {path.stem: {name for cell in code(nbformat.read(path, 4)) for name in calls(cell)} for path in NOTEBOOKS}
     assert shown["phase0_correctness"] >= SAME - {"words"}
     assert shown["phase1_forward"] >= SAME - {"proofs"}
+
+
+def test_a_static_figure_stands_before_each_widget_view():
+    notebook = nbformat.read(ROOT / "notebooks" / "explore.ipynb", as_version=4)
+    shown = [cell.outputs for cell in code(notebook) if calls(cell) & VIEWS]
+    assert len(shown) == len(VIEWS)
+    for first, second in shown:
+        assert first.data["text/html"].startswith('<div class="bs-static') and "<img" in first.data["text/html"]
+        assert "application/vnd.jupyter.widget-view+json" in second.data
 
 
 def test_nbval_sees_one_altered_word_of_a_committed_table(tmp_path):

@@ -1,8 +1,5 @@
 import json
 import math
-import random
-import subprocess
-import sys
 import warnings
 
 import pandas as pd
@@ -60,23 +57,17 @@ def test_a_folder_named_twice_is_read_once(tmp_path):
     assert len(records.load(tmp_path, tmp_path / "records")) == len(ROWS)
 
 
-def test_no_cut_or_flipped_record_is_taken_for_whole(tmp_path):
+def test_the_same_content_in_other_bytes_is_not_what_was_written(tmp_path):
+    # A cut record and a flipped bit: tests/faults/test_damaged_records.py.
     path = written(tmp_path)
-    data, taken, draw = path.read_bytes(), [], random.Random(0)
-    cuts = [data[:end] for end in range(0, len(data), 7)] + [data[:-1]]
-    flips = [(draw.randrange(len(data)), draw.randrange(8)) for _ in range(600)]
-    # The same content in other bytes is not what was written either.
+    data = path.read_bytes()
     others = [data + b"\n", json.dumps(json.loads(data)).encode(), data.replace(b'"repeat":0', b'"repeat":00', 1)]
     others += [data.replace(b'{"case"', b'{"phase":"phase1",\n"case"', 1), b"[" * 100_000, b"null", b""]
-    for bad in [*cuts, *(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :] for at, bit in flips), *others]:
+    for bad in others:
         assert bad != data
         path.write_bytes(bad)
-        try:
+        with pytest.raises(RecordError, match=path.name):
             records.read(path)
-            taken.append(bad)
-        except RecordError as error:
-            assert path.name in str(error)
-    assert not taken
     path.write_bytes(data)
     records.read(path)
 
@@ -140,12 +131,6 @@ def test_a_context_that_is_incomplete_or_no_json_is_refused(tmp_path):
     assert not list(tmp_path.rglob("*"))
 
 
-def test_an_unwritable_folder_is_a_clear_error(tmp_path):
-    (tmp_path / "records").write_text("a file where the folder should be")
-    with pytest.raises(RecordError, match="could not be written"):
-        written(tmp_path)
-
-
 def test_a_failed_replacement_leaves_the_old_record_and_no_temporary(tmp_path, monkeypatch):
     path = written(tmp_path)
     before = path.read_bytes()
@@ -156,22 +141,6 @@ def test_a_failed_replacement_leaves_the_old_record_and_no_temporary(tmp_path, m
     monkeypatch.setattr(records.os, "replace", refuse)
     with pytest.raises(RecordError, match="Permission denied"):
         written(tmp_path, rows=ROWS[:1])
-    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
-
-
-def test_a_full_disk_leaves_the_old_record_and_no_temporary(tmp_path):
-    path = written(tmp_path)
-    before = path.read_bytes()
-    script = (
-        "import resource, sys\n"
-        "from blockshock_lib.errors import RecordError\n"
-        "from tests.test_records import ROWS, written\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))\n"
-        "try:\n    written(sys.argv[1], rows=ROWS * 9)\n"
-        "except RecordError as error:\n    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
-    assert "could not be written: File too large" in done.stdout, done.stderr
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 

@@ -42,7 +42,7 @@ def printed(notebook):
 
 def notebook_of(tmp_path, monkeypatch, *cells):
     """Makes these cells, after a parameters cell, the notebook of phase 0."""
-    path, names = tmp_path / "planted.ipynb", "hardware = settings = run_dir = redraw = None"
+    path, names = tmp_path / "planted.ipynb", "hardware = settings = run_dir = redraw = resume = None"
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(cell) for cell in (names, *cells)],
         metadata={"kernelspec": {"name": "python3", "display_name": "", "language": "python"}},
@@ -94,9 +94,8 @@ def test_the_manifest_says_what_ran_where_and_with_which_seed(done):
     noted, card = noted_by(done), machine.probe()
     assert noted["machine"] == card and noted["machine"]["libraries"]["torch"]
     assert noted["params"]["seed"] == 0 and noted["params"]["sweep"]["n"] == [128]
-    assert noted["code"].keys() == {"commit", "dirty", "sources"} and re.fullmatch(
-        "[0-9a-f]{12}", noted["code"]["sources"]
-    )
+    assert noted["code"].keys() == {"commit", "dirty", "sources", "imported"}
+    assert re.fullmatch("[0-9a-f]{12}", noted["code"]["sources"]) and noted["code"]["imported"]
 
 
 def test_nothing_of_a_shared_run_names_a_path_of_this_machine(done):
@@ -206,11 +205,18 @@ def test_a_notebook_that_raises_makes_a_failed_run_with_reason_and_page(outputs,
     assert "ZeroDivisionError" in outcome.html.read_text() and "ended" in noted
 
 
-def test_a_kernel_that_dies_makes_a_failed_run(outputs, tmp_path, monkeypatch):
+def test_a_kernel_that_dies_makes_an_interrupted_run(outputs, tmp_path, monkeypatch):
     notebook_of(tmp_path, monkeypatch, "import os\nos._exit(0)", "print('never')")
     outcome = run_planted(outputs)
-    assert (outcome.status, outcome.ok, noted_by(outcome)["status"]) == ("failed", False, "failed")
-    assert "died" in noted_by(outcome)["reason"].lower()
+    assert (outcome.status, outcome.ok, noted_by(outcome)["status"]) == ("interrupted", False, "interrupted")
+    assert noted_by(outcome)["reason"] == "the notebook's kernel died"
+
+
+def test_an_interrupt_outside_the_measuring_makes_an_interrupted_run(outputs, tmp_path, monkeypatch):
+    notebook_of(tmp_path, monkeypatch, "raise KeyboardInterrupt", "print('never')")
+    outcome = run_planted(outputs)
+    assert (outcome.status, noted_by(outcome)["status"]) == ("interrupted", "interrupted")
+    assert noted_by(outcome)["reason"] == "KeyboardInterrupt"
 
 
 def test_a_notebook_that_checks_nothing_is_not_well(outputs, tmp_path, monkeypatch):
@@ -236,7 +242,7 @@ def test_ctrl_c_ends_every_process_and_is_noted_as_interrupted(outputs):
     assert not psutil.wait_procs(family, timeout=10)[1]
     (noted,) = (manifest.read(path.parent) for path in out.rglob("manifest.json"))
     assert noted["status"] == "interrupted" and noted["reason"] == "interrupted by the user" and noted["ended"]
-    assert process.returncode == 1 and "phase0 interrupted" in said
+    assert process.returncode == 130 and "phase0 interrupted" in said
 
 
 def test_runs_come_newest_first_and_a_damaged_manifest_is_skipped_with_a_warning(tmp_path):

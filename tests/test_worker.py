@@ -43,6 +43,13 @@ def test_gloo_listens_on_the_loopback_interface_unless_told_otherwise(monkeypatc
     assert worker.os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
+@pytest.mark.parametrize(
+    ("host", "here"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.1", False), ("gpu07", False)]
+)
+def test_the_loopback_interface_is_for_ranks_that_meet_on_this_machine(host, here):
+    assert worker.is_loopback(host) == here
+
+
 def test_the_engine_gets_the_cases_problem_and_the_runs_folder_and_learns_which_case_is_last(monkeypatch, tmp_path):
     effective = params.load("phase1", {"sweep.n": [128, 256]}, choose={"hardware": "cpu"})
     cases = plan.expand(effective)

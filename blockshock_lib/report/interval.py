@@ -1,22 +1,17 @@
-"""The 99% interval of a ratio of times, over fresh groups of processes."""
+"""The interval of a ratio of times, over fresh groups of processes: of one run (paired), or of two (independent)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-# Student's t, 99.5% quantile, for 1, 2, ... 30 degrees of freedom.
-_T995 = (
-    *(63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169),
-    *(3.106, 3.055, 3.012, 2.977, 2.947, 2.921, 2.898, 2.878, 2.861, 2.845),
-    *(2.831, 2.819, 2.807, 2.797, 2.787, 2.779, 2.771, 2.763, 2.756, 2.750),
-)
-
 
 class Interval(NamedTuple):
-    """A ratio and its 99% interval, all in "x" (times)."""
+    """A ratio and its interval, all in "x" (times)."""
 
     ratio: float
     low: float
@@ -43,11 +38,85 @@ def ratio_interval(over: Sequence[np.ndarray], under: Sequence[np.ndarray]) -> I
     """
     if len(over) != len(under) or not over:
         raise ValueError(f"the two sides need the same groups, at least one: {len(over)} and {len(under)} were given")
-    if any(len(values) == 0 for values in (*over, *under)):
-        raise ValueError("a group has no samples")
-    logs = np.log([np.median(a) / np.median(b) for a, b in zip(over, under, strict=True)])
+    logs = _log_medians(over) - _log_medians(under)
     ratio, groups = float(np.exp(logs.mean())), len(logs)
     if groups == 1:
         return Interval(ratio, 0.0, float("inf"))
-    reach = _T995[min(groups - 1, len(_T995)) - 1] * float(logs.std(ddof=1)) / groups**0.5
-    return Interval(ratio, ratio * float(np.exp(-reach)), ratio * float(np.exp(reach)))
+    return _around(ratio, t_quantile(0.995, groups - 1) * float(logs.std(ddof=1)) / groups**0.5)
+
+
+def welch_interval(over: Sequence[np.ndarray], under: Sequence[np.ndarray], level: float = 0.99) -> Interval:
+    """t(over) / t(under) of two runs that share nothing, with its interval at `level`.
+
+    Args:
+        over, under: the samples (any unit, > 0) of each group of either run; the runs may have different numbers of
+            groups.
+        level: how often the interval is to hold the truth, 0 < level < 1.
+
+    Each group is one observation, the log of its median. The ratio is that of the two geometric means; the interval is
+    Welch's for unequal spreads, t(df) sqrt(s1^2 / G1 + s2^2 / G2), its Welch-Satterthwaite degrees of freedom rounded
+    down, and never below the smaller G - 1, which is their least. What a whole run shares (another day, its heat, its
+    neighbours) is in no group's spread, so it is not in the interval. One group on a side: (0, inf).
+
+    Raises:
+        ValueError: a side without a group, or an empty group.
+    """
+    if not over or not under:
+        raise ValueError(f"either side needs a group at least: {len(over)} and {len(under)} were given")
+    sides = _log_medians(over), _log_medians(under)
+    ratio = float(np.exp(sides[0].mean() - sides[1].mean()))
+    free = [len(side) - 1 for side in sides]
+    if min(free) == 0:
+        return Interval(ratio, 0.0, float("inf"))
+    parts = [float(side.var(ddof=1)) / len(side) for side in sides]
+    spread = sum(part**2 / df for part, df in zip(parts, free, strict=True))
+    df = max(min(free), int(sum(parts) ** 2 / spread + 1e-9)) if spread else min(free)
+    return _around(ratio, t_quantile((1 + level) / 2, df) * sum(parts) ** 0.5)
+
+
+def _log_medians(groups: Sequence[np.ndarray]) -> np.ndarray:
+    if any(len(values) == 0 for values in groups):
+        raise ValueError("a group has no samples")
+    return np.log([np.median(values) for values in groups])
+
+
+def _around(ratio: float, reach: float) -> Interval:
+    # A reach that exp() cannot hold is no interval; with df = 1 and a high level it is soon there.
+    if reach > 700:
+        return Interval(ratio, 0.0, float("inf"))
+    return Interval(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
+
+
+@cache
+def t_quantile(p: float, df: int) -> float:
+    """The p-quantile of Student's t with `df` degrees of freedom, to about 9 digits for p up to 1 - 1e-7.
+
+    The finite series for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4), bisected.
+
+    Raises:
+        ValueError: `p` is not between 0 and 1, or `df` is no whole number from 1 up.
+    """
+    if not 0 < p < 1 or df != int(df) or df < 1:
+        raise ValueError(f"no quantile of Student's t: p = {p}, df = {df}")
+    if p < 0.5:
+        return -t_quantile(1 - p, df)
+    low, high = 0.0, 1.0
+    while _within(high, int(df)) < 2 * p - 1:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, int(df)) < 2 * p - 1 else (low, middle)
+    return (low + high) / 2
+
+
+def _within(t: float, df: int) -> float:
+    """P(|T| <= t) for t >= 0."""
+    angle = math.atan(t / math.sqrt(df))
+    squared = math.cos(angle) ** 2
+    odd = df % 2
+    # 1 + 1/2 c^2 + 1*3/(2*4) c^4 + ...; for odd df cos * (1 + 2/3 c^2 + 2*4/(3*5) c^4 + ...); the last power is df - 2.
+    term = total = 1.0 if not odd else (math.cos(angle) if df > 1 else 0.0)
+    for k in range(2 + odd, df - 1, 2):
+        term *= (k - 1) / k * squared
+        total += term
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total

@@ -4,10 +4,24 @@ An empty frame, or one without the rows a figure needs, gives a figure that says
 that played several ranks, say that they carry no claim about speed.
 """
 
+from blockshock_lib.report.compare_plots import ratios
 from blockshock_lib.report.figures import png, show
 from blockshock_lib.report.machine_plots import memory_bars, roofline
 from blockshock_lib.report.mask_plots import masks_figure
 from blockshock_lib.report.ratio_plots import law, ratio_heatmap
 from blockshock_lib.report.time_plots import stacked, time_vs_n
+from blockshock_lib.report.trace_plots import timeline
 
-__all__ = ["law", "masks_figure", "memory_bars", "png", "ratio_heatmap", "roofline", "show", "stacked", "time_vs_n"]
+__all__ = [
+    "law",
+    "masks_figure",
+    "memory_bars",
+    "png",
+    "ratio_heatmap",
+    "ratios",
+    "roofline",
+    "show",
+    "stacked",
+    "time_vs_n",
+    "timeline",
+]

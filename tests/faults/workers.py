@@ -43,7 +43,6 @@ def cannot_be_sent_back(ctx):
 def raises_on(ctx, rank):
     if ctx.rank == rank:
         raise ValueError(f"planted in rank {rank}\nwith a second line")
-    return total_of_ranks(ctx)
 
 
 def leaves_on(ctx, rank):
@@ -51,23 +50,11 @@ def leaves_on(ctx, rank):
         sys.exit(3)
 
 
-def killed_on(ctx, rank):
-    if ctx.rank == rank:
-        print("last words", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return total_of_ranks(ctx)
-
-
 def complains_before_the_cause_dies(ctx):
     if ctx.rank == 0:
         raise RuntimeError("[pair.cc:534] Connection closed by peer")
     time.sleep(0.1)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def only_rank_zero_reduces(ctx):
-    if ctx.rank == 0:
-        total_of_ranks(ctx)
 
 
 def helper_then_sleep(ctx):
@@ -126,8 +113,12 @@ def measure(ctx, case, params, group):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 1.00 GiB free.")
     if case.fault == "oom" and last:
         torch.empty(2**60, dtype=torch.uint8)
+    if last and case.fault:
+        print(f"{case.fault} at {time.monotonic()}", flush=True)
     if case.fault == "raise" and last:
         raise ValueError("planted\nwith a second line")
+    if case.fault == "kill" and last:
+        os.kill(os.getpid(), signal.SIGKILL)
     if case.fault == "hang" and last:
         time.sleep(600)
     if case.fault == "no time":

@@ -1,14 +1,13 @@
 """Params: every kind of bad input is refused, with its file, its key, and what would be right."""
 
 import shutil
-from types import MappingProxyType
-from typing import NamedTuple
 
 import pytest
 
 from blockshock_lib import params
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.params import load, parse_override
+from tests.params.bad_files import BAD_FILES, Bad, put
 
 
 def on_cpu(phase="phase1", overrides=None, **more):
@@ -20,53 +19,8 @@ def root(tmp_path):
     return shutil.copytree(params.PARAMS, tmp_path / "params")
 
 
-def put(root, files):
-    for relative, text in files.items():
-        (root / relative).write_bytes(text if isinstance(text, bytes) else text.encode())
-
-
-class Bad(NamedTuple):
-    """A bad input: how its message opens, what else that says, and the input. `files` go over the shipped ones."""
-
-    opens: str
-    says: str
-    files: dict = MappingProxyType({})
-    overrides: dict = MappingProxyType({})
-    choose: dict = MappingProxyType({})
-    phase: str = "phase1"
-    text: str = ""  # as after --set
-
-
-BAD = {
-    "unknown_key_of_a_file": Bad(
-        "params/phases/phase1.yaml: colour:",
-        "unknown key; allowed: phase,",
-        files={"phases/phase1.yaml": "colour: red"},
-    ),
-    "misspelt_key": Bad(
-        "params/phases/phase1.yaml: profle:", "mean 'profile'", files={"phases/phase1.yaml": "bias: true\nprofle: last"}
-    ),
-    "misspelt_nested_key": Bad(
-        "params/phases/phase1.yaml: timing.smples:",
-        "mean 'samples'",
-        files={"phases/phase1.yaml": "timing: {smples: 2}"},
-    ),
+BAD = BAD_FILES | {
     "key_of_another_place": Bad("--set: n:", "did you mean 'sweep.n'", overrides={"n": [256]}),
-    "misspelt_key_of_a_mask_file": Bad(
-        "params/masks/checkerboard.yaml: mask.famly:",
-        "allowed: name, family, pattern; did you mean 'family'",
-        files={"masks/checkerboard.yaml": "mask: {famly: transposable, pattern: checkerboard}"},
-    ),
-    "duplicate_key": Bad(
-        "params/phases/phase1.yaml: bias:",
-        "duplicate key (line 2)",
-        files={"phases/phase1.yaml": "bias: true\nbias: false"},
-    ),
-    "duplicate_nested_key": Bad(
-        "params/hardware/cpu.yaml: timing.samples:",
-        "duplicate key",
-        files={"hardware/cpu.yaml": "timing: {samples: 2, groups: 1, samples: 3}"},
-    ),
     "duplicate_key_of_a_value": Bad("--set: timing.samples:", "duplicate key", text="timing={samples: 1, samples: 2}"),
     "text_for_a_whole_number": Bad(
         "--set: sweep.n.0:", "'4096'; allowed: a whole number", overrides={"sweep.n": ["4096"]}
@@ -76,34 +30,8 @@ BAD = {
     ),
     "bool_for_a_whole_number": Bad("--set: seed:", "a whole number", overrides={"seed": True}),
     "number_for_a_bool": Bad("--set: bias:", "allowed: true or false", overrides={"bias": 1}),
-    "yes_for_a_bool": Bad(
-        "params/phases/phase1.yaml: bias:",
-        "'yes'; allowed: true or",
-        files={"phases/phase1.yaml": "bias: yes\nprofile: last"},
-    ),
-    "number_for_a_pattern": Bad(
-        "params/masks/uniform_1100.yaml: mask.pattern:",
-        'in quotes, as in "1100"',
-        files={"masks/uniform_1100.yaml": "mask: {family: uniform, pattern: 1100}"},
-        choose={"mask": "uniform_1100"},
-    ),
     "number_for_a_list": Bad("--set: sweep.n:", "4096; allowed: a list", overrides={"sweep.n": 4096}),
-    "list_for_a_mapping": Bad(
-        "params/phases/phase1.yaml: timing:",
-        "a mapping, with keys such as warmup, samples",
-        files={"phases/phase1.yaml": "bias: true\nprofile: last\ntiming: [1]"},
-    ),
-    "nothing_for_a_mapping": Bad(
-        "params/phases/phase1.yaml: limits:",
-        "None; allowed: a mapping, with keys such as start_seconds",
-        files={"phases/phase1.yaml": "bias: true\nprofile: last\nlimits:"},
-    ),
     "mapping_for_a_number": Bad("--set: seed:", "{'x': 3}; allowed: a whole number", overrides={"seed.x": 3}),
-    "missing_key": Bad(
-        "params/workloads/gaussian.yaml: workload.distribution:",
-        "missing",
-        files={"workloads/gaussian.yaml": "workload: {}"},
-    ),
     "unknown_dtype": Bad(
         "--set: dtype:", "allowed: bf16, fp16, fp32; did you mean 'bf16'", overrides={"dtype": "bf61"}
     ),
@@ -113,7 +41,6 @@ BAD = {
     "unknown_method": Bad(
         "--set: methods.1:", "did you mean 'block_shock'", overrides={"methods": ["dense", "block_shok"]}
     ),
-    "no_method": Bad("params/methods/all.yaml: methods:", "at least 1", files={"methods/all.yaml": "methods: []"}),
     "method_listed_twice": Bad("--set: methods:", "'dense' is listed twice", overrides={"methods": ["dense", "dense"]}),
     "world_size_of_three": Bad(
         "--set: hardware.world_size:", "3 is not allowed; allowed: 2, 4, 8", overrides={"hardware.world_size": 3}
@@ -122,11 +49,6 @@ BAD = {
         "--set: hardware.backend:", "allowed: gloo with device cpu", overrides={"hardware.backend": "nccl"}
     ),
     "no_thread": Bad("--set: hardware.threads:", "0; allowed: at least 1", overrides={"hardware.threads": 0}),
-    "size_not_a_multiple_of_64": Bad(
-        "params/sweeps/phase1-cpu.yaml: sweep.n.1:",
-        "4000 is not a multiple of 64; allowed: multiples of 64; nearest: 3968",
-        files={"sweeps/phase1-cpu.yaml": "sweep: {n: [256, 4000], b: [16]}"},
-    ),
     "size_of_zero": Bad("--set: sweep.n.0:", "0; allowed: at least 64", overrides={"sweep.n": [0]}),
     "negative_size": Bad("--set: sweep.n.0:", "at least 64", overrides={"sweep.n": [-64]}),
     "size_beyond_any_machine": Bad("--set: sweep.n.0:", "allowed: at most 1048576", overrides={"sweep.n": [1 << 40]}),
@@ -197,12 +119,6 @@ BAD = {
         "'gaussian'",
         overrides={"sweep.workloads": [{"name": "x", "distribution": "gausian"}]},
     ),
-    "bad_file_named_in_a_sweep": Bad(
-        "params/masks/mine.yaml: mask.family:",
-        "did you mean 'random'",
-        files={"masks/mine.yaml": "mask: {family: rndom}"},
-        overrides={"sweep.masks": ["mine"]},
-    ),
     "file_named_in_a_sweep_that_sets_more": Bad(
         "--set: sweep.masks.0:",
         "mine sets seed",
@@ -218,11 +134,6 @@ BAD = {
         "command line: phase:", "'phase7' is no file of params/phases; allowed: phase0, phase1", phase="phase7"
     ),
     "phase_in_an_override": Bad("--set: phase:", "the run is of phase1", overrides={"phase": "phase0"}),
-    "unknown_file_chosen_by_a_file": Bad(
-        "params/phases/phase1.yaml: layers.mask:",
-        "is no file of params/masks; allowed: checkerboard, magnitude",
-        files={"phases/phase1.yaml": "layers: {mask: checkerbord}"},
-    ),
     "unknown_file_chosen": Bad(
         "command line: layers.hardware:", "allowed: auto, cpu, cuda, cuda-1", choose={"hardware": "cuda-2"}
     ),
@@ -231,62 +142,12 @@ BAD = {
     ),
     "path_for_a_file": Bad("command line: layers.mask:", "is no file", choose={"mask": "../masks/random"}),
     "unknown_kind": Bad("command line: layers.masc:", "did you mean 'mask'", choose={"masc": "random"}),
-    "earlier_kind_chosen_by_a_file": Bad(
-        "params/masks/checkerboard.yaml: layers.workload:",
-        "allowed: methods, hardware, sweep",
-        files={"masks/checkerboard.yaml": "layers: {workload: uniform}"},
-    ),
-    "layers_that_are_no_mapping": Bad(
-        "params/phases/phase1.yaml: layers:", "a mapping with the keys", files={"phases/phase1.yaml": "layers: cpu"}
-    ),
-    "yaml_tag": Bad(
-        "params/phases/phase1.yaml: bias:",
-        "tag",
-        files={"phases/phase1.yaml": "bias: !!python/object/apply:os.getcwd []"},
-    ),
-    "harmless_yaml_tag": Bad(
-        "params/phases/phase1.yaml: seed:", "tag", files={"phases/phase1.yaml": "seed: !!int '3'"}
-    ),
-    "yaml_anchor": Bad(
-        "params/phases/phase1.yaml: timing.samples:",
-        "anchors",
-        files={"phases/phase1.yaml": "timing: {samples: &many 9}"},
-    ),
-    "yaml_alias": Bad("params/phases/phase1.yaml: seed:", "aliases", files={"phases/phase1.yaml": "seed: *many"}),
-    "merge_key": Bad(
-        "params/phases/phase1.yaml: <<:", "a key must be text", files={"phases/phase1.yaml": "<<: {bias: true}"}
-    ),
-    "key_that_is_a_number": Bad(
-        "params/phases/phase1.yaml: timing.1:", "a key must be text", files={"phases/phase1.yaml": "timing: {1: 2}"}
-    ),
     "tag_in_an_override": Bad("--set: seed:", "tag", text="seed=!!int 3"),
     "broken_override": Bad("--set: sweep.n:", "not valid YAML", text="sweep.n=[4096"),
     "override_without_a_value": Bad("--set: seed:", "allowed: KEY=VALUE", text="seed"),
     "override_without_a_key": Bad("--set: =3:", "allowed: KEY=VALUE", text="=3"),
     "override_of_an_empty_part": Bad("--set: sweep..n:", "not a dotted key", overrides={"sweep..n": [256]}),
     "override_in_whole_and_in_part": Bad("--set: seed.x:", "set as a whole too", overrides={"seed": 1, "seed.x": 2}),
-    "yaml_1_1": Bad(
-        "params/phases/phase1.yaml:", "allowed: YAML 1.2", files={"phases/phase1.yaml": "%YAML 1.1\n---\nbias: no"}
-    ),
-    "two_documents": Bad(
-        "params/phases/phase1.yaml:", "not valid YAML", files={"phases/phase1.yaml": "bias: true\n---\nbias: false"}
-    ),
-    "broken_file": Bad("params/phases/phase1.yaml:", "not valid YAML", files={"phases/phase1.yaml": "bias: 'true\n"}),
-    "deep_nesting": Bad(
-        "params/phases/phase1.yaml: seed:", "deeper than 16", files={"phases/phase1.yaml": "seed: " + "[" * 60000}
-    ),
-    "file_of_65_kib": Bad(
-        "params/phases/phase1.yaml:", "larger than 64 KiB", files={"phases/phase1.yaml": "# " + "é" * 33000}
-    ),
-    "file_that_is_not_utf8": Bad(
-        "params/phases/phase1.yaml:", "not UTF-8", files={"phases/phase1.yaml": b"bias: \xff"}
-    ),
-    "integer_of_5000_digits": Bad(
-        "params/phases/phase1.yaml:", "not valid YAML", files={"phases/phase1.yaml": "seed: " + "9" * 5000}
-    ),
-    "file_that_holds_a_list": Bad(
-        "params/phases/phase1.yaml:", "allowed: a mapping", files={"phases/phase1.yaml": "[bias]"}
-    ),
 }
 
 

@@ -1,9 +1,18 @@
 """The interval must hold the truth as often as it says, also where groups differ."""
 
+import math
+
 import numpy as np
 import pytest
 
-from blockshock_lib.report.interval import ratio_interval
+from blockshock_lib.report.interval import ratio_interval, t_quantile, welch_interval
+
+# Student's t, 99.5% quantile, for 1, 2, ... 30 degrees of freedom, from printed tables.
+T995 = (
+    *(63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169),
+    *(3.106, 3.055, 3.012, 2.977, 2.947, 2.921, 2.898, 2.878, 2.861, 2.845),
+    *(2.831, 2.819, 2.807, 2.797, 2.787, 2.779, 2.771, 2.763, 2.756, 2.750),
+)
 
 
 def simulate(rng, groups, samples, *, shared=0.0, own=0.0, noise=0.01):
@@ -60,7 +69,7 @@ def test_the_ratio_is_that_of_the_groups_medians():
 def test_the_interval_is_students_on_the_groups_log_ratios():
     logs = np.array([0.1, 0.12, 0.17])
     interval = ratio_interval([np.exp([x]) for x in logs], [np.ones(1)] * 3)
-    reach = 9.925 * logs.std(ddof=1) / 3**0.5
+    reach = 9.9248432 * logs.std(ddof=1) / 3**0.5
     assert np.allclose(np.log(interval), [logs.mean(), logs.mean() - reach, logs.mean() + reach])
 
 
@@ -84,3 +93,102 @@ def test_groups_of_unequal_length_are_drawn_from_their_own_samples_only():
 def test_missing_samples_are_refused(sides):
     with pytest.raises(ValueError, match="group"):
         ratio_interval(*sides)
+
+
+def test_t_quantile_has_the_values_of_printed_tables():
+    assert [round(t_quantile(0.995, df), 3) for df in range(1, 31)] == list(T995)
+    known = {(0.975, 4): 2.7764451, (0.95, 7): 1.8945786, (0.9995, 3): 12.9239786, (0.975, 120): 1.9799304}
+    for (p, df), value in known.items():
+        assert t_quantile(p, df) == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize("p", [0.6, 0.975, 1 - 1e-5, 1 - 1e-7])
+def test_t_quantile_is_the_closed_form_where_there_is_one(p):
+    assert t_quantile(p, 1) == pytest.approx(math.tan(math.pi * (p - 0.5)), rel=1e-6)
+    assert t_quantile(p, 2) == pytest.approx((2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p))), rel=1e-6)
+
+
+def test_t_quantile_is_odd_and_goes_to_the_normal_one():
+    assert t_quantile(0.01, 5) == -t_quantile(0.99, 5)
+    assert t_quantile(0.5, 9) == pytest.approx(0, abs=1e-9)
+    assert t_quantile(0.995, 4001) == pytest.approx(2.5758293, abs=2e-3)
+
+
+@pytest.mark.parametrize("p, df", [(0, 3), (1, 3), (0.9, 0), (0.9, 2.5), (float("nan"), 3)])
+def test_no_quantile_of_nonsense(p, df):
+    with pytest.raises(ValueError, match="quantile"):
+        t_quantile(p, df)
+
+
+def logs_as_groups(values):
+    return [np.exp([value]) for value in values]
+
+
+@pytest.mark.parametrize(
+    "one, other, t",
+    [
+        # s1^2 / n1 = 0.0025 / 3, s2^2 / n2 = 0.04 / 4; df = 0.010833^2 / (0.000833^2 / 2 + 0.01^2 / 3) = 3.48, so 3.
+        ([0.15, 0.2, 0.25], np.array([0.0, 0.2, 0.2, 0.4]) * math.sqrt(1.5), 5.840909),
+        # 0.04 / 3 and 0.0025 / 4: df = 0.013958^2 / (0.013333^2 / 2 + 0.000625^2 / 3) = 2.19, so 2.
+        ([0.0, 0.2, 0.4], np.array([0.15, 0.2, 0.2, 0.25]) * math.sqrt(1.5), 9.924843),
+    ],
+)
+def test_welchs_interval_is_the_textbooks(one, other, t):
+    interval = welch_interval(logs_as_groups(one), logs_as_groups(other))
+    middle = np.mean(one) - np.mean(other)
+    reach = t * math.sqrt(np.var(one, ddof=1) / 3 + np.var(other, ddof=1) / 4)
+    assert np.allclose(np.log(interval), [middle, middle - reach, middle + reach], atol=1e-6)
+
+
+def test_a_higher_level_gives_a_wider_interval():
+    rng = np.random.default_rng(4)
+    over, under = (logs_as_groups(rng.normal(0, 0.01, 5)) for _ in range(2))
+    inner, outer = welch_interval(over, under, 0.99), welch_interval(over, under, 0.9999)
+    assert outer.low < inner.low < inner.ratio < inner.high < outer.high and inner.ratio == outer.ratio
+
+
+def test_two_runs_may_have_different_numbers_of_groups():
+    assert welch_interval([np.ones(2)] * 2, [np.full(3, 2.0)] * 5) == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("groups", [(1, 5), (5, 1), (1, 1)])
+def test_one_group_of_either_run_gives_no_interval(groups):
+    interval = welch_interval(*([np.full(4, 2.0 + g) for g in range(count)] for count in groups))
+    assert (interval.low, interval.high) == (0.0, np.inf)
+
+
+def test_an_interval_beyond_all_numbers_is_none():
+    interval = welch_interval(logs_as_groups([0.0, 0.5]), logs_as_groups([0.0, 0.7]), 1 - 1e-7)
+    assert (interval.low, interval.high) == (0.0, np.inf) and 0 < interval.ratio < np.inf
+
+
+@pytest.mark.parametrize("sides", [([], [np.ones(1)]), ([np.ones(1)], []), ([np.array([])], [np.ones(1)])])
+def test_two_runs_need_a_group_with_samples_each(sides):
+    with pytest.raises(ValueError, match="group"):
+        welch_interval(*sides)
+
+
+@pytest.mark.parametrize("spreads", [(0.01, 0.01), (0.002, 0.03)])
+@pytest.mark.parametrize("groups", [(2, 2), (3, 5), (5, 5)])
+def test_of_100_comparisons_of_an_unchanged_library_at_most_one_raises_an_alarm(groups, spreads):
+    rng, rows, runs = np.random.default_rng(11), 40, 150
+    alarms = 0
+    for _ in range(runs):
+        logs = [rng.normal(0, spread, (rows, count)) for count, spread in zip(groups, spreads, strict=True)]
+        found = [
+            welch_interval(logs_as_groups(b), logs_as_groups(a), 1 - 0.01 / rows) for a, b in zip(*logs, strict=True)
+        ]
+        alarms += any(not one.low <= 1 <= one.high for one in found)
+    assert alarms <= 0.01 * runs + 2, "1% expected of 150, and 2 more by chance at most"
+
+
+def test_a_slowdown_of_10_percent_is_found_among_140_comparisons_at_five_groups_of_1_percent():
+    rng = np.random.default_rng(12)
+    found = [
+        welch_interval(
+            logs_as_groups(rng.normal(np.log(1.1), 0.01, 5)), logs_as_groups(rng.normal(0, 0.01, 5)), 1 - 0.01 / 140
+        )
+        for _ in range(200)
+    ]
+    assert np.mean([one.low > 1 for one in found]) > 0.85
+    assert all(0.9 < one.ratio / 1.1 < 1.1 for one in found)

@@ -1,0 +1,56 @@
+"""A headless Chromium for the tests of this folder, which are skipped where it or playwright is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+# No sandbox inside a sandbox; and nothing of the browser's own goes to a network while it runs.
+QUIET = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    playwright = pytest.importorskip("playwright.sync_api")
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pytest.skip("no Chromium on this machine")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=program, args=QUIET)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(chromium):
+    """A function that opens an empty tab; at the end of the test, none may have complained in its console.
+
+    Keywords are those of playwright's `new_context`: viewport, color_scheme, offline, ...
+    """
+    opened, complaints = [], []
+
+    def open_tab(**options):
+        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
+        opened.append(context)
+        page = context.new_page()
+        page.on("console", lambda m: complaints.append(f"{m.type}: {m.text}") if m.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
+        return page
+
+    yield open_tab
+    for context in opened:
+        context.close()
+    assert not complaints
+
+
+def keep(page, name: str) -> None:
+    """A screenshot of what the tab shows, where BLOCKSHOCK_SCREENSHOTS names a folder for them."""
+    if folder := os.environ.get("BLOCKSHOCK_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png")

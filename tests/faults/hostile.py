@@ -1,0 +1,323 @@
+"""What an ill-meaning colleague would send: a notebook whose outputs try to act, and zips that try to get out.
+
+Whatever manages to run sets `window.owned`, or makes the file that a fixture watches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import shutil
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+from nbformat import v4
+
+from blockshock_lib import manifest, share
+
+REFERENCE = manifest.ROOT / "outputs" / "reference" / "phase1-cpu"
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+ACT = "window.owned=1"
+_B64 = "PHNjcmlwdD53aW5kb3cub3duZWQ9MTwvc2NyaXB0Pg=="  # <script>window.owned=1</script>
+
+HTML = {
+    "script": f"<script>{ACT}</script>",
+    "script in odd case, cut": f"<ScRiPt>{ACT}</sCrIpT ><script>{ACT}",
+    "script from elsewhere": '<script src="https://example.org/x.js"></script>',
+    "script inside script": f"<scr<script>ipt>{ACT}</scr</script>ipt>",
+    "onerror": f'<img src="x" onerror="{ACT}">',
+    "onerror without quotes, with a slash": f"<img/src=x/onerror={ACT}>",
+    "onload of an embedded image": f'<img src="data:image/png;base64,{PIXEL}" onload="{ACT}" alt="a dot">',
+    "handlers": f'<p onclick="{ACT}" onmouseover="{ACT}" onfocus="{ACT}" tabindex="1" autofocus>words</p>',
+    "ontoggle": f'<details open ontoggle="{ACT}"><summary>more</summary>words</details>',
+    "javascript: link": f'<a href="javascript:{ACT}">words</a>',
+    "javascript: link, disguised": f'<a href=" jAva&#x09;script&colon;{ACT}">a</a><a href="&#1;javascript:{ACT}">b</a>',
+    "data: link": f'<a href="data:text/html;base64,{_B64}">words</a>',
+    "other links": '<a href="vbscript:x">a</a><a href="file:///etc/passwd">b</a><a href="blob:x">c</a>',
+    "link to a share": '<a href="//example.org/x">a</a><a href="\\\\example.org\\x">b</a>',
+    "iframe": f'<iframe src="javascript:{ACT}"></iframe><iframe srcdoc="<script>{ACT}</script>"></iframe>',
+    "object": f'<object data="data:text/html;base64,{_B64}"></object>',
+    "embed": f'<embed src="data:text/html;base64,{_B64}">',
+    "svg with script": f'<svg onload="{ACT}"><script>{ACT}</script><animate onbegin="{ACT}" attributeName="x"/></svg>',
+    "svg image": f'<img alt="" src="data:image/svg+xml;base64,{_B64}">',
+    "svg link": f'<svg><a xlink:href="javascript:{ACT}"><text>words</text></a></svg>',
+    "math": f'<math><mtext><table><mglyph><style><!--</style><img title="--&gt;&lt;img src=1 onerror={ACT}&gt;">',
+    "style": "<style>main, .verdict { display: none } body { background: url(https://example.org/x) }</style>",
+    "style attribute": '<div style="position:fixed;inset:0;background:red;display:none">hidden words</div>',
+    "classes and names of ours": '<p class="skip" id="main" name="theme">more hidden words</p><h3 id="part-0">x</h3>',
+    "meta refresh": '<meta http-equiv="refresh" content="0;url=https://example.org/">',
+    "base": '<base href="https://example.org/">',
+    "link": '<link rel="stylesheet" href="https://example.org/x.css">',
+    "form": f'<form action="https://example.org/"><input name="x" autofocus onfocus="{ACT}">words</form>',
+    "button": f'<button formaction="javascript:{ACT}">go</button><textarea>t</textarea><select><option>o</select>',
+    "template": f"<template><script>{ACT}</script></template>",
+    "noscript": f"<noscript><p title='</noscript><img src=x onerror={ACT}>'>",
+    "raw text elements": f"<xmp><script>{ACT}</script></xmp><title><img src=x onerror={ACT}></title><plaintext>{ACT}",
+    "comments": f"<!--><script>{ACT}</script>--><!--[if IE]><script>{ACT}</script><![endif]-->",
+    "declarations": f"<![CDATA[<script>{ACT}</script>]]><!x <script>{ACT}</script>><?x <script>{ACT}</script>?>",
+    "ends of what is around": f"</pre></div></section></main></body></html><script>{ACT}</script>",
+    "unclosed": f'<table><tr><td><a href="x"><b><div title="><script>{ACT}</script>',
+    "media": f'<video src="x" onerror="{ACT}" autoplay></video><audio src=x onerror="{ACT}"></audio>',
+    "picture from elsewhere": '<img src="https://example.org/x.png" alt="spy"><img srcset="https://example.org/x 2x">',
+    "deep": "<div>" * 3000 + f"<script>{ACT}</script>",
+}
+
+
+def write_notebook(path: Path) -> Path:
+    """A notebook that tries each of HTML as an output, as Markdown and as Markdown in an output, and other ways in."""
+    cells = [v4.new_markdown_cell(f"# Hostile <script>{ACT}</script>\n\nwords")]
+    for name, html in HTML.items():
+        show = [v4.new_output("display_data", {"text/html": html, "text/plain": name})]
+        show.append(v4.new_output("execute_result", {"text/markdown": f"# {name}\n\n{html}\n"}, execution_count=1))
+        cells += [v4.new_code_cell(f"# {name}", outputs=show), v4.new_markdown_cell(f"## {name}\n\n{html}\n\nafter")]
+    script = f"<script>{ACT}</script>"
+    breakout = f'{PIXEL}" onerror="{ACT}"><script>{ACT}</script>'
+    others = [
+        v4.new_output("display_data", {"application/javascript": ACT, "text/plain": "<JS>"}),
+        v4.new_output("display_data", {"image/svg+xml": f"<svg>{script}</svg>", "text/plain": "<SVG>"}),
+        v4.new_output("display_data", {"image/png": breakout}),
+        v4.new_output("display_data", {"image/png": PIXEL}, metadata={"image/png": {"alt": f'"><{script}'}}),
+        v4.new_output("display_data", {"text/latex": script, "text/plain": script}),
+        v4.new_output(
+            "stream", name="stdout", text=f"{script}\x1b[38;2;1;2;3m{script}\x1b]8;;javascript:{ACT}\x07x\x1b]8;;\x07"
+        ),
+        v4.new_output("stream", name='stderr"><script>', text=script),
+        v4.new_output("error", ename=script, evalue=script, traceback=[script]),
+    ]
+    cells += [v4.new_code_cell(script, outputs=others)]
+    cells += [
+        v4.new_markdown_cell(f"[a](javascript:{ACT}) ![b](javascript:{ACT}) <javascript:{ACT}>\n\n```\n{script}\n```")
+    ]
+    picture = v4.new_markdown_cell("![an attachment](attachment:x.svg)")
+    picture["attachments"] = {"x.svg": {"image/svg+xml": _B64}}
+    cells += [
+        picture,
+        v4.new_markdown_cell("![up](../../secret.png) ![gone](attachment:gone.png)"),
+        v4.new_raw_cell(script),
+    ]
+    cells += [v4.new_markdown_cell("The last words.")]
+    nbformat.write(v4.new_notebook(cells=cells), path)
+    return path
+
+
+def small_run(folder: Path) -> Path:
+    """A whole run, as light as can be: one record and one trace of the reference run, and a notebook of two cells."""
+    for kind in ("records", "traces"):
+        (folder / kind).mkdir(parents=True)
+        one = min((REFERENCE / kind).iterdir())
+        shutil.copy(one, folder / kind / one.name)
+    (folder / "logs").mkdir()
+    (folder / "logs" / "rank0.log").write_text("a path of a machine")
+    output = v4.new_output("display_data", {"image/png": PIXEL})
+    cells = [v4.new_markdown_cell("# A run\n\n## Part"), v4.new_code_cell("run()", outputs=[output])]
+    nbformat.write(v4.new_notebook(cells=cells), folder / "phase1_forward.ipynb")
+    (folder / "phase1_forward.html").write_text(f"<script>{ACT}</script>")
+    known = json.loads((REFERENCE / manifest.FILE).read_text()) | {"files": manifest.digests(folder)}
+    (folder / manifest.FILE).write_text(json.dumps(known))
+    return folder
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Name -> content of a zip."""
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def write_zip(path: Path, files: dict[str, bytes], entries: list[tuple[zipfile.ZipInfo | str, bytes]] = ()) -> Path:
+    """A zip of `files`, the manifest's digests made right, and of `entries`, which no manifest tells of."""
+    known = json.loads(files[manifest.FILE])
+    if isinstance(known, dict) and isinstance(known.get("files"), dict):
+        others = {name: data for name, data in files.items() if name != manifest.FILE}
+        known["files"] |= {name: hashlib.sha256(data).hexdigest() for name, data in others.items()}
+        files = files | {manifest.FILE: json.dumps(known).encode()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in [*files.items(), *entries]:
+            archive.writestr(name, data)
+    return path
+
+
+class _Bomb:
+    def __init__(self, canary: Path):
+        self.canary = canary
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.canary}'",)
+
+
+def _entry(name: str, mode: int = stat.S_IFREG | 0o644) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name)
+    entry.external_attr, entry.create_system = mode << 16, 3
+    return entry
+
+
+def _added(name: str, data: bytes = b"{}", mode: int = stat.S_IFREG | 0o644) -> Callable:
+    # Told of in the manifest, so that nothing but the name or the mode is wrong.
+    def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
+        known = json.loads(files[manifest.FILE])
+        known["files"][name] = hashlib.sha256(data).hexdigest()
+        write_zip(path, files | {manifest.FILE: json.dumps(known).encode()}, [(_entry(name, mode), data)])
+
+    return change
+
+
+def _pickled(name: str) -> Callable:
+    def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
+        _added(name, pickle.dumps(_Bomb(canary)))(path, files, canary)
+
+    return change
+
+
+def _with(**facts: object) -> Callable:
+    def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
+        known = json.loads(files[manifest.FILE]) | facts
+        write_zip(path, files | {manifest.FILE: json.dumps(known).encode()})
+
+    return change
+
+
+def _first(files: dict[str, bytes], start: str) -> str:
+    return min(name for name in files if name.startswith(start))
+
+
+def _changed(start: str, change_data: Callable[[bytes], bytes | None], honest: bool = False) -> Callable:
+    def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
+        name = _first(files, start)
+        files, data = dict(files), change_data(files[name])
+        if data is None:
+            del files[name]
+        else:
+            files[name] = data
+        if honest:
+            write_zip(path, files)
+            return
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in files.items():
+                archive.writestr(name, data)
+
+    return change
+
+
+def _twice(name: str, other: str) -> Callable:
+    def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
+        write_zip(path, {k: v for k, v in files.items() if k != name}, [(name, files[name]), (other, files[name])])
+
+    return change
+
+
+def _bytes(change_bytes: Callable[[bytes], bytes]) -> Callable:
+    def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
+        path.write_bytes(change_bytes(write_zip(path, files).read_bytes()))
+
+    return change
+
+
+def _encrypted(data: bytes) -> bytes:
+    # The flag of the last entry, in the directory, where zipfile looks.
+    place = data.rindex(b"PK\1\2") + 8
+    return data[:place] + bytes([data[place] | 1]) + data[place + 1 :]
+
+
+def _directory(*changes: tuple[int, bytes]) -> Callable:
+    # Bytes at places of the last entry in the directory.
+    def change(data: bytes) -> bytes:
+        data, start = bytearray(data), data.rindex(b"PK\1\2")
+        for place, new in changes:
+            data[start + place : start + place + len(new)] = new
+        return bytes(data)
+
+    return change
+
+
+def _smaller_said(data: bytes) -> bytes:
+    # Every uncompressed size in the directory says one byte.
+    data, place = bytearray(data), -1
+    while (place := data.find(b"PK\1\2", place + 1)) >= 0:
+        data[place + 24 : place + 28] = (1).to_bytes(4, "little")
+    return bytes(data)
+
+
+def _nested(files: dict[str, bytes]) -> bytes:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr("x", b"x")
+    return inner.getvalue()
+
+
+# What is wrong -> a function (path of the zip to write, files of a good one, file that must not appear), and what the
+# refusal says.
+ZIPS: dict[str, tuple[Callable, str]] = {
+    "absolute path": (_added("/tmp/evil.json"), "relative path"),
+    "path that leads out": (_added("records/../../evil.json"), "leads out"),
+    "path that leads out at once": (_added("../evil.json"), "leads out"),
+    "drive letter": (_added("C:evil.json"), "relative path"),
+    "backslash": (_added("records\\..\\..\\evil.json"), "relative path"),
+    "control character": (_added("records/a\n.json"), "character"),
+    "not ASCII": (_added("records/\u202egpj.json"), "character"),
+    "empty part": (_added("records//a.json"), "no file of a run"),
+    "hidden file": (_added("records/.a.json"), "no file of a run"),
+    "folder of its own": (_added("more/a.json"), "no file of a run"),
+    "symlink": (_added("records/a.json", b"/etc/passwd", stat.S_IFLNK | 0o777), "link"),
+    "symlink to a folder": (_added("records", b"/tmp", stat.S_IFLNK | 0o777), "link"),
+    "device": (_added("records/a.json", b"", stat.S_IFCHR | 0o666), "plain file"),
+    "set-user-id": (_added("records/a.json", b"", stat.S_IFREG | 0o4755), "plain file"),
+    "folder entry": (_added("logs/", b"", stat.S_IFDIR | 0o755), "no folder"),
+    "pickle": (_pickled("records/a.pkl"), "no file of a run"),
+    "pickle as weights": (_pickled("weights.pt"), "no file of a run"),
+    "pickle as a picture": (_pickled("figure.png"), "no PNG"),
+    "pickle as a trace": (_pickled("traces/a.json.gz"), "no whole trace"),
+    "python": (_added("sitecustomize.py", b"raise SystemExit"), "no file of a run"),
+    "library": (_added("x.so"), "no file of a run"),
+    "nested zip": (
+        lambda path, files, canary: _added("more.zip", _nested(files))(path, files, canary),
+        "no file of a run",
+    ),
+    "svg": (_added("figure.svg"), "no file of a run"),
+    "one name twice": (_twice("phase1_forward.ipynb", "phase1_forward.ipynb"), "twice"),
+    "one name in two cases": (_twice("phase1_forward.ipynb", "PHASE1_forward.ipynb"), "twice"),
+    "record altered": (_changed("records/", lambda data: data.replace(b"1", b"2", 1)), "not the file"),
+    "trace altered": (_changed("traces/", lambda data: data + b"\0"), "not the file"),
+    "page altered": (_changed("phase1_forward.html", lambda data: data + b"<p>"), "not the file"),
+    "record missing": (_changed("records/", lambda data: None), "is missing"),
+    "file that the manifest does not name": (
+        lambda path, files, canary: write_zip(path, files, [("records/a.json", b"{}")]),
+        "not the file",
+    ),
+    "trace cut": (_changed("traces/", lambda data: data[:-20], honest=True), "no whole trace"),
+    "notebook is none": (_changed("phase1_forward.ipynb", lambda data: b"[]", honest=True), "no notebook"),
+    "notebook nested too deep": (
+        _changed("phase1_forward.ipynb", lambda data: b"[" * 200_000, honest=True),
+        "no notebook",
+    ),
+    "no manifest": (_changed(manifest.FILE, lambda data: None), "no manifest.json"),
+    "manifest is no JSON": (_changed(manifest.FILE, lambda data: b"{"), "cannot be read"),
+    "manifest nested too deep": (_changed(manifest.FILE, lambda data: b"[" * 200_000), "cannot be read"),
+    "manifest is a list": (_changed(manifest.FILE, lambda data: b"[]"), "no run that ended"),
+    "no digests": (_changed(manifest.FILE, lambda data: data.replace(b'"files"', b'"flies"')), "no run that ended"),
+    "unknown phase": (_with(phase="../../evil"), "phase"),
+    "phase is a list": (_with(phase=["phase1"]), "phase"),
+    "still running": (_with(status="running"), "status"),
+    "machine is text": (_with(machine="H200"), "machine"),
+    "machine without libraries": (_with(machine={"title": "x"}), "machine"),
+    "parameters are a list": (_with(params=[]), "params"),
+    "redraws another folder": (_with(redrawn_from="../../.."), "redrawn_from"),
+    "verdict is no text": (_with(verdict={}), "verdict"),
+    "encrypted": (_bytes(_encrypted), "encrypted"),
+    "smaller than it says": (_bytes(_smaller_said), "whole zip"),
+    "of a version to come": (_bytes(_directory((6, b"\xff"))), "whole zip"),
+    "name that is no UTF-8": (_bytes(_directory((8, b"\0\x08"), (46, b"\xff"))), "whole zip"),
+    "cut": (_bytes(lambda data: data[: len(data) // 2]), "plain zip"),
+    "no zip": (_bytes(lambda data: pickle.dumps(0)), "plain zip"),
+    "empty": (_bytes(lambda data: b""), "plain zip"),
+    "with a comment": (_bytes(lambda data: data[:-2] + b"\2\0ab"), "plain zip"),
+}
+
+
+def write_good_zip(folder: Path) -> Path:
+    """The zip of `small_run`, made in `folder`."""
+    return share.pack(small_run(folder / "run"), folder / "good.zip")

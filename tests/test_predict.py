@@ -1,0 +1,182 @@
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from blockshock_lib import manifest, params, plan, predict, records, worker, workers
+from blockshock_lib.methods import METHODS
+from blockshock_lib.predict import costs, duration, earlier, memory
+
+REFERENCE = manifest.ROOT / "outputs" / "reference"
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    return manifest.read(REFERENCE / "phase1-cpu")["machine"]
+
+
+@pytest.fixture(scope="module")
+def h200():
+    return manifest.read(REFERENCE / "phase1-cuda")["machine"]
+
+
+def asked(phase="phase1", hardware="cpu", **settings):
+    dotted = {key.replace("__", "."): value for key, value in settings.items()}
+    return params.load(phase, dotted, choose={"hardware": hardware})
+
+
+@pytest.mark.parametrize("name", ["phase1-cpu", "phase1-cuda"])
+def test_costs_and_floors_are_those_that_the_engine_recorded(name, tmp_path):
+    m = manifest.read(REFERENCE / name)
+    table = predict.plan(params.Params.model_validate(m["params"]), m["machine"], tmp_path)
+    checked = 0
+    for row in table[table["unsupported"].eq("")].itertuples():
+        record = records.read(REFERENCE / name / "records" / f"{row.case}-0.json")
+        found = {r["metric"]: r["value"] for r in record["rows"] if r["method"] == row.method and r["status"] == "ok"}
+        assert (row.bytes_read, row.bytes_written, row.bytes_sent, row.flops) == tuple(
+            found[key] for key in ("bytes_read", "bytes_written", "bytes_sent", "flops")
+        )
+        assert row.weight_bytes == found["weight_bytes_formula"]
+        own = {r["metric"]: r["value"] for r in record["rows"] if r["method"] == "ceiling"}
+        case = plan.Case.from_dict(record["case"])
+        least = predict.floor(costs.cost(case, row.method), costs.roofline.Ceilings(**own))
+        assert least.forward == pytest.approx(found["floor_forward"], rel=1e-12)
+        checked += 1
+    assert checked == {"phase1-cpu": 36, "phase1-cuda": 140}[name]
+
+
+def test_the_floor_is_the_longer_of_bytes_and_arithmetic_and_the_link_after_it():
+    work = costs.Cost(flops=2e12, read=3e9, written=1e9, sent=1e8, weights=0, peak=0)
+    found = predict.floor(work, costs.roofline.Ceilings(1000, 100, 10))
+    assert found[:4] == pytest.approx((4.0, 20.0, 10.0, 30.0))
+    assert found.bound == "arithmetic"
+    assert predict.floor(work._replace(sent=1e9), costs.roofline.Ceilings(1000, 100, 10)).bound == "link"
+    assert predict.floor(work._replace(flops=1.0), costs.roofline.Ceilings(1000, 100, 100)).bound == "bytes"
+
+
+def test_ceilings_come_from_the_newest_run_of_the_machine_else_from_the_shipped_one(cpu, h200, tmp_path):
+    shipped = predict.known_ceilings("cpu", "bf16", machine="another computer", out=tmp_path)
+    assert shipped.source == "outputs/reference/phase1-cpu" and "of another machine" in shipped.note
+    for day, rate in (("2026-11-21", 1.5), ("2026-11-22", 2.5), ("2026-11-20", 3.5)):
+        copy_of("phase1-cpu", tmp_path / day, started=f"{day}T10:00:00+00:00", ceiling=rate)
+    newest = predict.known_ceilings("cpu", "bf16", machine=cpu["title"], out=tmp_path)
+    assert newest.source == str(tmp_path / "2026-11-22") and newest.note == "" and newest.ceilings.gemm_rate == 2.5
+    assert "measured in bf16, not fp32" in predict.known_ceilings("cpu", "fp32", machine=cpu["title"]).note
+    assert "between 2 ranks, not 8" in predict.known_ceilings("cuda", "bf16", machine=h200["title"], ranks=8).note
+
+
+@pytest.mark.parametrize("change", [{"status": "failed"}, {"redrawn_from": "elsewhere"}, {"phase": "phase0"}])
+def test_a_run_that_did_not_measure_to_its_end_gives_no_ceilings(change, cpu, tmp_path):
+    copy_of("phase1-cpu", tmp_path / "a", started="2026-11-23T10:00:00+00:00", ceiling=9, **change)
+    known = predict.known_ceilings("cpu", "bf16", machine=cpu["title"], out=tmp_path)
+    assert known.source == "outputs/reference/phase1-cpu"
+
+
+def copy_of(name, folder, *, ceiling, **facts):
+    """A copy of a shipped run with one record whose GEMM ceiling is altered, and its digest with it."""
+    (folder / "records").mkdir(parents=True)
+    shutil.copy(REFERENCE / name / manifest.FILE, folder)
+    manifest.note(folder, **facts)
+    source = sorted((REFERENCE / name / "records").glob("*.json"))[0]
+    document = json.loads(source.read_text())
+    for row in document["rows"]:
+        if row["metric"] == "gemm_rate":
+            row["value"] = float(ceiling)
+    document.pop("digest")
+    document["digest"] = records._digest(document)
+    (folder / "records" / source.name).write_bytes(records._encode(document))
+
+
+def test_a_damaged_run_does_not_stop_a_prediction(cpu, tmp_path):
+    for name, text in {"a": "{", "b": "[]", "c": '{"run": 1}'}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / manifest.FILE).write_text(text)
+    assert earlier.runs("cpu", machine=cpu["title"], out=tmp_path)
+
+
+def peak(ctx, case, effective):
+    worker.measure(ctx, case, effective, 0)
+    # Not getrusage: its peak is the parent's where that was larger when it started this process.
+    (kib,) = re.findall(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(kib) * 1024
+
+
+def test_memory_needed_is_above_the_measured_peak_and_not_far_above(cpu):
+    effective = asked("phase0", layers__mask="random", layers__workload="activation", sweep__n=[2048], sweep__b=[512])
+    (case,) = plan.expand(effective)
+    rows = predict.plan(effective, cpu)
+    measured = sum(workers.call(peak, case, effective, processes=2, seconds=120))
+    assert measured <= rows["memory_bytes"].iloc[0] <= 2.5 * measured
+
+
+def test_memory_holds_the_drawing_of_the_weight_and_the_truth_of_every_process(cpu):
+    def needs(n, batch, **settings):
+        effective = asked("phase0", layers__workload="gaussian", sweep__n=[n], sweep__b=[batch], **settings)
+        return predict.plan(effective, cpu)["memory_bytes"].iloc[0] - 2 * memory.PROCESS["cpu"]
+
+    alone = dict(methods=["row_parallel"])
+    assert needs(16384, 16, **alone) > 2 * 8 * 16384**2  # drawn and scaled in float32
+    assert needs(4096, 16, **alone) > 2 * (2 + 8) * 4096**2  # bf16, and 4096 rows in float64
+    assert needs(4096, 16384) - needs(4096, 16) > 2 * 16 * 4096 * 16000
+
+
+def test_a_case_that_cannot_fit_has_its_sentence_and_the_others_have_none(cpu, h200, monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda: 3 * 2**30)
+    effective = asked(sweep__n=[256, 16384], sweep__b=[16])
+    (sentence,) = predict.does_not_fit(effective, cpu)
+    assert sentence.startswith("16384x16384 B=16 bf16 checkerboard gaussian needs up to ")
+    assert "2 processes" in sentence and "3 GiB free" in sentence
+    sentences = predict.does_not_fit(asked(hardware="cuda", sweep__n=[40960, 131072], sweep__b=[16]), h200)
+    assert len(sentences) == 1 and "131072x131072" in sentences[0] and "140.4 GiB" in sentences[0]
+    assert not predict.does_not_fit(asked("phase1", "cuda"), h200)  # the shipped run did fit
+
+
+def test_an_estimate_is_scaled_by_the_run_it_names(cpu, tmp_path):
+    effective = asked("phase1")
+    own = duration.estimate(effective, cpu, {"bf16": None}, tmp_path)
+    taken = 28 + duration.COMMAND_SECONDS  # the shipped run's own, for it is the same plan
+    assert own.seconds == pytest.approx(taken) and "outputs/reference/phase1-cpu, this machine" in own.why
+    assert own.low < own.seconds < own.high
+    copy_of(
+        "phase1-cpu",
+        tmp_path / "slow",
+        ceiling=1,
+        started="2026-11-23T10:00:00+00:00",
+        ended="2026-11-23T10:01:40+00:00",
+    )
+    slow = duration.estimate(effective, cpu, {"bf16": None}, tmp_path)
+    assert slow.seconds == pytest.approx(100 + duration.COMMAND_SECONDS)
+    more = asked("phase1", timing__groups=4)
+    assert duration.estimate(more, cpu, {"bf16": None}, tmp_path).seconds > 1.7 * 100
+    elsewhere = duration.estimate(effective, cpu | {"title": "x"}, {"bf16": None}, tmp_path)
+    assert elsewhere.high / elsewhere.low > own.high / own.low
+
+
+@pytest.mark.parametrize("phase, hardware", [("phase0", "cpu"), ("phase1", "cpu"), ("phase1", "cuda")])
+def test_a_dry_run_tells_every_case_starts_no_process_and_makes_no_folder(
+    phase, hardware, cpu, h200, tmp_path, nothing_starts
+):
+    effective = asked(phase, hardware)
+    text = predict.dry_run(effective, h200 if hardware == "cuda" else cpu, tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert max(map(len, text.splitlines())) <= 120
+    for case in plan.expand(effective):
+        lines = [line for line in text.splitlines() if f"{case.out_features}x{case.in_features} " in line]
+        assert any(f" {case.batch} " in line and case.dtype in line for line in lines)
+        assert case.mask.name in text and case.workload.name in text
+    assert f"{len(plan.expand(effective)) * effective.timing.groups} records" in text
+    for said in ("params/: base.yaml", f"sweeps/{phase}-{hardware}.yaml", "estimate", "outputs/reference", "fits"):
+        assert said in text
+    assert all(predict.words.labels.label(name) in text for name in METHODS)
+
+
+def test_a_dry_run_says_what_would_be_refused_and_lists_the_cases_all_the_same(cpu):
+    text = predict.dry_run(asked("phase1", "cuda-4"), cpu)
+    assert "would be refused here: hardware.device" in text and "40960x40960" in text
+
+
+def test_all_sizes_of_a_dry_run_with_an_emulated_and_a_single_method_are_told(cpu):
+    text = predict.dry_run(asked("phase0", "cuda-1", methods=["block_shock"], sweep__n=[512]), cpu)
+    assert "in one process" in text and "none" in text

@@ -1,0 +1,290 @@
+"""A run that is stopped says so; resumed, it repeats nothing that stands, and everything that does not."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from blockshock_lib import custodian, launch, machine, manifest, ownership, records, sources, workbook
+from blockshock_lib.errors import Interrupted, LaunchError, ParamsError, RecordError
+from blockshock_lib.run import new_folder
+from tests.faults.killed import command, flags, until
+from tests.runs import TINY, written
+
+SMALL = TINY | {"sweep.masks": ["checkerboard", "random"], "timing.groups": 2}
+OTHER = "0123456789ab"
+
+
+def opened(out, settings=SMALL):
+    return workbook.open_run("phase0", hardware="cpu", settings=settings, out=out)
+
+
+def write(folder, name, case, group, context):
+    rows = [records.row(method, "check", 1.0) for method in case.methods]
+    return records.write(folder, run=name, case=case, group=group, rows=rows, context=context)
+
+
+def measured(params, cases, folder, *, run_name, context, on_event, finished):
+    """In place of launch.run: writes a record of each case that is not finished."""
+    done = 0
+    for group in range(params.timing.groups):
+        for case in cases:
+            event = {"total": len(cases) * params.timing.groups, "case": case.label, "group": group}
+            if (case.id, group) not in finished:
+                on_event(event | {"done": done, "status": "running"})
+                write(folder, run_name, case, group, context)
+            done += 1
+            on_event(event | {"done": done, "status": "ok"})
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(launch, "run", measured)
+
+
+@pytest.fixture
+def half(outputs, quick):
+    """A run of two cases in two groups that was interrupted after two records."""
+    run = opened(outputs)
+    with pytest.raises(Interrupted, match="enough"):
+        run.measure(progress=False, on_event=stop_at(2))
+    return run
+
+
+def stop_at(count):
+    def heard(event):
+        if event["done"] == count:
+            raise Interrupted("enough")
+
+    return heard
+
+
+def test_events_reach_the_listener(outputs, quick):
+    events = []
+    run = opened(outputs).measure(progress=False, on_event=events.append)
+    assert [event["status"] for event in events] == ["running", "ok"] * 4 and events[-1]["done"] == 4
+    assert len(run.frame["case"].unique()) == 2 and run.lost() == ""
+
+
+def test_a_run_that_its_listener_interrupts_says_so_and_is_free(half):
+    noted = manifest.read(half.folder)
+    assert (noted["status"], noted["reason"], noted["verdict"]) == (
+        "interrupted",
+        "enough",
+        "phase0 interrupted: enough",
+    )
+    assert noted["ended"] >= noted["started"] and half.stopped == "interrupted"
+    with custodian.locked(half.folder, 0):
+        pass
+
+
+def test_ctrl_c_and_an_error_are_told_apart(outputs, monkeypatch):
+    for error, status in ((KeyboardInterrupt(), "interrupted"), (LaunchError("no group\nmore"), "failed")):
+
+        def fail(*_, error=error, **__):
+            raise error
+
+        monkeypatch.setattr(launch, "run", fail)
+        run = opened(outputs)
+        with pytest.raises(type(error)) as raised:
+            run.measure(progress=False)
+        noted = manifest.read(run.folder)
+        reason = "interrupted by the user" if status == "interrupted" else "no group"
+        assert (noted["status"], noted["reason"]) == (status, reason)
+        assert status == "failed" or "fail" not in [entry.name for entry in raised.traceback], "a long traceback"
+
+
+def test_what_was_interrupted_is_never_completed_by_the_cells_that_follow(half):
+    assert half.conclude().endswith("2 of 4 records damaged or missing")
+    assert manifest.read(half.folder)["status"] == "interrupted"
+
+
+def test_measuring_again_goes_on_where_it_was_stopped(half):
+    before = {path: path.stat().st_mtime_ns for path in half.folder.glob("records/*.json")}
+    assert len(before) == 2 and half.lost()
+    half.measure(progress=False)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert half.lost() == "" and manifest.read(half.folder)["status"] == "running"
+    half.conclude()
+    noted = manifest.read(half.folder)
+    assert (noted["status"], noted["reason"]) == ("completed", "")
+
+
+def test_a_new_run_that_is_measured_twice_is_measured_anew(outputs, quick):
+    run = opened(outputs).measure(progress=False)
+    before = {path: path.stat().st_ino for path in run.folder.glob("records/*.json")}
+    run.measure(progress=False)
+    assert not [path for path, inode in before.items() if path.stat().st_ino == inode]
+
+
+SPOILT = {
+    "missing": lambda path, context: path.unlink(),
+    "damaged": lambda path, context: path.write_bytes(path.read_bytes()[:-9]),
+    "of another machine": lambda path, context: rewritten(path, context | {"machine": OTHER}),
+    "of other code": lambda path, context: rewritten(
+        path, context | {"code": context["code"] | {"sources": OTHER, "imported": OTHER}}
+    ),
+    "of a stale kernel": lambda path, context: rewritten(
+        path, context | {"code": context["code"] | {"imported": OTHER}}
+    ),
+    "of another case": lambda path, context: path.write_bytes(
+        next(other for other in path.parent.iterdir() if other != path).read_bytes()
+    ),
+}
+
+
+def rewritten(path, context):
+    """The same record, whole, made under other circumstances."""
+    document = {key: value for key, value in records.read(path).items() if key != "digest"} | {"context": context}
+    path.write_bytes(records._encode(document | {"digest": records._digest(document)}))
+    assert records.read(path)["context"] == context
+
+
+@pytest.mark.parametrize("why", SPOILT)
+def test_a_record_that_does_not_stand_is_measured_again(why, outputs, quick):
+    run = opened(outputs).measure(progress=False)
+    assert len(run.finished()) == 4
+    spoilt, *kept = sorted(run.folder.glob("records/*.json"))
+    SPOILT[why](spoilt, run.context)
+    run._stop("interrupted", "planted")
+    case, group = spoilt.stem.split("-")
+    assert run.finished() == {(c.id, g) for c in run.cases for g in (0, 1)} - {(case, int(group))}
+
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in kept}
+    again = workbook.open_run("phase0", resume=run.name, out=outputs)
+    (noted,) = manifest.read(run.folder)["resumed"]
+    assert noted["finished"] == 3 and noted["again"] == {why: 1}
+    again.measure(progress=False)
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in kept} == before
+    assert records.read(spoilt)["context"] == again.context and again.lost() == ""
+    again.conclude()
+    assert manifest.read(run.folder)["status"] == "completed"
+
+
+def test_a_record_from_before_import_digests_were_kept_stands(outputs, quick):
+    run = opened(outputs).measure(progress=False)
+    for path in run.folder.glob("records/*.json"):
+        rewritten(path, run.context | {"code": {k: v for k, v in run.context["code"].items() if k != "imported"}})
+    assert len(run.finished()) == 4
+
+
+def test_a_resumed_run_keeps_its_parameters_and_its_start(half, outputs):
+    before = manifest.read(half.folder)
+    run = workbook.open_run("phase0", resume=str(half.folder), out=outputs)
+    noted = manifest.read(half.folder)
+    assert run.resumes and run.folder == half.folder and run.params == half.params
+    assert [noted[key] for key in ("started", "params", "run")] == [before[key] for key in ("started", "params", "run")]
+    assert noted["status"] == "running" and not noted.keys() & {"ended", "verdict", "reason"}
+
+
+def test_latest_is_the_newest_run_of_the_phase_that_is_not_completed(outputs, quick, monkeypatch):
+    out = outputs / "latest"
+    with pytest.raises(RecordError, match="no run of phase0 that was stopped: nothing to resume"):
+        workbook.open_run("phase0", resume="latest", out=out)
+    monkeypatch.setattr("blockshock_lib.run.now", iter(f"2030-01-01T00:00:{s:02}+00:00" for s in range(60)).__next__)
+    older, newer, done = (opened(out) for _ in range(3))
+    done.measure(progress=False).conclude()
+    for run in (older, newer):
+        run._stop("failed", "planted")
+    other = workbook.open_run("phase1", hardware="cpu", out=out)
+    other._stop("failed", "planted")
+    workbook.open_run("phase0", redraw=str(done.folder), out=out)
+    assert workbook.open_run("phase0", resume="latest", out=out).folder == newer.folder
+
+
+def test_what_cannot_be_resumed_is_refused_and_left_as_it_was(outputs, quick, half):
+    def refused(error, match, phase="phase0", **asked):
+        before = (half.folder / manifest.FILE).read_bytes()
+        with pytest.raises(error, match=match):
+            workbook.open_run(phase, **({"resume": half.name, "out": outputs} | asked))
+        assert (half.folder / manifest.FILE).read_bytes() == before
+
+    for more in ({"settings": TINY}, {"hardware": "cpu"}, {"redraw": half.name}, {"run_dir": "x"}):
+        refused(ParamsError, "leave hardware, settings, run_dir and redraw out", **more)
+    refused(RecordError, "is a run of phase0, not of phase1", phase="phase1")
+    refused(RecordError, "holds no readable manifest", resume=str(outputs / "nowhere"))
+    with custodian.locked(half.folder):
+        refused(LaunchError, f"{half.folder.name}: this run is still going on")
+    card = machine.probe() | {"gpus": [], "unsupported": {"cuda": "no NVIDIA GPU is visible"}}
+    asked = manifest.read(half.folder)["params"]
+    manifest.note(half.folder, params=asked | {"hardware": asked["hardware"] | {"device": "cuda", "backend": "nccl"}})
+    refused(ParamsError, "no NVIDIA GPU is visible", card=card)
+    manifest.note(half.folder, params=asked | {"novel": 1})
+    refused(RecordError, "parameters that this version does not know")
+    drawn = workbook.open_run("phase0", redraw=written(outputs).name, out=outputs)
+    refused(RecordError, "measures nothing: nothing to resume", resume=drawn.name)
+
+
+def test_a_completed_run_is_resumed_only_where_records_are_lost(outputs, quick):
+    run = opened(outputs).measure(progress=False)
+    run.conclude()
+    with pytest.raises(RecordError, match="completed, and its records are whole: nothing to resume"):
+        workbook.open_run("phase0", resume=run.name, out=outputs)
+    next(run.folder.glob("records/*.json")).unlink()
+    assert len(workbook.open_run("phase0", resume=run.name, out=outputs).finished()) == 3
+
+
+def test_a_library_edited_while_it_measures_is_in_the_records_that_come_after(outputs, quick, monkeypatch):
+    run = opened(outputs)
+    edited = iter(["new"])
+
+    def edit(event):
+        if event["done"] == 2 and next(edited, ""):
+            monkeypatch.setattr(sources, "digest", lambda *_: OTHER)
+
+    with pytest.warns(UserWarning, match="restart the kernel"):
+        monkeypatch.setattr(sources, "changed", lambda: ["blockshock_lib/plan.py"])
+        code = machine.code_version()
+        monkeypatch.setattr(machine, "code_version", lambda: code | {"sources": sources.digest()})
+        run.measure(progress=False, on_event=edit)
+    made = [records.read(path)["context"]["code"]["sources"] for path in run.folder.glob("records/*.json")]
+    assert sorted(made) == sorted([code["sources"]] * 2 + [OTHER] * 2)
+
+
+def test_a_run_that_this_process_measured_is_drawn_into_its_own_folder(outputs, quick):
+    run = opened(outputs).measure(progress=False)
+    before = {path: path.stat().st_mtime_ns for path in run.folder.glob("records/*.json")}
+    outcome = workbook.draw(run)
+    assert outcome.ok and outcome.notebook == run.folder / "phase0_correctness.ipynb", outcome
+    assert {path: path.stat().st_mtime_ns for path in run.folder.glob("records/*.json")} == before
+    noted = manifest.read(run.folder)
+    assert noted["status"] == "completed" and noted["redrawn_from"] == "" and noted["verdict"] == outcome.verdict
+    assert not ownership.borrowed(run.folder)
+
+
+def test_a_killed_run_is_resumed_and_no_finished_case_is_repeated(outputs):
+    out, settings = outputs / "killed", {"sweep.n": [128]}
+    with command(os.environ, *flags(settings), "--out", out) as process:
+        assert until(lambda: len(list(out.rglob("records/*.json"))) > 5, 90)
+        process.send_signal(signal.SIGKILL)
+    (folder,) = (path.parent for path in out.rglob(manifest.FILE))
+    assert until(lambda: manifest.read(folder)["status"] == "interrupted")
+    damaged, elsewhere, older, *kept = sorted(folder.glob("records/*.json"))
+    assert len(kept) < 30, "killed half way"
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    rewritten(elsewhere, records.read(elsewhere)["context"] | {"machine": OTHER})
+    context = records.read(older)["context"]
+    rewritten(older, context | {"code": context["code"] | {"sources": OTHER}})
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in kept}
+    log = (folder / "logs" / "rank0.log").read_bytes()
+
+    outcome = workbook.execute("phase0", resume="latest", out=out)
+    assert outcome.ok and outcome.notebook.parent == folder, outcome
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in kept} == before
+    assert len(records.load(folder, strict=True)["case"].unique()) == 35
+    noted = manifest.read(folder)
+    assert noted["status"] == "completed" and noted["files"] == manifest.digests(folder)
+    (once,) = noted["resumed"]
+    again = {"damaged": 1, "of another machine": 1, "of other code": 1, "missing": 32 - len(kept)}
+    assert once["again"] == again and once["finished"] == len(kept)
+    assert (folder / "logs" / "rank0.log").read_bytes().startswith(log)
+    contexts = [json.dumps(records.read(path)["context"]) for path in folder.glob("records/*.json")]
+    assert len(set(contexts)) == 1
+
+
+@pytest.mark.parametrize("name", ["../../up", "a/b", "a\nb", "'; rm", "cuda-1"])
+def test_names_stay_one_component_of_the_folder(name, tmp_path):
+    folder = new_folder(tmp_path, "phase0", name)
+    assert folder.parent.parent == tmp_path and folder.is_dir() and folder.resolve() == folder
+    assert name != "cuda-1" or folder.name.endswith("-phase0-cuda-1")
