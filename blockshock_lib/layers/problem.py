@@ -19,7 +19,7 @@ from blockshock_lib.plan import Case
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 # Rows of W that are turned to float64 at once: 1.3 GB at K = 40960.
-_TRUTH_ROWS = 4096
+TRUTH_ROWS = 4096
 
 
 class LinearProblem:
@@ -75,7 +75,7 @@ class LinearProblem:
 
     def _truth(self) -> torch.Tensor:
         x = self.x.double()
-        y = torch.cat([x @ rows.double().t() for rows in self.weight.split(_TRUTH_ROWS)], dim=1)
+        y = torch.cat([x @ rows.double().t() for rows in self.weight.split(TRUTH_ROWS)], dim=1)
         return y if self.bias is None else y.add_(self.bias.double())
 
     def parts(self, name: str) -> list[Part]:

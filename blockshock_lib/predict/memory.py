@@ -18,7 +18,7 @@ from pathlib import Path
 from blockshock_lib.engine.phases import PHASES
 from blockshock_lib.engine.roofline import Ceilings
 from blockshock_lib.engine.timing import MAX_CALLS
-from blockshock_lib.layers.problem import _TRUTH_ROWS
+from blockshock_lib.layers.problem import TRUTH_ROWS
 from blockshock_lib.layers.sharded import Cost
 from blockshock_lib.methods import METHODS
 from blockshock_lib.plan import Case
@@ -45,7 +45,7 @@ def rank_bytes(case: Case, methods: dict[str, Cost], ceilings: Ceilings | None =
     n, k, b, e = case.out_features, case.in_features, case.batch, _itemsize(case)
     w, x, y64 = e * n * k, e * b * k, 8 * b * n
     keep = n * k if any(METHODS[name].load().uses_mask for name in methods) else 0
-    rows = min(n, _TRUTH_ROWS)
+    rows = min(n, TRUTH_ROWS)
     making = max(
         8 * n * k,
         w + x + (16 if case.workload.distribution == "activation" else 8) * b * k,

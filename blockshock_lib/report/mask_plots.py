@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from blockshock_lib.report import figures, labels
 
-_TERMS = ("#0072B2", "#F0C9A8")
+TERMS = ("#0072B2", "#F0C9A8")
 
 
 def masks_figure(tiles: Mapping[str, np.ndarray]) -> Figure:
@@ -26,8 +26,8 @@ def masks_figure(tiles: Mapping[str, np.ndarray]) -> Figure:
         return figures.empty("Masks", "no mask was given")
     names = labels.ordered(tiles, labels.MASKS)
     tiles = {name: np.asarray(tiles[name], dtype=bool) for name in names}
-    rows = [name for name in names if _two_of_four(tiles[name])]
-    both = [name for name in rows if _two_of_four(tiles[name].T)]
+    rows = [name for name in names if two_of_four(tiles[name])]
+    both = [name for name in rows if two_of_four(tiles[name].T)]
     title = f"{_count(rows, names)} 2:4 along the inputs, {len(both)} of them along the outputs too"
     columns = min(4, len(names))
     height = -(-len(names) // columns)
@@ -44,13 +44,13 @@ def masks_figure(tiles: Mapping[str, np.ndarray]) -> Figure:
             ax.set_axis_off()
         for ax, name in zip(axes, names, strict=False):
             _tile(ax, tiles[name], name)
-        patches = [Patch(color=colour, label=f"term {i}") for i, colour in enumerate(_TERMS)]
+        patches = [Patch(color=colour, label=f"term {i}") for i, colour in enumerate(TERMS)]
         fig.legend(handles=patches, loc="outside lower center", ncols=2, fontsize=9)
     return fig
 
 
 def _tile(ax, tile: np.ndarray, name: str) -> None:
-    ax.imshow(~tile, cmap=ListedColormap(_TERMS), vmin=0, vmax=1, interpolation="nearest")
+    ax.imshow(~tile, cmap=ListedColormap(TERMS), vmin=0, vmax=1, interpolation="nearest")
     height, width = tile.shape
     for edges, draw in ((range(1, width), ax.axvline), (range(1, height), ax.axhline)):
         for edge in edges:
@@ -58,7 +58,7 @@ def _tile(ax, tile: np.ndarray, name: str) -> None:
     ax.set_title(name, fontsize=9, loc="center", fontweight="normal")
 
 
-def _two_of_four(tile: np.ndarray) -> bool:
+def two_of_four(tile: np.ndarray) -> bool:
     """Whether every group of four along the last axis holds exactly two."""
     if tile.shape[1] % 4:
         return False

@@ -64,7 +64,7 @@ def error_table(frame: pd.DataFrame) -> pd.DataFrame:
     table = worst.reindex(index=labels.methods_in(rows["method"]), columns=list(columns)).rename(columns=columns)
     table.columns.name = None
     table.insert(0, "cases", rows.groupby("method")["case"].nunique().reindex(table.index).astype("int64"))
-    return _named(_rounded(table))
+    return _named(rounded(table))
 
 
 def failures(frame: pd.DataFrame) -> pd.DataFrame:
@@ -137,7 +137,7 @@ def speed_table(frame: pd.DataFrame) -> pd.DataFrame:
         columns = {"median": f"{name} (ms)"} | ({"p10": "p10", "p90": "p90"} if name == "kernel" else {})
         table = table.merge(part.rename(columns=columns)[[*keys, *columns.values()]], on=keys, how="left")
     numbers = [name for name in table.columns if name not in about.columns]
-    table[numbers] = _rounded(table[numbers].astype(float))
+    table[numbers] = rounded(table[numbers].astype(float))
     table["kernel p10–p90"] = [
         ABSENT if pd.isna(row.p10) else f"{row.p10:.4g}–{row.p90:.4g}" for row in table.itertuples(index=False)
     ]
@@ -198,7 +198,7 @@ def memory_table(frame: pd.DataFrame) -> pd.DataFrame:
         table[f"{name} / formula"] = wide[f"{name}_bytes"] / wide[f"{name}_bytes_formula"]
     table["weight / dense"] = wide["weight_bytes"] / wide["case"].map(dense)
     settings = ["shape", "B", "dtype", "method"]
-    return _rounded(table.drop_duplicates([*settings, "weight (GiB)", "peak (GiB)"]).reset_index(drop=True))
+    return rounded(table.drop_duplicates([*settings, "weight (GiB)", "peak (GiB)"]).reset_index(drop=True))
 
 
 def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -209,7 +209,7 @@ def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
     table = grouped.agg(median="median", lowest="min", highest="max", samples="size").reset_index()
     names = {"copy_bandwidth": "copy", "gemm_rate": "dense GEMM", "allreduce_bandwidth": "all-reduce"}
     table["metric"] = table["metric"].replace(names)
-    return _rounded(table.rename(columns={"metric": "ceiling"}))
+    return rounded(table.rename(columns={"metric": "ceiling"}))
 
 
 def machine_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -234,7 +234,7 @@ def machine_table(frame: pd.DataFrame) -> pd.DataFrame:
         reasons = throttle.loc[throttle["value"].ne(0), "detail"]
         row["reasons"] = ", ".join(sorted({word.strip() for text in reasons for word in str(text).split(",")} - {""}))
         found.append(row)
-    return _rounded(pd.DataFrame(found))
+    return rounded(pd.DataFrame(found))
 
 
 def top_kernels(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
@@ -249,22 +249,22 @@ def top_kernels(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
     rows = rows.sort_values(["size", "batch", "case", "order", "slowest"], kind="stable")
     rows = rows.groupby(["case", "method"], sort=False).head(count)
     rows["method"] = rows["method"].map(labels.label)
-    rows["detail"] = rows["detail"].map(_plain_kernel)
+    rows["detail"] = rows["detail"].map(plain_kernel)
     rows = rows.rename(columns={"batch": "B", "detail": "kernel", "value": "time (ms)"})
     rows = rows[["shape", "B", "method", "kernel", "time (ms)", "share (%)"]].reset_index(drop=True)
-    return _rounded(rows, digits=3).assign(**{"share (%)": rows["share (%)"].round(1)})
+    return rounded(rows, digits=3).assign(**{"share (%)": rows["share (%)"].round(1)})
 
 
-def _plain_kernel(name: str, most: int = 72) -> str:
+def plain_kernel(name: str, most: int = 72) -> str:
     """A kernel's name without its return type, template arguments and parameters, which can fill a page."""
     name = name.removeprefix("void ").split("<")[0].split("(")[0].strip() or name
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def _rounded(table, digits: int = 4):
+def rounded(table, digits: int = 4):
     """`table` (a DataFrame or a Series) with its floats rounded to `digits` significant digits."""
     if isinstance(table, pd.DataFrame):
-        return table.assign(**{name: _rounded(table[name], digits) for name in table.select_dtypes("float")})
+        return table.assign(**{name: rounded(table[name], digits) for name in table.select_dtypes("float")})
     return table.map(lambda value: float(f"{value:.{digits}g}"), na_action="ignore")
 
 

@@ -35,14 +35,14 @@ def tiles_figure(keep: np.ndarray, name: str) -> Figure:
         return figures.empty(f"{name}, tile by tile", "both sides of a mask's corner must be multiples of four")
     counts = tile_counts(keep)
     total = keep.size // 16
-    both = mask_plots._two_of_four(keep) and mask_plots._two_of_four(keep.T)
+    both = mask_plots.two_of_four(keep) and mask_plots.two_of_four(keep.T)
     way = "2:4 along the inputs and the outputs" if both else "2:4 along the inputs only"
     made = "one 4x4 tile repeated" if len(counts) == 1 else f"{len(counts)} different tiles in {total}"
     with figures.theme():
         fig = figures.canvas(
             8.2,
             3.6,
-            f"{name} is {way if mask_plots._two_of_four(keep) else 'not 2:4'}: {made}",
+            f"{name} is {way if mask_plots.two_of_four(keep) else 'not 2:4'}: {made}",
             f"left: {keep.shape[0]} outputs x {keep.shape[1]} inputs, a pixel a weight, a line every four; right: the "
             "commonest tiles and their share",
             f"{name}: {keep.shape[0]}x{keep.shape[1]} weights drawn as pixels; {made}; {way}.",
@@ -55,7 +55,7 @@ def tiles_figure(keep: np.ndarray, name: str) -> Figure:
         right = fig.add_axes((3.75 / width, 0.25 / height, 4.3 / width, 3.25 / height))
         for ax in (left, right):
             ax.set_axis_off()
-        colours = ListedColormap([figures.PAPER, *mask_plots._TERMS])
+        colours = ListedColormap([figures.PAPER, *mask_plots.TERMS])
         look = dict(cmap=colours, vmin=0, vmax=2, interpolation="nearest", resample=False)
         left.imshow(_pixels(keep), **look)
         step = 1.55
@@ -64,7 +64,7 @@ def tiles_figure(keep: np.ndarray, name: str) -> Figure:
             right.imshow(_pixels(tile), extent=(x, x + 1, y + 1, y), **look)
             right.text(x + 0.5, y - 0.07, f"{100 * count / total:.3g}%", ha="center", va="bottom", fontsize=8.5)
         right.set(xlim=(-0.05, step * _ACROSS), ylim=(step * _DOWN - 0.4, -0.3), aspect="equal")
-        patches = [Patch(color=colour, label=f"held by term {i}") for i, colour in enumerate(mask_plots._TERMS)]
+        patches = [Patch(color=colour, label=f"held by term {i}") for i, colour in enumerate(mask_plots.TERMS)]
         fig.legend(handles=patches, loc="lower left", ncols=2, fontsize=8.5)
         if len(counts) > _ACROSS * _DOWN:
             rest = len(counts) - _ACROSS * _DOWN

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import labels
-from blockshock_lib.report.tables import _plain_kernel, _rounded
+from blockshock_lib.report.tables import plain_kernel, rounded
 from blockshock_lib.report.traces import COMMUNICATION, COMPUTE, collectives
 
 EXPOSED, IDLE = "exposed", "idle"
@@ -112,7 +112,7 @@ def exposed(work: pd.DataFrame) -> pd.DataFrame:
     shares = [f"{kind} (%)" for kind in (COMPUTE, COMMUNICATION, EXPOSED, IDLE)]
     columns = [name for share in shares for name in (share.replace("%", "ms"), share)]
     table = pd.DataFrame(rows, columns=["case", "method", "rank", "span (ms)", *columns, "clock"])
-    table = _rounded(table).round(dict.fromkeys(shares, 1))
+    table = rounded(table).round(dict.fromkeys(shares, 1))
     return table if table["case"].nunique() > 1 else table.drop(columns="case")
 
 
@@ -123,4 +123,4 @@ def top_kernels(work: pd.DataFrame, method: str, rank: int = 0, count: int = 8) 
     table.columns = ["kernel", "kind", "stretches", "time (ms)"]
     table["share (%)"] = (100 * table["time (ms)"] / table["time (ms)"].sum()).round(1)
     table = table.sort_values("time (ms)", ascending=False, kind="stable").head(count).reset_index(drop=True)
-    return _rounded(table.assign(kernel=table["kernel"].map(_plain_kernel)))
+    return rounded(table.assign(kernel=table["kernel"].map(plain_kernel)))

@@ -3,7 +3,9 @@
 import gzip
 import json
 import os
+import socket
 import struct
+import tempfile
 
 import numpy as np
 import pytest
@@ -54,6 +56,12 @@ def perfetto(found):
         assert isinstance(event["name"], str) and {"pid", "tid"} <= event.keys()
     assert {event["ph"] for event in found["traceEvents"]} <= set("XMisfBEbenCtPO")
     return complete
+
+
+def test_a_fresh_trace_names_neither_its_host_nor_a_path(fresh):
+    found = spoken(fresh)
+    assert "traceName" not in found and found["traceEvents"]
+    assert found.get("host_name", "") != socket.gethostname() and tempfile.gettempdir() not in json.dumps(found)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.parent.name}/{path.name}")
