@@ -34,6 +34,12 @@ def test_explore_redraws_on_a_slider_and_shows_the_rows_of_a_live_run(tab, tmp_p
         # The static figure gives way to the view where there is a kernel.
         assert not page.locator(".bs-floors-static").is_visible()
 
+        runs = page.locator(".bs-runs-figure .bs-run")
+        runs.nth(1).scroll_into_view_if_needed()
+        first, second = runs.nth(0).bounding_box(), runs.nth(1).bounding_box()
+        assert first["y"] == second["y"] and first["x"] < second["x"], "two runs are not side by side"
+        keep(page, "side-by-side")
+
         page.locator(".bs-live-start").scroll_into_view_if_needed()
         page.locator(".bs-live-start").click()
         page.locator(".bs-live-rows .bs-row").first.wait_for(timeout=RUN_SECONDS * 1000)
