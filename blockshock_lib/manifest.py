@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from blockshock_lib import records
@@ -24,6 +26,19 @@ def read(folder: Path) -> dict:
     if not isinstance(found, dict) or not found.keys() >= KEYS:
         raise RecordError(f"{shown(folder)} holds no readable {FILE}: it lacks one of {', '.join(sorted(KEYS))}")
     return found
+
+
+def every(out: Path) -> Iterator[tuple[Path, dict]]:
+    """Folder and manifest of every run under `out`, by path; one that cannot be read is skipped with a warning, and so,
+    silently, is what lies in a hidden folder: half a run, which is being unpacked.
+    """
+    for path in sorted(Path(out).glob(f"**/{FILE}")):
+        if any(part.startswith(".") for part in path.relative_to(out).parts):
+            continue
+        try:
+            yield path.parent, read(path.parent)
+        except RecordError as error:
+            warnings.warn(str(error), stacklevel=2)
 
 
 def note(folder: Path, **facts: object) -> None:

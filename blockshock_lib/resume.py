@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +16,11 @@ if TYPE_CHECKING:
 
 def latest(out: Path, phase: str) -> Path:
     """The folder of the newest run of this phase under `out` that is not completed. RecordError where there is none."""
-    found = []
-    for path in out.glob(f"**/{manifest.FILE}"):
-        try:
-            noted = manifest.read(path.parent)
-        except RecordError as error:
-            warnings.warn(str(error), stacklevel=2)
-            continue
-        if noted["phase"] == phase and noted["status"] != "completed" and not noted.get("redrawn_from"):
-            found.append((noted["started"], path.parent))
+    found = [
+        (noted["started"], folder)
+        for folder, noted in manifest.every(out)
+        if noted["phase"] == phase and noted["status"] != "completed" and not noted.get("redrawn_from")
+    ]
     if not found:
         raise RecordError(f"{shown(out)} holds no run of {phase} that was stopped: nothing to resume")
     return max(found)[1]

@@ -15,7 +15,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from blockshock_lib import custodian, manifest, ownership, params, records
-from blockshock_lib.errors import RecordError, first_line
+from blockshock_lib.errors import first_line
 from blockshock_lib.manifest import ROOT, shown
 from blockshock_lib.report import page, verdicts
 from blockshock_lib.run import OUTPUTS, Run, now, open_run
@@ -136,12 +136,7 @@ def _run_notebook(run: Run, name: str, target: Path, given: dict) -> tuple[str, 
 def runs(out: Path = OUTPUTS) -> pd.DataFrame:
     """Every run under `out`, newest first: when, phase, machine, status, verdict, folder."""
     rows = []
-    for path in out.glob(f"**/{manifest.FILE}"):
-        try:
-            m = manifest.read(path.parent)
-        except RecordError as error:
-            warnings.warn(str(error), stacklevel=2)
-            continue
+    for folder, m in manifest.every(out):
         rows.append(
             {
                 "started": m["started"],
@@ -149,7 +144,7 @@ def runs(out: Path = OUTPUTS) -> pd.DataFrame:
                 "machine": m["machine"]["title"],
                 "status": m["status"],
                 "verdict": m.get("verdict", ""),
-                "folder": shown(path.parent),
+                "folder": shown(folder),
             }
         )
     columns = ["started", "phase", "machine", "status", "verdict", "folder"]
