@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from blockshock_lib import joined, params, records, workbook
-from blockshock_lib.errors import BlockShockError, RecordError
+from blockshock_lib.errors import BlockShockError, ParamsError, RecordError
 from blockshock_lib.manifest import shown
 
 DONE, WRONG, REFUSED, STOPPED = 0, 1, 2, 130  # 130: what a shell says of Ctrl-C
@@ -84,7 +85,12 @@ def main(argv: list[str] | None = None) -> int:
     """
     args = parser().parse_args(argv)
     try:
-        return args.do(args)
+        done = args.do(args)
+        sys.stdout.flush()
+        return done
+    except BrokenPipeError:  # whoever read what is printed, `head` for one, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     except (BlockShockError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
@@ -100,6 +106,8 @@ def _run(args: argparse.Namespace) -> int:
             settings[f"layers.{kind}"] = getattr(args, kind)
     hardware = args.hardware or "auto"
     if args.dry_run:
+        if args.resume:
+            raise ParamsError("--dry-run lists the cases of a new run: leave out --resume")
         from blockshock_lib import machine, predict
 
         chosen = {} if hardware == "auto" else {"hardware": hardware}

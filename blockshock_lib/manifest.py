@@ -25,6 +25,10 @@ def read(folder: Path) -> dict:
         raise RecordError(f"{shown(folder)} holds no readable {FILE}: {why}") from None
     if not isinstance(found, dict) or not found.keys() >= KEYS:
         raise RecordError(f"{shown(folder)} holds no readable {FILE}: it lacks one of {', '.join(sorted(KEYS))}")
+    words = [found["phase"], found["status"], found["started"]]
+    titled = isinstance(found["machine"], dict) and isinstance(found["machine"].get("title"), str)
+    if not titled or not all(isinstance(word, str) for word in words):
+        raise RecordError(f"{shown(folder)} holds no readable {FILE}: phase, status, started or machine is no text")
     return found
 
 

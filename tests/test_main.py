@@ -156,6 +156,7 @@ def test_a_failed_check_ends_the_command_with_1(outputs, capsys):
         (["--hardware", "cpv"], ["cpv", "cpu"]),
         (["--hardware", "cuda-4"], ["no NVIDIA GPU is visible"]),
         (["--resume", "nowhere"], ["nowhere", "manifest"]),
+        (["--resume", "--dry-run"], ["--dry-run", "--resume"]),
     ],
 )
 def test_a_refused_request_ends_with_2_and_one_sentence_and_starts_nothing(
@@ -190,6 +191,13 @@ def test_list_shows_each_run_and_its_status(outputs, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.strip() for line in lines[1::3]] == [run.name for run in reversed(runs)]
     assert all("phase0  running" in line for line in lines[::3]) and len(lines) == 6
+
+
+def test_a_reader_that_has_had_enough_is_no_error():
+    line = [sys.executable, "-m", "blockshock_lib", "list", "--out", "outputs/reference"]
+    listed = subprocess.Popen(line, cwd=workbook.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    listed.stdout.close()
+    assert listed.communicate(timeout=60)[1] == "" and listed.returncode == 0
 
 
 def test_list_says_when_there_is_no_run(tmp_path, capsys):

@@ -67,7 +67,9 @@ def test_ceilings_come_from_the_newest_run_of_the_machine_else_from_the_shipped_
     assert "between 2 ranks, not 8" in predict.known_ceilings("cuda", "bf16", machine=h200["title"], ranks=8).note
 
 
-@pytest.mark.parametrize("change", [{"status": "failed"}, {"redrawn_from": "elsewhere"}, {"phase": "phase0"}])
+@pytest.mark.parametrize(
+    "change", [{"status": "failed"}, {"redrawn_from": "elsewhere"}, {"phase": "phase0"}, {"received": {"zip": "x"}}]
+)
 def test_a_run_that_did_not_measure_to_its_end_gives_no_ceilings(change, cpu, tmp_path):
     copy_of("phase1-cpu", tmp_path / "a", started="2026-11-23T10:00:00+00:00", ceiling=9, **change)
     known = predict.known_ceilings("cpu", "bf16", machine=cpu["title"], out=tmp_path)

@@ -96,7 +96,7 @@ def test_a_link_in_a_run_is_not_followed(run, tmp_path):
     [
         ({"status": "running"}, "still running"),
         ({"redrawn_from": "outputs/x"}, "share that run"),
-        ({"machine": "none"}, "cannot be shared: machine"),
+        ({"params": "none"}, "cannot be shared: params"),
     ],
 )
 def test_a_run_that_a_colleague_could_not_open_is_not_packed(run, facts, words):

@@ -52,6 +52,9 @@ def make(wheels: Path, venv: Path, project: Path = ROOT) -> None:
     Raises:
         OfflineError: no wheels there, no torch here, or something is in neither.
     """
+    # The wheelhouse keeps a folder for each Python.
+    own = wheels / f"{sys.version_info.major}.{sys.version_info.minor}"
+    wheels = own if own.is_dir() else wheels
     if not list(wheels.glob("*.whl")):
         raise OfflineError(f"{wheels} holds no wheels: fill it where there is internet, by make wheelhouse")
     if importlib.util.find_spec("torch") is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,11 +44,18 @@ def trace(fn: Callable[[], object], device: torch.device, path: Path) -> list[tu
 
 
 def _hide_host(path: Path) -> None:
-    """Takes the file's name on this machine out of a trace, and puts a digest for the host's: whoever draws traces of
-    several ranks asks only whether their hosts differ.
+    """Takes the file's name on this machine out of a trace, and puts a digest for the host's, which cannot be guessed:
+    whoever draws the traces of several ranks asks only whether their hosts differ.
     """
     trace = json.loads(gzip.decompress(path.read_bytes()))
     trace.pop("traceName", None)
     if host := trace.get("host_name"):
-        trace["host_name"] = hashlib.sha256(host.encode()).hexdigest()[:12]
+        trace["host_name"] = hashlib.sha256(f"{host} {_boot()}".encode()).hexdigest()[:12]
     path.write_bytes(gzip.compress(json.dumps(trace).encode(), mtime=0))
+
+
+def _boot() -> str:
+    # The same for all processes since this machine started, and known to nobody else.
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    return str(uuid.getnode())

@@ -40,7 +40,8 @@ def execute(
     Raises: what `workbook.open_run` raises, on rank 0; on the others Interrupted with the same words. Interrupted on
         all, within about ten seconds, when a supervisor is lost; the run can be resumed.
     """
-    with _ended_by_sigterm(), Meeting(place) as meeting:
+    # The handler comes second: in Meeting's connect, which waits outside Python, it would not be heard.
+    with Meeting(place) as meeting, _ended_by_sigterm():
         hellos = meeting.gather(cards.hello(place))
         team = JoinedTeam(meeting, hellos[place.rank]["gpu"])
         card = cards.joined(hellos)

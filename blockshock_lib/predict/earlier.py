@@ -73,7 +73,9 @@ def _under(place: Path) -> Iterator[Earlier]:
     for path in sorted(place.glob(f"**/{manifest.FILE}")):
         try:
             found = manifest.read(path.parent)
-            whole = found["status"] == "completed" and not found.get("redrawn_from") and found["phase"] in PHASES
+            # What a colleague sent is looked at; predictions rest on what was measured here, or shipped.
+            ours = not found.get("redrawn_from") and not found.get("received")
+            whole = found["status"] == "completed" and ours and found["phase"] in PHASES
             if whole and found["params"]["hardware"] and found["machine"]["title"]:
                 yield Earlier(path.parent.resolve(), found)
         except (RecordError, KeyError, TypeError):

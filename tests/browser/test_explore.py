@@ -1,4 +1,4 @@
-"""The explore notebook in JupyterLab, as a user has it: Run All, move a slider, start a run, stop one."""
+"""The explore notebook in JupyterLab, as a user has it: Run All, move a slider, start a run."""
 
 from __future__ import annotations
 
