@@ -1,3 +1,4 @@
+import datetime as dt
 import json
 import re
 import shutil
@@ -138,7 +139,9 @@ def test_a_case_that_cannot_fit_has_its_sentence_and_the_others_have_none(cpu, h
 def test_an_estimate_is_scaled_by_the_run_it_names(cpu, tmp_path):
     effective = asked("phase1")
     own = duration.estimate(effective, cpu, {"bf16": None}, tmp_path)
-    taken = 28 + duration.COMMAND_SECONDS  # the shipped run's own, for it is the same plan
+    shipped = manifest.read(REFERENCE / "phase1-cpu")
+    started, ended = (dt.datetime.fromisoformat(shipped[key]) for key in ("started", "ended"))
+    taken = (ended - started).total_seconds() + duration.COMMAND_SECONDS  # its own, for it is the same plan
     assert own.seconds == pytest.approx(taken) and "outputs/reference/phase1-cpu, this machine" in own.why
     assert own.low < own.seconds < own.high
     copy_of(
