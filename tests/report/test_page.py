@@ -182,7 +182,8 @@ def test_output_of_a_terminal_says_where_it_comes_from(tmp_path):
     ],
 )
 def test_the_verdict_of_the_manifest_is_at_the_top(notebook, facts, tone, state):
-    known = json.loads((hostile.REFERENCE / manifest.FILE).read_text()) | facts
+    started = {"started": "2026-11-20T17:07:16+01:00"}
+    known = json.loads((hostile.REFERENCE / manifest.FILE).read_text()) | started | facts
     (notebook.parent / manifest.FILE).write_text(json.dumps(known))
     soup = BeautifulSoup(page.write_html(notebook).read_text(encoding="utf-8"), "html.parser")
     box = soup.header.find(class_="verdict")
