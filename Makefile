@@ -14,7 +14,7 @@ WHEELHOUSE ?=
 SPREAD := --numprocesses=logical --maxprocesses=4 --dist=loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup phase0 phase1 report compare share list lab test test-faults test-browser test-gpu nbval nbval-update lint wheelhouse clean
+.PHONY: help setup phase0 phase1 phase2 phase3 findings report compare share list lab test test-faults test-browser test-gpu nbval nbval-update lint wheelhouse clean
 
 help: ## list every target with a line each
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,15 @@ phase0: setup ## phase 0, correctness: prints the verdict, the notebook and its 
 
 phase1: setup ## phase 1, forward speed: prints the verdicts, the notebook and its page
 	@$(BLOCKSHOCK) run phase1 $(ARGS)
+
+phase2: setup ## phase 2, backward with frozen weights: prints the verdict, the notebook and its page
+	@$(BLOCKSHOCK) run phase2 $(ARGS)
+
+phase3: setup ## phase 3, training with SGD and AdamW: prints the verdict, the notebook and its page
+	@$(BLOCKSHOCK) run phase3 $(ARGS)
+
+findings: setup ## weigh all records, the shipped and your own: writes the answer page; measures nothing
+	@$(BLOCKSHOCK) findings $(ARGS)
 
 report: setup ## draw a run again from its records: RUN=folder or RUN=colleague.zip; measures nothing
 	@$(BLOCKSHOCK) report $(RUN) $(ARGS)

@@ -9,6 +9,7 @@ from blockshock_lib import sources  # noqa: F401  # notes now which code is impo
 
 _WHERE = {
     "BlockShockLinear": "layers",
+    "BlockShockParallel": "parallel",
     "ColumnParallelLinear": "layers",
     "DenseLinear": "layers",
     "MaskedDenseLinear": "layers",

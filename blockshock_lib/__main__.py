@@ -1,4 +1,4 @@
-"""python -m blockshock_lib run | report | compare | share | list | figure"""
+"""python -m blockshock_lib run | report | findings | compare | share | list | figure"""
 
 from __future__ import annotations
 
@@ -69,10 +69,21 @@ def parser() -> argparse.ArgumentParser:
     share.set_defaults(do=_share)
     share.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of the run to pack")
 
+    findings = verbs.add_parser(
+        "findings", parents=[out], help="weigh all records and write the answer page; measures nothing"
+    )
+    findings.set_defaults(do=_findings)
+    findings.add_argument(
+        "--runs",
+        choices=("all", "reference"),
+        default="all",
+        help="the shipped references alone, or also your own runs",
+    )
+
     runs = verbs.add_parser("list", parents=[out], help="list the runs, newest first")
     runs.set_defaults(do=_list)
 
-    figure = verbs.add_parser("figure", help="draw Block-Shock's speed over B1, as measured in a run, as a PNG")
+    figure = verbs.add_parser("figure", help="draw Block-Shock's speed over B1, in what the run timed, as a PNG")
     figure.set_defaults(do=_figure)
     figure.add_argument("folder", type=Path)
     figure.add_argument("png", type=Path)
@@ -150,6 +161,12 @@ def _share(args: argparse.Namespace) -> int:
     return DONE
 
 
+def _findings(args: argparse.Namespace) -> int:
+    from blockshock_lib import findings
+
+    return _say(findings.execute(args.runs, out=args.out))
+
+
 def _list(args: argparse.Namespace) -> int:
     found = workbook.runs(args.out)
     for run in found.itertuples():
@@ -160,12 +177,13 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _figure(args: argparse.Namespace) -> int:
-    from blockshock_lib.report import plots
+    from blockshock_lib.report import index_plots, plots
 
     frame = records.load(args.folder)
     if frame.empty:
         raise RecordError(f"{args.folder} holds no records")
-    records.write_atomic(args.png, plots.png(plots.ratio_heatmap(frame)))
+    drawn = plots.ratio_heatmap(frame, metric=index_plots.whole(frame))
+    records.write_atomic(args.png, plots.png(drawn))
     return DONE
 
 

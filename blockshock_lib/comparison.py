@@ -289,7 +289,8 @@ def _facts(side: Side) -> dict[str, str]:
     commits = sorted({f"{str(code.get('commit'))[:7]}/{code.get('sources')}" for code in side.codes})
     libraries = {name: version or "none" for name, version in side.card.get("libraries", {}).items()}
     facts = {"code": ", ".join(commits), **libraries, "driver": side.card.get("driver") or "none"}
-    for key in ("timing", "bias", "product", "seed", "hardware"):
+    training = ("dw", "learning_rates") if side.about["params"].get("optimizers") else ()
+    for key in ("timing", "bias", "product", "seed", "hardware", *training):
         value = side.about["params"].get(key)
         if isinstance(value, Mapping):
             facts |= {f"{key}.{name}": str(inner) for name, inner in value.items()}

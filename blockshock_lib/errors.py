@@ -70,3 +70,7 @@ class CompareError(BlockShockError):
 
 class ShareError(BlockShockError):
     """A run cannot be packed as it is, or a zip is not that of a run: nothing of it was kept."""
+
+
+class CheckpointError(BlockShockError):
+    """A checkpoint is damaged, holds more than tensors, or is not that of this model; nothing was changed."""

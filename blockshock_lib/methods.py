@@ -27,6 +27,7 @@ class Method:
             of a mask, each term's input features again where there are more than two ranks ("terms").
         periodic_only: whether only periodic masks will do.
         product: None: the layer has no choice of 2:4 backend; "": the one that the parameters choose; else this one.
+        update: how a layer with packed values is trained: "packed" or "recompress"; None: it has none.
     """
 
     name: str
@@ -36,15 +37,24 @@ class Method:
     split: Literal["none", "in", "out", "terms"]
     periodic_only: bool = False
     product: str | None = None
+    update: Literal["packed", "recompress"] | None = None
 
     def load(self) -> type[ShardedLinear]:
         """The layer's class; imports torch."""
         module, name = self.layer.split(":")
         return getattr(importlib.import_module(module), name)
 
-    def options(self, chosen: str) -> dict[str, str]:
-        """Keyword arguments for the layer beyond what every layer takes; `chosen` is the parameters' 2:4 backend."""
-        return {} if self.product is None else {"product": self.product or chosen}
+    def options(self, chosen: str, frozen: bool = True, dw: str = "auto") -> dict[str, str | bool]:
+        """Keyword arguments for the layer beyond what every study gives it.
+
+        Args:
+            chosen: the parameters' 2:4 backend.
+            frozen: whether the weights are not trained.
+            dw: the parameters' strategy for dW.
+        """
+        if self.product is None:
+            return {"frozen": frozen}
+        return {"frozen": frozen, "product": self.product or chosen, "update": self.update, "dw": dw}
 
     def shards(self, world_size: int) -> tuple[int, int]:
         """Into how many parts the method splits (in_features, out_features)."""
@@ -74,7 +84,22 @@ METHODS: dict[str, Method] = {
             periodic_only=True,
         ),
         Method(
-            "block_shock", "Block-Shock", "Block-Shock", f"{_LAYERS}.block_shock:BlockShockLinear", "terms", product=""
+            "block_shock",
+            "Block-Shock",
+            "Block-Shock",
+            f"{_LAYERS}.block_shock:BlockShockLinear",
+            "terms",
+            product="",
+            update="packed",
+        ),
+        Method(
+            "block_shock_recompress",
+            "Block-Shock recompress (T1)",
+            "T1",
+            f"{_LAYERS}.block_shock:BlockShockLinear",
+            "terms",
+            product="",
+            update="recompress",
         ),
         Method(
             "block_shock_torch",
@@ -83,6 +108,7 @@ METHODS: dict[str, Method] = {
             f"{_LAYERS}.block_shock:BlockShockLinear",
             "terms",
             product="torch",
+            update="recompress",
         ),
     )
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 
 from blockshock_lib.params import Mask, Params, Workload
@@ -13,7 +13,11 @@ from blockshock_lib.params import Mask, Params, Workload
 
 @dataclass(frozen=True)
 class Case:
-    """One product to check and measure, by all methods: y [batch, out_features] = x [batch, in_features] W^T + bias."""
+    """One product to check and measure, by all methods: y [batch, out_features] = x [batch, in_features] W^T + bias.
+
+    A field with a default came later than the first records: it is left out of `as_dict` at its default, so that older
+    ids and records stay what they are.
+    """
 
     phase: str
     methods: tuple[str, ...]
@@ -29,6 +33,8 @@ class Case:
     world_size: int
     emulated: bool
     seed: int
+    optimizer: str = ""  # "sgd" or "adamw" where weights are trained
+    dw: str = "auto"  # how Block-Shock makes the gradient of its weight
 
     @cached_property
     def id(self) -> str:
@@ -38,13 +44,15 @@ class Case:
 
     @property
     def label(self) -> str:
-        """For people, weight as out x in: "4096x4096 B=16 bf16 checkerboard gaussian"."""
+        """For people, weight as out x in: "4096x4096 B=16 bf16 checkerboard gaussian", and the optimizer if any."""
         shape = f"{self.out_features}x{self.in_features}"
-        return f"{shape} B={self.batch} {self.dtype} {self.mask.name} {self.workload.name}"
+        words = (shape, f"B={self.batch}", self.dtype, self.mask.name, self.workload.name, self.optimizer)
+        return " ".join(word for word in words if word)
 
     def as_dict(self) -> dict[str, object]:
-        """All fields as JSON takes them."""
+        """The fields as JSON takes them."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        plain = {name: value for name, value in plain.items() if value != LATER.get(name, MISSING)}
         return plain | {
             "methods": list(self.methods),
             "mask": self.mask.model_dump(mode="json"),
@@ -58,8 +66,7 @@ class Case:
         Raises:
             ValueError: a field is missing or unknown, or the mask or workload is not valid.
         """
-        names = {field.name for field in fields(cls)}
-        if odd := names.symmetric_difference(plain):
+        if odd := {field.name for field in fields(cls)}.symmetric_difference(LATER | dict(plain)):
             raise ValueError(f"not a case: missing or unknown {', '.join(sorted(odd))}")
         return cls(
             **plain
@@ -71,10 +78,14 @@ class Case:
         )
 
 
+LATER = {field.name: field.default for field in fields(Case) if field.default is not MISSING}
+
+
 def expand(params: Params) -> tuple[Case, ...]:
     """The product of all that is swept, each case once.
 
-    Order: dtype, workload and mask as listed, then the size of the weight ascending, then the batch ascending.
+    Order: dtype, workload, mask and optimizer as listed, then the size of the weight ascending, then the batch
+    ascending.
     """
     cases = (
         Case(
@@ -92,10 +103,13 @@ def expand(params: Params) -> tuple[Case, ...]:
             world_size=params.hardware.world_size,
             emulated=params.hardware.emulated,
             seed=params.seed,
+            optimizer=optimizer,
+            dw=params.dw,
         )
         for dtype in params.dtypes
         for workload in params.workloads
         for mask in params.masks
+        for optimizer in params.optimizers or ("",)
         for in_features, out_features in params.sweep.sizes(workload)
         for batch in sorted(params.sweep.b)
     )

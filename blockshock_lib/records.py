@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 SCHEMA = 1
 STATUSES = ("ok", "failed", "oom", "timeout", "unsupported")
 
+FLOORS = (
+    *("floor_compute", "floor_reduce", "floor_forward", "floor_dx", "floor_reduce_dx", "floor_dw", "floor_optimizer"),
+    *("floor_remask", "floor_compress", "floor_refresh", "floor_pass", "floor_step"),
+)
+HELD = ("weights_bytes_held", "copies_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes")
 METRICS = {
     "check": "bool",
     # Relative to a product of the same precision and sharding; both against the float64 truth.
@@ -35,10 +40,21 @@ METRICS = {
     "error_max": "1",
     "error_rms": "1",
     **dict.fromkeys(("forward_call", "forward_kernel", "compute_kernel", "reduce_kernel", "kernel_time"), "ms"),
-    **dict.fromkeys(("floor_compute", "floor_forward", "floor_reduce"), "ms"),
+    # Backward: the gradient of the input alone, its collective, with it; of the weight by the chosen and by each way.
+    **dict.fromkeys(("dx_kernel", "reduce_dx_kernel", "backward_kernel", "pass_kernel", "pass_call"), "ms"),
+    **dict.fromkeys(("dw_kernel", "dw_strategy_kernel"), "ms"),
+    # A training step and what follows the gradients in it.
+    **dict.fromkeys(("optimizer_kernel", "remask_kernel", "compress_kernel", "refresh_kernel"), "ms"),
+    **dict.fromkeys(("step_kernel", "step_call"), "ms"),
+    **dict.fromkeys(FLOORS, "ms"),
     "flops": "FLOP",
     **dict.fromkeys(("bytes_read", "bytes_written", "bytes_sent"), "B"),
     **dict.fromkeys(("weight_bytes", "weight_bytes_formula", "peak_bytes", "peak_bytes_formula"), "B"),
+    **{f"{part}{end}": "B" for part in HELD for end in ("", "_formula")},
+    # Mean squared error; `repeat` is the step.
+    "loss": "1",
+    # The largest square weight, a multiple of 4096, whose training fits.
+    "largest_n": "1",
     "copy_bandwidth": "GB/s",
     "gemm_rate": "TFLOP/s",
     "allreduce_bandwidth": "GB/s",
@@ -46,12 +62,13 @@ METRICS = {
     "sm_clock": "MHz",
     "throttle": "bool",
 }
-MAY_BE_ZERO_MS = ("floor_compute", "floor_forward")  # every other time that is there took time
+# Every other time that is there took time; the floor of a collective is there only where something is sent.
+MAY_BE_ZERO_MS = tuple(floor for floor in FLOORS if "reduce" not in floor)
 
 ROW_COLUMNS = ("method", "metric", "unit", "value", "repeat", "rank", "status", "reason", "detail")
 CASE_COLUMNS = (
     *("run", "phase", "case", "group", "in_features", "out_features", "n", "shape", "batch", "dtype"),
-    *("mask", "workload", "world_size", "emulated", "device", "seed"),
+    *("mask", "workload", "world_size", "emulated", "device", "seed", "optimizer"),
 )
 KEYS = ("schema", "run", "phase", "id", "case", "group", "context", "rows", "digest")
 CONTEXT_KEYS = ("code", "machine", "libraries", "emulated")
@@ -257,6 +274,7 @@ def _case_columns(record: dict[str, Any]) -> dict[str, Any]:
         "emulated": case["emulated"],
         "device": case["device"],
         "seed": case["seed"],
+        "optimizer": case.get("optimizer", ""),
     }
 
 

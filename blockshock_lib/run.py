@@ -139,6 +139,7 @@ class Run:
                 "B": c.batch,
                 "mask": c.mask.name,
             }
+            | ({"optimizer": c.optimizer} if c.optimizer else {})
             for c in self.cases
         ]
         grouped = pd.DataFrame(rows).groupby(["workload", "dtype", "size (out x in)"], sort=False)
@@ -191,7 +192,7 @@ def open_run(
     This process then owns the run, until `conclude`. Should it end before, the manifest says `interrupted`.
 
     Args:
-        phase: "phase0" or "phase1".
+        phase: "phase0" to "phase3".
         hardware: "auto", or the name of a file in params/hardware.
         settings: dotted key -> value, as `--set` on the command line takes them.
         run_dir: the folder made for the run; empty: a new dated one under `out`.
@@ -280,10 +281,11 @@ def _earlier(phase: str, text: str) -> tuple[Path, dict, params.Params]:
         raise RecordError(f"{text} has parameters that this version does not know: {error}") from None
 
 
-def new_folder(out: Path, phase: str, hardware: str) -> Path:
-    """<out>/<date>/<time>-<phase>-<hardware>, made; numbered when two runs start in the same second."""
+def new_folder(out: Path, phase: str, hardware: str = "") -> Path:
+    """<out>/<date>/<time>-<phase>[-<hardware>], made; numbered when two runs start in the same second."""
     now = dt.datetime.now()
-    name = re.sub(r"[^\w.-]+", "-", f"{phase}-{hardware}")  # a name may hold anything, a folder's stays one component
+    # A name may hold anything, a folder's stays one component.
+    name = re.sub(r"[^\w.-]+", "-", "-".join(filter(None, (phase, hardware))))
     base = Path(out) / now.strftime("%Y-%m-%d") / f"{now.strftime('%H%M%S')}-{name}"
     for number in range(1, 1000):
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")

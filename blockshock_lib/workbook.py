@@ -22,7 +22,12 @@ from blockshock_lib.run import OUTPUTS, Run, now, open_run
 
 __all__ = ["NOTEBOOKS", "OUTPUTS", "ROOT", "Outcome", "Run", "draw", "execute", "open_run", "runs"]
 
-NOTEBOOKS = {"phase0": "phase0_correctness.ipynb", "phase1": "phase1_forward.ipynb"}
+NOTEBOOKS = {
+    "phase0": "phase0_correctness.ipynb",
+    "phase1": "phase1_forward.ipynb",
+    "phase2": "phase2_backward.ipynb",
+    "phase3": "phase3_training.ipynb",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,8 @@ def _finish(run: Run, **asked: object) -> Outcome:
     phase = run.params.phase
     target = run.folder / Path(NOTEBOOKS[phase]).name
     given = dict(hardware="auto", settings={}, run_dir="", redraw="", resume="") | asked
-    status, reason = _run_notebook(run, NOTEBOOKS[phase], target, given)
+    with _terminal_progress(run):
+        status, reason = run_notebook(run.folder, NOTEBOOKS[phase], target, given)
     noted = manifest.read(run.folder)
     if noted["status"] != "running":  # the kernel knew it first, and better
         status, reason = noted["status"], noted["reason"]
@@ -82,7 +88,7 @@ def _finish(run: Run, **asked: object) -> Outcome:
         # Before the page is made: whoever looks now, or kills this process too, finds the truth.
         custodian.tidy(run.folder)
         manifest.note(run.folder, status=status, reason=reason, verdict=verdict, ended=now())
-    html = _page(target) if target.exists() else None
+    html = make_page(target) if target.exists() else None
     passed = failed = 0
     if status == "completed":
         passed, failed, _, _ = verdicts.check_verdict(run.frame)
@@ -94,8 +100,9 @@ def _finish(run: Run, **asked: object) -> Outcome:
     return Outcome(status, verdict, target, html, ok)
 
 
-def _run_notebook(run: Run, name: str, target: Path, given: dict) -> tuple[str, str]:
-    """Executes the notebook into `target`; how it went, completed, failed or interrupted, and why. No process is left.
+def run_notebook(folder: Path, name: str, target: Path, given: dict) -> tuple[str, str]:
+    """Executes the notebook for the run in `folder` into `target`; how it went, completed, failed or interrupted, and
+    why. No process is left.
 
     Should this process be killed, the kernel's connection file is left: it is put where it will be swept.
     """
@@ -103,7 +110,7 @@ def _run_notebook(run: Run, name: str, target: Path, given: dict) -> tuple[str, 
     from traitlets.config import Config
 
     try:
-        with ownership.scratch(**{ownership.RUN: str(run.folder.resolve())}) as scratch, _terminal_progress(run):
+        with ownership.scratch(**{ownership.RUN: str(folder.resolve())}) as scratch:
             try:
                 papermill.execute_notebook(
                     _literal(ROOT / "notebooks" / name),
@@ -151,7 +158,7 @@ def runs(out: Path = OUTPUTS) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).sort_values(["started", "folder"], ascending=False, ignore_index=True)
 
 
-def _page(notebook: Path) -> Path | None:
+def make_page(notebook: Path) -> Path | None:
     """The notebook's page; None, with a warning, where it cannot be made: the run and its records are worth more."""
     try:
         return page.write_html(notebook)

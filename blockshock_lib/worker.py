@@ -100,13 +100,15 @@ def measure(ctx: RankContext, case: Case, params: Params, group: int) -> list[di
     from blockshock_lib.layers.problem import LinearProblem
     from blockshock_lib.plan import expand
 
+    cases = expand(params)
     try:
         return experiment.measure(
             LinearProblem(case, ctx.device, draw=group),
             params,
             group_index=group,
             traces=ctx.log.parent.parent / "traces",
-            last=case == expand(params)[-1],
+            last=case == cases[-1],
+            smallest=case == next(one for one in cases if one.optimizer == case.optimizer),
         )
     finally:
         if ctx.device.type == "cuda":

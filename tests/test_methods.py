@@ -36,9 +36,15 @@ def test_a_method_that_needs_a_periodic_mask_says_so_in_the_table(name):
 
 
 def test_only_a_method_with_a_choice_of_product_takes_one():
-    assert METHODS["dense"].options("cslt") == {}
-    assert METHODS["block_shock"].options("cslt") == {"product": "cslt"}
-    assert METHODS["block_shock_torch"].options("cslt") == {"product": "torch"}
+    assert METHODS["dense"].options("cslt") == {"frozen": True}
+    assert METHODS["block_shock"].options("cslt")["product"] == "cslt"
+    assert METHODS["block_shock_torch"].options("cslt")["product"] == "torch"
+
+
+def test_variants_of_training_are_rows_of_the_table():
+    trained = METHODS["block_shock_recompress"].options("auto", frozen=False, dw="full")
+    assert trained == {"frozen": False, "product": "auto", "update": "recompress", "dw": "full"}
+    assert METHODS["block_shock"].options("auto")["update"] == "packed"
 
 
 def test_the_table_and_the_parameters_import_no_torch():

@@ -9,13 +9,17 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from blockshock_lib import workbook
+from blockshock_lib.report import training_tables
+
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PHASE0 = ROOT / "notebooks" / "phase0_correctness.ipynb"
+TRAINING = ROOT / "notebooks" / "phase3_training.ipynb"
 IGNORED = "nbval-ignore-output"
 # Calls whose output is the same on every computer, and calls whose output holds times or depends on the machine. A cell
 # that shows anything calls one of them, so that a new one has to say which it is.
-SAME = {"plan_table", "proofs", "correctness_table", "reasons", "weights", "words"}
+SAME = {"plan_table", "proofs", "correctness_table", "reasons", "weights", "words", "tensor_table", "how_table"}
 VARIES = {
     "card_table",
     "measure",
@@ -28,9 +32,16 @@ VARIES = {
     "exposed",
 }
 VARIES |= {"numbers", "show"}
+VARIES |= {"whole_table", "pieces_table", "training_memory_table"}
+VARIES |= {"loss_table", "dw_table", "stages_table", "break_even_table", "largest_table"}
 # Of explore: a static figure, and after it a widget view.
 VIEWS = {"masks_view", "floors_view", "runs_view", "live_view"}
+# Of the findings, whose compared table speaks of the shipped GPU records alone.
+VARIES |= {"runs_table", "law_table", "step_law_table", "where_table", "needs_table", "batch_table", "compress_table"}
+VARIES |= {"backtest_table", "model_table", "larger_table", "others_table"}
+VIEWS |= {"what_if_view"}
 VARIES |= VIEWS
+FINDINGS = {"runs": "all", "run_dir": ""}
 EXPLORE = {
     "mask": "transposable_random",
     "n": 4096,
@@ -39,7 +50,7 @@ EXPLORE = {
     "world_size": 2,
     "runs": ["outputs/reference/phase1-cuda", "outputs/reference/phase1-cpu"],
 }
-EITHER = {"conclude"}  # phase 0's line counts checks; phase 1's has ratios
+EITHER = {"conclude"}  # the line counts checks; with GPUs it has ratios from phase 1 on
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
@@ -60,8 +71,8 @@ def tags(cell):
     return cell.metadata.get("tags", [])
 
 
-def test_both_phases_have_a_notebook():
-    assert {path.name for path in NOTEBOOKS} >= {"phase0_correctness.ipynb", "phase1_forward.ipynb"}
+def test_every_phase_has_a_notebook():
+    assert {path.name for path in NOTEBOOKS} >= set(workbook.NOTEBOOKS.values())
 
 
 def test_every_code_cell_was_executed_once_and_in_order(notebook):
@@ -80,7 +91,7 @@ def test_the_parameters_are_literals(notebook):
     assert all(isinstance(node, ast.Assign) for node in body)
     values = {node.targets[0].id: ast.literal_eval(node.value) for node in body}
     phase = {"hardware": "auto", "settings": {}, "run_dir": "", "redraw": "", "resume": ""}
-    assert values == (EXPLORE if "hardware" not in values else phase)
+    assert values in (EXPLORE, FINDINGS, phase)
 
 
 def test_no_notebook_defines_what_the_library_should_hold(notebook):
@@ -121,14 +132,24 @@ def test_a_cell_is_ignored_by_nbval_exactly_when_its_output_varies(notebook):
 
 def test_the_deterministic_tables_are_all_there():
     shown = {path.stem: {name for cell in code(nbformat.read(path, 4)) for name in calls(cell)} for path in NOTEBOOKS}
-    assert shown["phase0_correctness"] >= SAME - {"words"}
-    assert shown["phase1_forward"] >= SAME - {"proofs"}
+    training = {"tensor_table", "how_table"}
+    assert shown["phase0_correctness"] >= SAME - training - {"words"}
+    assert shown["phase1_forward"] >= SAME - training - {"proofs"}
+    assert shown["phase2_backward"] >= {"plan_table", "reasons", *training}
+    assert shown["phase3_training"] >= {"plan_table", "reasons", "words", "tensor_table"}
+
+
+def test_the_training_notebook_shows_every_table_and_figure_of_training():
+    shown = {name for cell in code(nbformat.read(TRAINING, 4)) for name in calls(cell)}
+    tables = {name for name in vars(training_tables) if name.endswith("_table")} - {"how_table"}
+    assert shown >= {*tables, "training_memory_table", "training_memory", "pieces_figure", "loss_curves", "timeline"}
+    assert sum("ratio_heatmap" in calls(cell) for cell in code(nbformat.read(TRAINING, 4))) == 2, "T3 and T1"
 
 
 def test_a_static_figure_stands_before_each_widget_view():
     notebook = nbformat.read(ROOT / "notebooks" / "explore.ipynb", as_version=4)
     shown = [cell.outputs for cell in code(notebook) if calls(cell) & VIEWS]
-    assert len(shown) == len(VIEWS)
+    assert len(shown) == len(VIEWS - {"what_if_view"})
     for first, second in shown:
         assert first.data["text/html"].startswith('<div class="bs-static') and "<img" in first.data["text/html"]
         assert "application/vnd.jupyter.widget-view+json" in second.data

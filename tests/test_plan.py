@@ -46,6 +46,8 @@ CHANGES = {
     "world_size": 4,
     "emulated": True,
     "seed": 1,
+    "optimizer": "sgd",
+    "dw": "full",
 }
 
 
@@ -102,8 +104,28 @@ def test_case_without_a_field_is_refused():
         Case.from_dict(plain)
 
 
+def test_a_case_without_the_fields_that_came_later_reads_as_it_was():
+    assert not {"optimizer", "dw"} & set(CASE.as_dict())
+    assert Case.from_dict(CASE.as_dict()) == CASE
+    trained = dataclasses.replace(CASE, phase="phase3", optimizer="adamw", dw="exchange")
+    assert {"optimizer", "dw"} < set(trained.as_dict()) and Case.from_dict(trained.as_dict()) == trained
+
+
+def test_the_committed_reference_run_is_of_the_cases_that_its_phase_expands_to_now():
+    folder = Path(plan.__file__).parent.parent / "outputs" / "reference" / "phase1-cpu" / "records"
+    recorded = {json.loads(path.read_text())["id"] for path in folder.glob("*.json")}
+    assert recorded == {case.id for case in cases()} and len(recorded) == 6
+
+
+def test_optimizers_are_swept_one_after_the_other():
+    found = cases({"sweep.n": [256, 128], "sweep.b": [4]}, phase="phase3")
+    assert [(c.optimizer, c.in_features) for c in found] == [("sgd", 128), ("sgd", 256), ("adamw", 128), ("adamw", 256)]
+    assert [c.optimizer for c in cases(phase="phase2")] == [""] * 4
+
+
 def test_label_names_the_weight_as_out_x_in():
     assert CASE.label == "16384x4096 B=16 bf16 checkerboard mlp_up"
+    assert dataclasses.replace(CASE, optimizer="adamw").label == f"{CASE.label} adamw"
 
 
 def test_cases_come_in_order_of_dtype_workload_mask_size_and_batch():
@@ -162,7 +184,8 @@ def test_no_case_comes_twice():
     ("phase", "hardware", "number"),
     [("phase0", h, 35) for h in ("cpu", "cuda-1", "cuda", "cuda-4", "cuda-8")]
     + [("phase1", "cpu", 6)]
-    + [("phase1", h, 20) for h in ("cuda-1", "cuda", "cuda-4", "cuda-8")],
+    + [("phase1", h, 20) for h in ("cuda-1", "cuda", "cuda-4", "cuda-8")]
+    + [("phase2", "cpu", 4), ("phase2", "cuda", 9), ("phase3", "cpu", 8), ("phase3", "cuda", 12)],
 )
 def test_shipped_phases_expand_to_this_many_cases(phase, hardware, number):
     found = cases(phase=phase, hardware=hardware)
@@ -174,6 +197,8 @@ def test_every_parameter_of_a_case_reaches_it():
     (case,) = cases(changed | {"sweep.n": [256], "sweep.b": [3], "hardware.emulated": True})
     assert (case.phase, case.seed, case.bias, case.product) == ("phase1", 5, True, "reference")
     assert (case.device, case.world_size, case.emulated, case.methods) == ("cpu", 4, True, ("dense",))
+    (case,) = cases({"optimizers": ["adamw"], "dw": "full", "sweep.n": [256], "sweep.b": [3]}, phase="phase3")
+    assert (case.optimizer, case.dw) == ("adamw", "full")
 
 
 def test_plan_needs_nothing_but_params_and_the_standard_library():

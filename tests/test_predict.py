@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from blockshock_lib import manifest, params, plan, predict, records, worker, workers
+from blockshock_lib.engine.phases import PHASES
+from blockshock_lib.layers.case_costs import CaseCosts
 from blockshock_lib.methods import METHODS
 from blockshock_lib.predict import costs, duration, earlier, memory
 
@@ -42,19 +44,41 @@ def test_costs_and_floors_are_those_that_the_engine_recorded(name, tmp_path):
         assert row.weight_bytes == found["weight_bytes_formula"]
         own = {r["metric"]: r["value"] for r in record["rows"] if r["method"] == "ceiling"}
         case = plan.Case.from_dict(record["case"])
-        least = predict.floor(costs.cost(case, row.method), costs.roofline.Ceilings(**own))
-        assert least.forward == pytest.approx(found["floor_forward"], rel=1e-12)
+        least = predict.floor(costs.pieces(case, row.method), costs.roofline.Ceilings(**own))
+        assert least.whole == pytest.approx(found["floor_forward"], rel=1e-12)
         checked += 1
     assert checked == {"phase1-cpu": 36, "phase1-cuda": 140}[name]
 
 
 def test_the_floor_is_the_longer_of_bytes_and_arithmetic_and_the_link_after_it():
     work = costs.Cost(flops=2e12, read=3e9, written=1e9, sent=1e8, weights=0, peak=0)
-    found = predict.floor(work, costs.roofline.Ceilings(1000, 100, 10))
+    found = predict.floor({"forward": work}, costs.roofline.Ceilings(1000, 100, 10))
     assert found[:4] == pytest.approx((4.0, 20.0, 10.0, 30.0))
     assert found.bound == "arithmetic"
-    assert predict.floor(work._replace(sent=1e9), costs.roofline.Ceilings(1000, 100, 10)).bound == "link"
-    assert predict.floor(work._replace(flops=1.0), costs.roofline.Ceilings(1000, 100, 100)).bound == "bytes"
+    assert predict.floor({"forward": work._replace(sent=1e9)}, costs.roofline.Ceilings(1000, 100, 10)).bound == "link"
+    assert (
+        predict.floor({"forward": work._replace(flops=1.0)}, costs.roofline.Ceilings(1000, 100, 100)).bound == "bytes"
+    )
+
+
+def test_the_floor_of_a_step_sums_its_pieces_and_hides_dxs_collective_behind_dw():
+    ceilings = costs.roofline.Ceilings(1000, 100, 10)
+    moved = costs.Cost(flops=0, read=1e9, written=0, sent=0, weights=0, peak=0)  # 1 ms
+    counted = moved._replace(flops=5e11, read=0)  # 5 ms
+    work = {"forward": counted, "dx": counted._replace(sent=3e7), "dw": moved, "optimizer": moved, "refresh": moved}
+    found = predict.floor(work, ceilings)
+    assert found[:4] == pytest.approx((3, 10, 2, 15)) and found.bound == "arithmetic"
+    assert predict.floor(work | {"dw": counted}, ceilings)[2:4] == pytest.approx((0, 15 + 2))
+
+
+@pytest.mark.parametrize("phase, whole", [("phase2", "floor_pass"), ("phase3", "floor_step")])
+@pytest.mark.parametrize("hardware, mask", [("cuda", "checkerboard"), ("cuda-4", "random"), ("cuda-1", "random")])
+def test_the_floors_of_backward_and_training_are_those_that_the_engine_records(phase, whole, hardware, mask):
+    ceilings = costs.roofline.Ceilings(4300, 720, 300)
+    for case in plan.expand(asked(phase, hardware, layers__mask=mask)):
+        for name in (name for name in case.methods if case.mask.periodic or not METHODS[name].periodic_only):
+            engine = costs.roofline.phase_floors(CaseCosts(case), name, PHASES[phase], ceilings)
+            assert predict.floor(costs.pieces(case, name), ceilings).whole == pytest.approx(engine[whole], rel=1e-12)
 
 
 def test_ceilings_come_from_the_newest_run_of_the_machine_else_from_the_shipped_one(cpu, h200, tmp_path):
@@ -114,6 +138,51 @@ def test_memory_needed_is_above_the_measured_peak_and_not_far_above(cpu):
     assert measured <= rows["memory_bytes"].iloc[0] <= 2.5 * measured
 
 
+def test_memory_of_training_is_above_the_measured_peak_and_not_far_above(cpu):
+    few = dict(methods=["row_parallel", "block_shock", "block_shock_recompress"], optimizers=["adamw"], loss_steps=0)
+    quick = dict(timing__samples=1, timing__warmup=1, profile="none")
+    effective = asked("phase3", sweep__n=[2048], sweep__b=[64], **few, **quick)
+    (case,) = plan.expand(effective)
+    rows = predict.plan(effective, cpu)
+    measured = sum(workers.call(peak, case, effective, processes=2, seconds=240))
+    assert measured <= rows["memory_bytes"].iloc[0] <= 2.5 * measured
+
+
+def test_a_step_holds_what_the_methods_formulas_say_and_adamws_state_costs_more(h200):
+    table = predict.plan(asked("phase3", "cuda", sweep__n=[40960], sweep__b=[1024]), h200)
+    for row in table.itertuples():
+        case = next(one for one in plan.expand(asked("phase3", "cuda")) if one.id == row.case)
+        assert row.step_bytes == CaseCosts(case).training_bytes(row.method).peak and row.work == "step"
+    by = table.groupby("optimizer")
+    sgd, adamw = (by.get_group(name).set_index("method")["step_bytes"] for name in ("sgd", "adamw"))
+    entries = 40960**2 / 2
+    assert (adamw - sgd)[["row_parallel", "block_shock"]].tolist() == [2 * 2 * entries] * 2
+    assert by["memory_bytes"].first()["adamw"] > by["memory_bytes"].first()["sgd"]
+    assert predict.plan(asked("phase2", "cuda"), h200)["step_bytes"].isna().all()
+
+
+def test_the_shipped_training_runs_are_expected_to_fit(h200):
+    assert predict.does_not_fit(asked("phase3", "cuda"), h200) == []
+    (first, *_) = predict.does_not_fit(asked("phase3", "cuda", sweep__n=[65536]), h200)
+    assert "65536x65536 B=1024 bf16 checkerboard gaussian sgd needs up to" in first
+
+
+def test_a_dry_run_of_training_says_with_what_it_trains_and_what_a_step_holds(cpu):
+    text = predict.dry_run(asked("phase3"), cpu)
+    for said in ("SGD (learning rate 0.5), AdamW (learning rate 0.001)", "loss over 200 steps", "step holds", "AdamW"):
+        assert said in text
+    assert "Training" not in predict.dry_run(asked("phase2"), cpu)
+
+
+def test_more_steps_of_the_loss_curve_and_more_optimizers_take_longer(cpu, tmp_path):
+    def seconds(**settings):
+        return duration.estimate(asked("phase3", **settings), cpu, {"bf16": None}, tmp_path).seconds
+
+    assert (
+        seconds(loss_steps=2000) > seconds() > seconds(optimizers=["sgd"]) > seconds(optimizers=["sgd"], loss_steps=0)
+    )
+
+
 def test_memory_holds_the_drawing_of_the_weight_and_the_truth_of_every_process(cpu):
     def needs(n, batch, **settings):
         effective = asked("phase0", layers__workload="gaussian", sweep__n=[n], sweep__b=[batch], **settings)
@@ -159,7 +228,17 @@ def test_an_estimate_is_scaled_by_the_run_it_names(cpu, tmp_path):
     assert elsewhere.high / elsewhere.low > own.high / own.low
 
 
-@pytest.mark.parametrize("phase, hardware", [("phase0", "cpu"), ("phase1", "cpu"), ("phase1", "cuda")])
+DRY = [
+    ("phase0", "cpu"),
+    ("phase1", "cpu"),
+    ("phase1", "cuda"),
+    ("phase2", "cuda"),
+    ("phase3", "cpu"),
+    ("phase3", "cuda"),
+]
+
+
+@pytest.mark.parametrize("phase, hardware", DRY)
 def test_a_dry_run_tells_every_case_starts_no_process_and_makes_no_folder(
     phase, hardware, cpu, h200, tmp_path, nothing_starts
 ):
@@ -174,7 +253,7 @@ def test_a_dry_run_tells_every_case_starts_no_process_and_makes_no_folder(
     assert f"{len(plan.expand(effective)) * effective.timing.groups} records" in text
     for said in ("params/: base.yaml", f"sweeps/{phase}-{hardware}.yaml", "estimate", "outputs/reference", "fits"):
         assert said in text
-    assert all(predict.words.labels.label(name) in text for name in METHODS)
+    assert all(predict.words.labels.label(name) in text for name in effective.methods)
 
 
 def test_a_dry_run_says_what_would_be_refused_and_lists_the_cases_all_the_same(cpu):

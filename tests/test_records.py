@@ -45,6 +45,27 @@ def test_the_frame_has_one_row_a_measurement_with_its_case(tmp_path):
     assert frame.attrs["damaged"] == []
 
 
+def test_a_record_from_before_training_has_no_optimizer(tmp_path):
+    written(tmp_path)
+    assert set(records.load(tmp_path).optimizer) == {""}
+
+
+def test_only_a_floor_may_be_a_time_of_zero(tmp_path):
+    assert all(m.startswith("floor_") for m in records.MAY_BE_ZERO_MS)
+    records.validate([records.row("row_parallel", "floor_refresh", 0.0)])
+    for metric in (
+        "step_kernel",
+        "step_call",
+        "compress_kernel",
+        "refresh_kernel",
+        "dx_kernel",
+        "pass_call",
+        "floor_reduce_dx",
+    ):
+        with pytest.raises(RecordError, match="time of zero"):
+            records.validate([records.row("row_parallel", metric, 0.0)])
+
+
 def test_a_run_without_records_gives_an_empty_frame_with_all_columns(tmp_path):
     frame = records.load(tmp_path)
     assert frame.empty and list(frame.columns) == [*records.CASE_COLUMNS, *records.ROW_COLUMNS]

@@ -1,5 +1,6 @@
 """Collectives between ranks, and nothing else."""
 
 from blockshock_lib.comm.group import Group
+from blockshock_lib.comm.pending import Pending
 
-__all__ = ["Group"]
+__all__ = ["Group", "Pending"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from blockshock_lib.comm.pending import Pending
 from blockshock_lib.errors import UnsupportedError
 
 # torch 2.13 renamed the call and warns about the old name; 2.11 has the old name only.
@@ -61,6 +63,13 @@ class Group:
             dist.all_reduce(x, group=self.handle)
         return x
 
+    def start_all_reduce(self, x: torch.Tensor) -> Pending:
+        """`all_reduce` started: what runs until `wait` is overlapped with it. `x` must not be touched until then."""
+        self._collective(x)
+        if self.world_size == 1:
+            return Pending(x)
+        return Pending(x, dist.all_reduce(x, group=self.handle, async_op=True))
+
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Concatenation of every rank's `x` along its first dimension, in rank order: [n, ...] -> [world_size
         * n, ...].
@@ -70,6 +79,31 @@ class Group:
             return x
         out = x.new_empty((self.world_size * x.shape[0], *x.shape[1:]))
         _gather_single(out, x, group=self.handle)
+        return out
+
+    def start_all_gather(
+        self, x: torch.Tensor, finish: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> Pending:
+        """`all_gather` started; `finish` is applied to what `wait` returns."""
+        self._collective(x)
+        if self.world_size == 1:
+            return Pending(x, finish=finish)
+        out = x.new_empty((self.world_size * x.shape[0], *x.shape[1:]))
+        return Pending(out, _gather_single(out, x, group=self.handle, async_op=True), finish)
+
+    def exchange(self, x: torch.Tensor, peer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Swaps `x` with the tensor of the same shape and dtype that rank `peer` gives; returns the peer's.
+
+        Every rank of the group calls it, in pairs. `x` and `out`, where the peer's is written, are contiguous.
+        """
+        self._collective(x)
+        out = torch.empty_like(x) if out is None else out
+        if peer == self.rank:
+            return out.copy_(x)
+        other = dist.get_global_rank(self.handle, peer)
+        swap = [dist.P2POp(dist.isend, x, other, self.handle), dist.P2POp(dist.irecv, out, other, self.handle)]
+        for work in dist.batch_isend_irecv(swap):
+            work.wait()
         return out
 
     def largest(self, values: list[float], device: torch.device) -> list[float]:

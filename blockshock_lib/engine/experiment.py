@@ -1,286 +1,251 @@
-"""One case on one rank: build, check, weigh, time, profile. Every rank runs this in step; the rows are all
-ranks' own.
-"""
+"""One case on one rank: check, weigh, time, profile. Every rank runs this in step; the rows are all ranks' own."""
 
 from __future__ import annotations
 
+import gc
 import itertools
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from blockshock_lib import records
 from blockshock_lib.comm import Group
-from blockshock_lib.engine import correctness, profile, roofline
-from blockshock_lib.engine.memory import Peak
-from blockshock_lib.engine.phases import PHASES
+from blockshock_lib.engine import admission, capacity, correctness, curve, profile, roofline, work
 from blockshock_lib.engine.protocol import Problem, Runner
-from blockshock_lib.engine.timing import LONG_CALL_MS, MAX_CALLS, Clock, Graph, Task, copies_past_cache
-from blockshock_lib.errors import UnsupportedError, first_line
+from blockshock_lib.engine.timing import LONG_CALL_MS, MAX_CALLS, Clock, Graph, Pool, Task, copies_past_cache, tensors
+from blockshock_lib.engine.trial import Rows, Trial
+from blockshock_lib.engine.work import Work
 from blockshock_lib.params import Params
 
 # A captured graph runs about this long, so that the few microseconds of its launch do not count.
 GRAPH_MS = 2.0
+# Calls one by one may take a few times as long as in a graph, for the host's part in them.
+CERTAIN = 4
 
 _ceilings: dict[torch.dtype, roofline.Ceilings] = {}
 
 
-@dataclass
-class Rows:
-    """The rows of one case, as records.write takes them."""
-
-    rows: list[dict] = field(default_factory=list)
-
-    def add(self, method: str, metric: str, value: float, repeat: int = 0, detail: str = "") -> None:
-        self.rows.append(records.row(method, metric, value, repeat=repeat, detail=detail))
-
-    def miss(self, method: str, status: str, reason: str, metric: str = "check") -> None:
-        """A row without a number: why there is none."""
-        self.rows.append(records.row(method, metric, math.nan, status=status, reason=reason))
-
-
-def measure(problem: Problem, params: Params, *, group_index: int, traces: Path, last: bool) -> list[dict]:
+def measure(
+    problem: Problem, params: Params, *, group_index: int, traces: Path, last: bool, smallest: bool = False
+) -> list[dict]:
     """Runs every method of `problem.case` and returns the rows of the case, the same on every rank.
 
     A method that cannot run, does not fit or fails its check gets a row that says so, and no time.
 
     Args:
         problem: the case, its truth and its methods, on this rank's device.
-        group_index: which fresh group of processes this is; traces are written by the first.
+        group_index: which fresh group of processes this is; traces and loss curves are the first one's.
         traces: folder for the Chrome traces.
         last: whether this is the plan's last case, the one that `profile: last` traces.
+        smallest: whether this is the optimizer's first case, the one whose loss curve is taken.
     """
     trial = Trial(problem, Group.of(), Rows())
     with torch.no_grad():
-        runners = {name: runner for name in problem.case.methods if (runner := trial.admit(name)) is not None}
-        if PHASES[problem.case.phase].time and runners:
-            trial.time(runners, params)
+        admission.prepare(trial, params.learning_rates)
+        admitted = {name: admission.admit(trial, name, params.learning_rates) for name in problem.case.methods}
+        runners = {name: runner for name, runner in admitted.items() if runner is not None}
+        del admitted
+        if trial.phase.train:
+            problem.forget()
+            if group_index == 0 and smallest:
+                curve.draw(trial, runners, params)
+            if group_index == 0 and last:
+                capacity.largest(trial, runners)
+        if trial.phase.time and runners:
+            release_cache(trial.device)
+            session = Session(trial, params)
+            session.time(runners)
             if group_index == 0 and (params.profile == "all" or (params.profile == "last" and last)):
-                trial.profile(runners, traces)
+                session.profile(runners, traces)
     return trial.rows.rows
 
 
-@dataclass
-class Trial:
-    """The stages of one case; `rows` grows as they pass."""
+def release_cache(device: torch.device) -> None:
+    """Graphs have memory of their own: what the checks left in the allocator's cache would be missing there."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
-    problem: Problem
-    group: Group
-    rows: Rows
 
-    def __post_init__(self) -> None:
-        self.device = self.problem.device
+class Session:
+    """The timed part of a case: its tasks, their samples, and the check of what was timed."""
+
+    def __init__(self, trial: Trial, params: Params):
+        self.trial, self.timing = trial, params.timing
+        self.problem, self.group, self.device, self.rows = trial.problem, trial.group, trial.device, trial.rows
         self.clock = Clock(self.device, self.group)
+        self.pool = Pool(self.device) if self.device.type == "cuda" else None
         self.longest_ms = 0.0
 
-    def admit(self, name: str) -> Runner | None:
-        """Builds, tunes, weighs and checks one method alone; None when it may not be timed, and the rows say why."""
-        problem, rows = self.problem, self.rows
-        if reason := problem.unsupported(name):
-            rows.miss(name, "unsupported", reason)
-            return None
-        meter = Peak(self.device)
-        runner = self.agree(name, lambda: problem.build(name, self.group))
-        if runner is None:
-            return None
-        if not self.tune(name, runner):
-            return None
-        meter.restart()
-        poison(problem)
-        partial = self.agree(name, lambda: runner.local(problem.x) if runner.active else ())
-        if partial is None:
-            return None
-        y = runner.reduce(partial) if runner.active else None
-        peak = meter.read()
-        if not self.check(name, y):
-            return None
-        cost = problem.cost(name)
-        weights, peak = self.group.largest([runner.weight_bytes(), -1.0 if peak is None else peak], self.device)
-        rows.add(name, "weight_bytes", weights)
-        rows.add(name, "weight_bytes_formula", cost.weights)
-        rows.add(name, "peak_bytes_formula", cost.peak)
-        if peak < 0:
-            rows.miss(name, "unsupported", "the CPU's allocator keeps no peak", metric="peak_bytes")
-        else:
-            rows.add(name, "peak_bytes", peak)
-        return runner
-
-    def agree(self, name: str, fn: Callable[[], Any]) -> Any:
-        """fn()'s result, or None on all ranks when it failed on any: no rank may then enter a collective."""
-        result, word = attempt(fn)
-        rank, word = self.group.first_word(word, self.device)
-        if not word:
-            return result
-        status, reason = word.split(": ", 1)
-        self.rows.miss(name, status, f"rank {rank}: {reason}")
-        return None
-
-    def tune(self, name: str, runner: Runner) -> bool:
-        """Rank 0 searches first and keeps its choice in a file; the other ranks then read the same choice."""
-
-        def search(turn: bool) -> bool:
-            if turn and runner.active:
-                runner.tune(self.problem.x)
-            return True
-
-        turns = (self.group.rank == 0, self.group.rank != 0)
-        return all(self.agree(name, lambda turn=turn: search(turn)) for turn in turns)
-
-    def check(self, name: str, y: torch.Tensor | None, *, record: bool = True) -> bool:
-        """The gate, on every working rank; the worst rank counts. `y` is None on a rank that stands by."""
-        nothing = correctness.Check(correctness.Errors(0, 0), 0, 0, "")
-        found = nothing if y is None else correctness.gate(y, self.problem.expected(name), self.problem.truth)
-        if y is not None and record and (fault := self.problem.sharding_fault(name)):
-            found = found._replace(reason=fault)
-        rank, reason = self.group.first_word(found.reason, self.device)
-        numbers = [found.max_ratio, found.rms_ratio, found.errors.max, found.errors.rms]
-        worst = self.group.largest(numbers, self.device)
-        if record:
-            for metric, value in zip(
-                ("error_max_ratio", "error_rms_ratio", "error_max", "error_rms"), worst, strict=True
-            ):
-                if value < float("inf"):
-                    self.rows.add(name, metric, value)
-        if reason:
-            self.rows.miss(name, "failed", f"rank {rank}: {reason}")
-        elif record:
-            self.rows.add(name, "check", 1.0)
-        return not reason
-
-    def time(self, runners: dict[str, Runner], params: Params) -> None:
-        """Call time, kernel time, compute and reduce apart, all methods interleaved; then the graphs' outputs
-        checked.
-        """
+    def time(self, runners: dict[str, Runner]) -> None:
+        """Everything that the phase times, all methods interleaved; then the graphs' outputs checked."""
         dtype = self.problem.dtype
         if dtype not in _ceilings:
             _ceilings[dtype] = roofline.measure(self.device, dtype, self.group)
-        ceilings = _ceilings[dtype]
-        for metric, value in ceilings._asdict().items():
+        for metric, value in _ceilings[dtype]._asdict().items():
             if value:
                 self.rows.add("ceiling", metric, value)
-
+        spares = self.spares(runners)
+        works: dict[tuple[str, str], Work] = {}
         tasks: dict[tuple[str, str], Task] = {}
-        pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         for name, runner in runners.items():
-            for metric, task in self.prepare(name, runner, pool).items():
-                tasks[name, metric] = task
-        timing = params.timing
+            found = self.works(name, runner, spares)
+            works |= {(name, key): one for key, one in found.items()}
+            tasks |= {(name, key): self.task(runner, one) for key, one in found.items()}
         taken = self.clock.interleave(
             tasks,
-            warmup=timing.warmup,
-            samples=timing.samples,
-            min_sample_ms=timing.min_sample_ms,
+            warmup=self.timing.warmup,
+            samples=self.timing.samples,
+            min_sample_ms=self.timing.min_sample_ms,
             blocks=self.device.type == "cuda" and self.longest_ms >= LONG_CALL_MS,
         )
-        for name in runners:
-            graph = tasks.get((name, "forward_kernel"))
+        for name, runner in runners.items():
+            mine = {key: task for (who, key), task in tasks.items() if who == name}
             # What was timed is checked too: a graph that replays stale inputs or outputs gives no number.
-            if graph is None or not self.check(name, graph.fn.fresh() if graph.fn else None, record=False):
-                continue
-            for (who, metric), values in taken.items():
-                if who == name:
-                    for repeat, ms in enumerate(values):
-                        self.rows.add(name, metric, ms, repeat)
-            cost = self.problem.cost(name)
-            for metric, value in roofline.floors(cost, ceilings).items():
-                self.rows.add(name, metric, value)
-            for metric in ("flops", "read", "written", "sent"):
-                self.rows.add(name, metric if metric == "flops" else f"bytes_{metric}", getattr(cost, metric))
+            if mine and self.still_right(name, runner, mine, works):
+                self.report(name, {key: taken[name, key] for key in mine}, works)
         for task in tasks.values():
             if isinstance(task.fn, Graph):
                 task.fn.release()
+        for runner in runners.values():
+            for weight in runner.weights:
+                weight.grad = None
 
-    def prepare(self, name: str, runner: Runner, pool) -> dict[str, Task]:
-        """The tasks of one method; none where its copies do not fit, and the rows say so.
+    def spares(self, runners: dict[str, Runner]) -> work.Spares | None:
+        if not self.trial.phase.train:
+            return None
+        most = max((weight.numel() for one in runners.values() for weight in one.weights), default=1)
+        return work.Spares(most, self.problem.dtype, self.device)
+
+    def works(self, name: str, runner: Runner, spares: work.Spares | None) -> dict[str, Work]:
+        """What is timed of one method; nothing where its copies do not fit, and the rows say so.
 
         Its weights are rotated over enough copies to miss the L2 cache at every call. What one rank alone cannot do is
         found out by `agree`; an error past that point ends the case, for the other ranks are inside a collective.
         """
-        problem, x = self.problem, self.problem.x
-        reduces = problem.cost(name).sent > 0
-        metrics = ["forward_call", "forward_kernel", "compute_kernel"] + ["reduce_kernel"] * reduces
-        count = int(self.group.largest([copies_past_cache(runner.weight_bytes(), self.device)], self.device)[0])
-        copies = self.agree(name, lambda: [runner] + [self.copy(name) for _ in range(count - 1)])
-        if copies is None:
-            return {}
-
-        def forward(one: Runner) -> torch.Tensor:
-            return one.reduce(one.local(x))
-
-        def task(calls: Sequence[Callable[[], object]], rounds: int = 1) -> Task:
-            graph = Graph(list(calls) * rounds, self.device, pool) if runner.active else None
-            return Task(graph, inner=len(calls) * rounds)
-
-        # One round of the rotation says how many make a graph of GRAPH_MS; all ranks must agree on it.
-        once = task([lambda one=one: forward(one) for one in copies])
-        ms = self.group.largest([min(self.clock.sample(once) for _ in range(3))], self.device)[0]
-        self.longest_ms = max(self.longest_ms, ms)
-        rounds = max(1, min(MAX_CALLS // count, round(GRAPH_MS / (ms * count))))
-        if once.fn is not None:
-            once.fn.release()
-        if not runner.active:
-            return {
-                m: Task(None, inner=1 if m == "forward_call" else count * rounds, heavy=m != "reduce_kernel")
-                for m in metrics
-            }
-
-        turn = itertools.cycle(copies)
-        found = {
-            "forward_call": Task(lambda: forward(next(turn))),
-            "forward_kernel": task([lambda one=one: forward(one) for one in copies], rounds),
-            "compute_kernel": task([lambda one=one: one.local(x) for one in copies], rounds),
-        }
-        if reduces:
-            start = runner.local(x)
-            partial = start.clone()
-            found["reduce_kernel"] = task([lambda: runner.reduce(partial)] * count, rounds)
-            # The all-reduce adds in place: without a fresh start the numbers would grow to infinity.
-            found["reduce_kernel"].before = lambda: partial.copy_(start)
-            found["reduce_kernel"].heavy = False
-        return found
+        sizes = [copies_past_cache(runner.weight_bytes(), self.device)]
+        count = int(self.group.largest(sizes, self.device)[0])
+        copies = self.trial.agree(name, lambda: [runner] + [self.copy(name) for _ in range(count - 1)])
+        return {} if copies is None else work.of(self.problem, copies, name, self.trial.phase, spares)
 
     def copy(self, name: str) -> Runner:
         """One more of a method that is already tuned; it finds the choice that the first one made."""
         one = self.problem.build(name, self.group)
         if one.active:
             one.tune(self.problem.x)
+            if self.trial.phase.backward:
+                one.tune_dx(self.problem.dy)
         return one
 
+    def task(self, runner: Runner, one: Work) -> Task:
+        """A work as the clock takes it: a call, or a graph that makes enough calls to run about GRAPH_MS."""
+        count = len(one.calls)
+        if one.eager:
+            turn = itertools.cycle(one.calls)
+            return Task((lambda: next(turn)()) if runner.active else None, before=one.before, heavy=one.heavy)
+        if self.lasts(runner, one):
+            return self.graph(runner, one, 1)
+        once = self.graph(runner, one, 1)
+        # One round of the rotation says how many make a graph of GRAPH_MS; all ranks must agree on it.
+        ms = self.group.largest([min(self.clock.sample(once) for _ in range(3))], self.device)[0]
+        if one.heavy:
+            self.longest_ms = max(self.longest_ms, ms)
+        rounds = max(1, min(MAX_CALLS // count, round(GRAPH_MS / (ms * count))))
+        if rounds == 1:
+            return once
+        if once.fn is not None:
+            once.fn.release()
+        return self.graph(runner, one, rounds)
+
+    def lasts(self, runner: Runner, one: Work) -> bool:
+        """Whether one round runs so long, called one by one, that its graph needs no more rounds for sure.
+
+        Half of the graphs need then not be captured twice, which takes longer than timing them.
+        """
+        if self.device.type != "cuda":
+            return False
+        if runner.active and one.before is not None:
+            one.before()
+        task = Task((lambda: [call() for call in one.calls]) if runner.active else None)
+        ms = self.group.largest([min(self.clock.sample(task) for _ in range(2))], self.device)[0]
+        if one.heavy:
+            self.longest_ms = max(self.longest_ms, ms / len(one.calls))
+        return ms >= CERTAIN * GRAPH_MS
+
+    def graph(self, runner: Runner, one: Work, rounds: int) -> Task:
+        calls = list(one.calls) * rounds
+        fn = None
+        if runner.active:
+            if one.before is not None:
+                one.before()
+            fn = Graph(calls, self.device, self.pool, one.keeps, standing(one.copies))
+        return Task(fn, inner=len(calls), before=one.before, heavy=one.heavy)
+
+    def still_right(self, name: str, runner: Runner, mine: dict[str, Task], works: dict) -> bool:
+        """The outputs of the graphs that keep them: y and dX by the gate, gradients as they were when admitted."""
+        for key, task in mine.items():
+            if not works[name, key].keeps:
+                continue
+            out = task.fn.fresh() if task.fn is not None else None
+            found = out if isinstance(out, tuple) else (out,)
+            made = dict(itertools.zip_longest(("y", "dx")[: 1 + (key != "forward_kernel")], found[:2]))
+            if not admission.check_outputs(self.trial, name, made, record=False):
+                return False
+            if self.trial.phase.train and key == "step_kernel":
+                again = runner.backward(self.problem.dy, self.problem.x)[1:] if runner.active else ()
+                pairs = zip(tensors(found[2:]), tensors(again), strict=True) if runner.active else ()
+                said = next(filter(None, itertools.starmap(correctness.strays, pairs)), "")
+                if not self.trial.accept(name, said and f"a gradient of the timed step {said}"):
+                    return False
+        return True
+
+    def report(self, name: str, taken: dict[str, list[float]], works: dict) -> None:
+        """Samples, floors and the forward's least work, as rows."""
+        phase, cost = self.trial.phase, self.problem.cost(name)
+        for key, values in taken.items():
+            detail = works[name, key].detail
+            metrics = [key.split()[0]]
+            if key == "dw_kernel" and works_of(works, name, "dw_strategy_kernel"):
+                metrics.append("dw_strategy_kernel")  # the chosen way is one of them
+            for metric, (repeat, ms) in itertools.product(metrics, enumerate(values)):
+                self.rows.add(name, metric, ms, repeat, detail)
+        for metric, value in roofline.phase_floors(self.problem, name, phase, _ceilings[self.problem.dtype]).items():
+            self.rows.add(name, metric, value)
+        for metric in ("flops", "read", "written", "sent"):
+            self.rows.add(name, metric if metric == "flops" else f"bytes_{metric}", getattr(cost, metric))
+
     def profile(self, runners: dict[str, Runner], folder: Path) -> None:
-        """One Chrome trace a method and rank, and rank 0's top kernels as rows."""
+        """One Chrome trace a method and rank of the forward, pass or step, and rank 0's top kernels as rows."""
+        release_cache(self.device)
         for name, runner in runners.items():
             if not runner.active:
                 continue
             path = folder / f"{self.problem.case.id}-{name}-rank{self.group.rank}.json.gz"
-
-            def forward(runner: Runner = runner) -> torch.Tensor:
-                return runner.reduce(runner.local(self.problem.x))
-
-            top = profile.trace(forward, self.device, path)
-            for kernel, ms in top:
+            for kernel, ms in profile.trace(self.whole(name, runner), self.device, path):
                 self.rows.add(name, "kernel_time", ms, detail=kernel)
 
-
-def attempt(fn: Callable[[], Any]) -> tuple[Any, str]:
-    """(result, "") or (None, "status: reason") when memory ran out or the machine cannot do it; other errors rise."""
-    try:
-        return fn(), ""
-    except torch.OutOfMemoryError as error:
-        return None, f"oom: {first_line(error)}"
-    except UnsupportedError as error:
-        return None, f"unsupported: {first_line(error)}"
-    except RuntimeError as error:
-        # The CPU allocator has no exception class of its own.
-        if "can't allocate memory" not in str(error):
-            raise
-        return None, f"oom: {first_line(error)}"
+    def whole(self, name: str, runner: Runner) -> Callable[[], object]:
+        """What a trace shows: all that the phase does once."""
+        phase = self.trial.phase
+        found = work.of(self.problem, [runner], name, phase, None)
+        key = "step_kernel" if phase.train else "pass_kernel" if phase.backward else "forward_kernel"
+        return found[key].calls[0]
 
 
-def poison(problem: Problem) -> None:
-    """Leaves NaN in the memory that the next output will likely be given, so that an entry never written shows."""
-    if problem.device.type == "cuda":
-        torch.full(problem.truth.shape, float("nan"), dtype=problem.dtype, device=problem.device)
+def standing(copies: list[Runner]) -> Callable[[], None]:
+    """What gives the layers back what they hold now.
+
+    A layer may make its packed copies anew and let go of those that a graph reads; and what it makes while a graph is
+    captured holds nothing before that graph is replayed.
+    """
+    held = [(vars(own), dict(vars(own))) for copy in copies for own in copy.owners]
+
+    def restore() -> None:
+        for mine, had in held:
+            mine.update(had)
+
+    return restore
+
+
+def works_of(works: dict[tuple[str, str], Work], name: str, metric: str) -> list[Work]:
+    return [one for (who, key), one in works.items() if who == name and key.split()[0] == metric]

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 
 from blockshock_lib.comm import Group
-from blockshock_lib.engine.protocol import Cost
+from blockshock_lib.engine.phases import Phase
+from blockshock_lib.engine.protocol import Cost, Problem
 from blockshock_lib.engine.timing import Clock, Task
 
 
@@ -58,11 +59,42 @@ def measure(device: torch.device, dtype: torch.dtype, group: Group, repeats: int
 
 def floors(cost: Cost, ceilings: Ceilings) -> dict[str, float]:
     """Least times in ms that the ceilings allow: `floor_compute` (the larger of arithmetic and bytes), `floor_reduce`,
-    and `floor_forward`, their sum: nothing is overlapped in these layers.
+    and `floor_forward`, their sum: nothing is overlapped in these layers' forward.
     """
-    compute = max(cost.flops / ceilings.gemm_rate / 1e9, (cost.read + cost.written) / ceilings.copy_bandwidth / 1e6)
-    found = {"floor_compute": compute}
+    found = {"floor_compute": compute(cost, ceilings)}
     if cost.sent and ceilings.allreduce_bandwidth:
-        found["floor_reduce"] = cost.sent / ceilings.allreduce_bandwidth / 1e6
+        found["floor_reduce"] = link(cost, ceilings)
     found["floor_forward"] = sum(found.values())
+    return found
+
+
+def compute(cost: Cost, ceilings: Ceilings) -> float:
+    """The larger of arithmetic and bytes, in ms."""
+    return max(cost.flops / ceilings.gemm_rate / 1e9, (cost.read + cost.written) / ceilings.copy_bandwidth / 1e6)
+
+
+def link(cost: Cost, ceilings: Ceilings) -> float:
+    """What is sent over the link, in ms; 0 where nothing is, or no link was measured."""
+    return cost.sent / ceilings.allreduce_bandwidth / 1e6 if cost.sent and ceilings.allreduce_bandwidth else 0.0
+
+
+def phase_floors(problem: Problem, name: str, phase: Phase, ceilings: Ceilings) -> dict[str, float]:
+    """The floors of all that a phase times of a method. In a step the collective of dX may hide behind dW."""
+    found = floors(problem.cost(name), ceilings)
+    if not phase.backward:
+        return found
+    dx = problem.cost_dx(name)
+    found["floor_dx"] = compute(dx, ceilings)
+    if joined := link(dx, ceilings):
+        found["floor_reduce_dx"] = joined
+    if not phase.train:
+        found["floor_pass"] = found["floor_forward"] + found["floor_dx"] + joined
+        return found
+    dw = problem.cost_dw(name, problem.dw_by(name))
+    found["floor_dw"] = compute(dw, ceilings) + link(dw, ceilings)
+    after = {"optimizer": problem.cost_optimizer(name)} | problem.cost_stages(name)
+    after = {f"floor_{key}": compute(cost, ceilings) for key, cost in after.items()}
+    found |= after
+    backward = found["floor_dx"] + max(found["floor_dw"], joined)
+    found["floor_step"] = found["floor_forward"] + backward + sum(after.values())
     return found

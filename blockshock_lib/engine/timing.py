@@ -42,26 +42,53 @@ class Task:
     heavy: bool = True
 
 
+class Pool:
+    """What the graphs of one case are captured with. What one of them frees serves the next only if both have one pool
+    of memory and one stream.
+    """
+
+    def __init__(self, device: torch.device):
+        self.handle, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+
+
 class Graph:
     """`calls` captured in one CUDA graph: kernel time without the host. On a CPU, which has no graphs, they
     just run.
+
+    Args:
+        keeps: whether the last call's output is kept, to be checked. Else its memory serves the graphs that are
+            captured next, from the same `pool`.
+        restore: called after the calls were made, to warm up and to be captured: puts back what they read and may have
+            let go of. Kept as long as the graph, with all that it puts back.
     """
 
-    def __init__(self, calls: list[Callable[[], object]], device: torch.device, pool=None):
-        self.calls, self.graph, self.out = calls, None, None
+    def __init__(
+        self,
+        calls: list[Callable[[], object]],
+        device: torch.device,
+        pool: Pool | None = None,
+        keeps: bool = True,
+        restore: Callable[[], None] = lambda: None,
+    ):
+        self.calls, self.keeps, self.restore, self.graph, self.out = calls, keeps, restore, None, None
         if device.type != "cuda":
             return
-        stream = torch.cuda.Stream(device)
+        pool = pool or Pool(device)
+        stream = pool.stream
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for call in calls:
                 call()
         torch.cuda.current_stream(device).wait_stream(stream)
         torch.cuda.synchronize(device)
+        restore()
         self.graph = torch.cuda.CUDAGraph()
         # NCCL's watchdog thread queries events while we capture; only this thread's calls may end up in the graph.
-        with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self.out = [call() for call in calls][-1]
+        with torch.cuda.graph(self.graph, pool=pool.handle, stream=stream, capture_error_mode="thread_local"):
+            # Outputs that are kept lie apart, as those of calls in a row do.
+            outs = [call() if keeps else _drop(call()) for call in calls]
+        restore()
+        self.out = outs[-1] if keeps else None
 
     def __call__(self) -> object:
         if self.graph is None:
@@ -72,17 +99,29 @@ class Graph:
         return self.out
 
     def fresh(self) -> object:
-        """Runs it on an output overwritten with NaN, so that a replay that does nothing shows."""
+        """Runs it on outputs overwritten with NaN, so that a replay that does nothing shows."""
         if self.graph is not None:
-            self.out.fill_(float("nan"))
+            for tensor in tensors(self.out):
+                tensor.fill_(float("nan"))
         return self()
 
     def release(self) -> None:
         """Frees the graph; NCCL cannot shut down while a captured collective is alive."""
         if self.graph is not None:
             self.graph.reset()
-        self.graph = self.out = None
+        self.graph = self.out = self.restore = None
         self.calls = []
+
+
+def _drop(_: object) -> None:
+    """Lets an output go at once, so that the next call may have its memory."""
+
+
+def tensors(value: object) -> list[torch.Tensor]:
+    """The tensors of an output: itself, or those in its tuple or list, however deep."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for one in value for t in tensors(one)] if isinstance(value, tuple | list) else []
 
 
 class Clock:

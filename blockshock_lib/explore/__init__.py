@@ -8,5 +8,6 @@ from blockshock_lib.explore.floors import floors_view
 from blockshock_lib.explore.live import live_view
 from blockshock_lib.explore.masks import masks_view
 from blockshock_lib.explore.runs import runs_view
+from blockshock_lib.explore.what_if import what_if_view
 
-__all__ = ["floors_view", "live_view", "masks_view", "runs_view"]
+__all__ = ["floors_view", "live_view", "masks_view", "runs_view", "what_if_view"]

@@ -18,8 +18,14 @@ from blockshock_lib.manifest import ROOT, shown
 from blockshock_lib.report import labels
 from blockshock_lib.report.time_plots import milliseconds
 
-PHASES = {"time it (phase 1)": "phase1", "check it (phase 0)": "phase0"}
-_HEAD = ("case", "group", "method", "check", "error, of the baseline's", "forward, median")
+PHASES = {
+    "time it (phase 1)": "phase1",
+    "check it (phase 0)": "phase0",
+    "forward + dX (phase 2)": "phase2",
+    "train it (phase 3)": "phase3",
+}
+_HEAD = ("case", "group", "method", "check", "largest error, of the baseline's", "call, median")
+_CALLS = {"step_call": "step", "pass_call": "forward + dX", "forward_call": "forward"}  # the widest one is shown
 
 
 def live_view(example: str = "outputs/reference/phase1-cpu") -> None:
@@ -57,12 +63,17 @@ class LiveView:
         self._stop, self._rows, self._read = threading.Event(), [], set()
         masks = controls.shipped_masks()
         self.phase = widgets.ToggleButtons(
-            options=PHASES, description="what", tooltips=["time and check every method", "check every method and mask"]
+            options=PHASES,
+            description="what",
+            tooltips=[
+                "time and check every method",
+                "check every method and mask",
+                "check and time the forward and the gradient of the input",
+                "check and time training steps of every method",
+            ],
         )
         self.n = controls.steps("N (in = out)", controls.SMALL, 256, "in and out features")
-        self.b = controls.steps(
-            "B", (16, 64, 256), 256, "rows of the input; 16 and 64 are run too when it is timed", "240px"
-        )
+        self.b = controls.steps("B", (16, 64, 256), 256, "rows of the input; 16 and 64 are run too in phase 1", "240px")
         self.mask = controls.choice("mask", masks, "checkerboard", "of a timed run; a check runs all masks", "230px")
         self.start = controls.button("Start", "play", "start this run on this machine", "primary")
         self.stop = controls.button("Stop", "stop", "end the run after the case that is being measured", "warning")
@@ -87,14 +98,9 @@ class LiveView:
         small = {"sweep.n": [self.n.value], "layers.workload": "gaussian"}
         if self.phase.value == "phase0":
             return small | {"sweep.b": [self.b.value]}
-        batches = sorted({16, 64, self.b.value})
-        return small | {
-            "sweep.b": batches,
-            "layers.mask": self.mask.value,
-            "timing.groups": 1,
-            "timing.samples": 8,
-            "profile": "none",
-        }
+        batches = {16, 64, self.b.value} if self.phase.value == "phase1" else {self.b.value}
+        quick = {"layers.mask": self.mask.value, "timing.groups": 1, "timing.samples": 8, "profile": "none"}
+        return small | {"sweep.b": sorted(batches)} | quick
 
     def begin(self) -> None:
         """Starts a run, unless one goes on."""
@@ -168,13 +174,18 @@ def record_rows(record: dict) -> list[tuple[str, ...]]:
     """A record as the live table shows it: a row a method, in the order of _HEAD; a failed check has no time."""
     case = record["case"]
     what = f"{case['out_features']}x{case['in_features']} B={case['batch']} {case['dtype']} {case['mask']['name']}"
+    what += f" {labels.optimizer(case['optimizer'])}" if case.get("optimizer") else ""
     found = []
     for method in case["methods"]:
         rows = [row for row in record["rows"] if row["method"] == method]
         bad = [row for row in rows if row["status"] != "ok" and row["metric"] == "check"]
         passed = any(row["metric"] == "check" and row["status"] == "ok" and row["value"] == 1 for row in rows)
         error = [row["value"] for row in rows if row["metric"] == "error_max_ratio" and row["status"] == "ok"]
-        times = sorted(row["value"] for row in rows if row["metric"] == "forward_call" and row["status"] == "ok")
+        calls = {metric: [] for metric in _CALLS}
+        for row in rows:
+            if row["metric"] in calls and row["status"] == "ok":
+                calls[row["metric"]].append(row["value"])
+        metric, times = next(((name, sorted(found)) for name, found in calls.items() if found), ("", []))
         good = passed and not bad
         word = "pass" if good else f"{bad[0]['status']}: {bad[0]['reason']}" if bad else "no check"
         found.append(
@@ -183,8 +194,8 @@ def record_rows(record: dict) -> list[tuple[str, ...]]:
                 str(record["group"]),
                 labels.label(method),
                 word,
-                f"{error[0]:.2f}x" if error else "",
-                milliseconds(times[len(times) // 2]) if good and times else "",
+                f"{max(error):.2f}x" if error else "",
+                f"{_CALLS[metric]} {milliseconds(times[len(times) // 2])}" if good and times else "",
             )
         )
     return found

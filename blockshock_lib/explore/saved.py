@@ -27,9 +27,34 @@ FIGURES = {
     "memory": "memory_bars",
     "roofline": "roofline",
     "the law": "law",
+    "loss": "loss_curves",
     "checks (table)": "",
 }
 """What a run can be asked for: words -> the function of report.plots; "" for the table of checks."""
+
+# Where a phase shows the same by another function or of another work: its function, and what it takes after the frame.
+_OF_PHASE: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
+    ("phase2", "ratio_heatmap"): ("ratio_heatmap", {"metric": "pass_kernel"}),
+    ("phase2", "time_vs_n"): ("time_vs_n", {"metric": "pass_kernel"}),
+    ("phase2", "stacked"): ("pieces_figure", {"": "pass"}),
+    ("phase3", "ratio_heatmap"): ("ratio_heatmap", {"metric": "step_kernel"}),
+    ("phase3", "time_vs_n"): ("time_vs_n", {"metric": "step_kernel"}),
+    ("phase3", "stacked"): ("pieces_figure", {}),
+    ("phase3", "memory_bars"): ("training_memory", {}),
+}
+
+
+def _drawing(phase: str, name: str) -> tuple[str, list[str], dict[str, str]]:
+    """(function of report.plots, its arguments after the frame) that draw `name` of a run of that phase."""
+    function, asked = _OF_PHASE.get((phase, name), (name, {}))
+    return function, [asked[""]] if "" in asked else [], {key: value for key, value in asked.items() if key}
+
+
+def call(phase: str, name: str) -> str:
+    """The cell that draws `name` in the notebook of that phase."""
+    function, args, options = _drawing(phase, name)
+    given = [f'"{value}"' for value in args] + [f'{key}="{value}"' for key, value in options.items()]
+    return f"plots.show(plots.{function}({', '.join(['frame', *given])}))"
 
 
 def runs(out: Path | None = None) -> dict[str, Path]:
@@ -81,7 +106,8 @@ def _figure(folder: Path, name: str, digest: str) -> str:
         with DRAWING:
             frame = _frame(folder, digest)
             if name:
-                found = figures.show(getattr(plots, name)(frame)).data
+                function, args, options = _drawing(manifest.read(folder)["phase"], name)
+                found = figures.show(getattr(plots, function)(frame, *args, **options)).data
             else:
                 found = table(tables.correctness_table(frame).reset_index(), "outcome of every check")
         if len(_kept) >= _MOST:
@@ -104,8 +130,9 @@ def from_notebook(folder: Path, name: str) -> str:
         data = (folder / notebook).read_bytes()
         if hashlib.sha256(data).hexdigest() != wanted:
             return ""
+        wanted = call(facts["phase"], name)
         for cell in json.loads(data)["cells"]:
-            if "".join(cell["source"]).strip() == f"plots.show(plots.{name}(frame))":
+            if "".join(cell["source"]).strip() == wanted:
                 (output,) = cell["outputs"]
                 return picture("".join(output["data"]["text/html"]))
     except (OSError, ValueError, KeyError, TypeError):

@@ -2,52 +2,333 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+
 import torch
+from torch import Tensor, nn
 
-from blockshock_lib import sparse24
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.layers.sharded import Cost, Part, Shape, TermParallelLinear, summed, term_mask
+from blockshock_lib.layers import autograd, periodic
+from blockshock_lib.layers.block_shock_costs import BlockShockCosts
+from blockshock_lib.layers.sharded import Part, TermParallelLinear, term_mask
 from blockshock_lib.params import Mask
+from blockshock_lib.sparse24 import masks, product, stock
+from blockshock_lib.sparse24.packed import Packed
+from blockshock_lib.sparse24.pattern import Pattern
+
+CHOICES = {
+    "update": ("packed", "recompress"),
+    "dw": ("auto", "full", "periodic", "exchange"),
+    "dx": ("auto", "2:4"),
+}
+UNPACK_COLUMNS = 1024  # columns of a term that are read off its packed form at once
 
 
-class BlockShockLinear(TermParallelLinear):
+class BlockShockLinear(BlockShockCosts, TermParallelLinear):
     """y = sum over ranks of x W(g)^T, each product on packed 2:4 values, joined by one all-reduce.
+
+    | piece | one rank computes | joined by |
+    |---|---|---|
+    | forward | x [B, k] times packed W(g) [N, k] | all-reduce of [B, N] |
+    | dX | dy [B, N] times packed W(g)^T [k, N]; dense masked where the mask is not 2:4 along N | all-reduce of [B, K] |
+    | dW, full | a dense product, then the mask | nothing |
+    | dW, periodic | products of half the size, for a mask that repeats one tile | nothing |
+    | dW, exchange | a dense product for half of the rows | the two terms swap their entries, N k / 4 values |
 
     Args (beside ShardedLinear's):
         product: the 2:4 backend: "auto", "reference", "torch" or "cslt" (see sparse24.product.BACKENDS).
+        update: "packed": the packed values are the parameter [N, k/2], gradients and optimizer state are half as large,
+            and after a step only the transposed copy is refreshed (T3). "recompress": the parameter is a dense masked
+            master [N, k], masked and compressed anew after each step (T1). A frozen layer holds packed values (T2).
+        dw: the strategy for dW; "auto": periodic where the mask is, else exchange between joined ranks, else full; with
+            product "torch", full.
+        dx: "auto", or "2:4" to refuse a mask whose dX would be a dense masked product.
+
+    Raises: UnsupportedError where the machine, dtype, shape or mask cannot run what is asked.
     """
 
-    product = "auto"
-
-    def __init__(self, *args, product: str = "auto", **kwargs):
-        self.product = product
+    def __init__(
+        self, *args, product: str = "auto", update: str = "packed", dw: str = "auto", dx: str = "auto", **kwargs
+    ):
+        for name, value in (("update", update), ("dw", dw), ("dx", dx)):
+            if value not in CHOICES[name]:
+                raise ValueError(f"{name}={value!r}: there are {', '.join(CHOICES[name])}")
+        self.__dict__.update(product=product, update=update, asked_dw=dw, asked_dx=dx)
         super().__init__(*args, **kwargs)
 
     @classmethod
-    def unsupported(cls, mask: Mask, device: torch.device, dtype: torch.dtype, product: str = "auto") -> str:
-        return sparse24.product.choose(product, device).unsupported(device, dtype)
+    def unsupported(cls, mask: Mask, device: torch.device, dtype: torch.dtype, product: str = "auto", **options) -> str:
+        return _choose(product, device).unsupported(device, dtype)
 
-    def hold(self, weight: torch.Tensor, keep: torch.Tensor | None, part: Part) -> None:
-        self.backend = sparse24.product.choose(self.product, weight.device)
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("mask", "keep") and "packed" in self.__dict__:
+            raise UnsupportedError(
+                f"the {name} cannot change: packed metadata is made once. load_dense() and load_state_dict() write "
+                "other weights under the same mask; for another mask make a new layer from to_dense()"
+            )
+        super().__setattr__(name, value)
+
+    def hold(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
+        kept, w = term_mask(keep, part), weight[part.rows, part.cols]
+        self.recompresses = self.update == "recompress" and not self.frozen
+        self.stock = self.recompresses and self.product == "torch"
+        self.backend = _choose(self.product, weight.device)
         if reason := self.backend.unsupported(weight.device, weight.dtype):
             raise UnsupportedError(reason)
-        self.packed = self.backend.pack(weight[part.rows, part.cols], term_mask(keep, part))
-        self.cols = part.cols
+        self._pattern = None if self.frozen else Pattern.of(kept)
+        self.stock_mask = kept if self.stock else None
+        self.classes = self._classes(kept)
+        self._other: Pattern | None = None
+        packed = self.backend.pack(w, kept)
+        if self.recompresses:
+            self.weight = self._parameter(torch.where(kept, w, w.new_zeros(())))
+        else:
+            self.weight = self._parameter(packed.values)
+        self.packed: Packed | None = packed
+        self.packed_t: Packed | None = None
+        self._seen = self._state()
+        if self.asked_dx == "2:4" and self.dx_by != "2:4":
+            raise UnsupportedError(
+                f'dx="2:4": mask {self.mask.name} does not keep two of every four weights along the output dimension, '
+                'so W^T cannot be packed; take a transposable mask, or dx="auto" for a dense masked product'
+            )
+        if not self.frozen and self.asked_dw not in ("auto", *self.dw_strategies()):
+            raise UnsupportedError(
+                f"dw={self.asked_dw!r} cannot run with mask {self.mask.name} on {self.group.world_size} ranks; "
+                f"there are {', '.join(self.dw_strategies())}"
+            )
+
+    def _classes(self, kept: Tensor) -> list[tuple[slice, slice]]:
+        """The classes of a periodic mask; none of another, or where `kept` is not what its mask says."""
+        if self.frozen or not self.mask.periodic or self._pattern.tile is None:
+            return []
+        tile = masks.tile(self.mask)
+        tile = tile if self.term == 0 else ~tile
+        return periodic.classes_of(self.mask, self.term) if torch.equal(kept[:4, :4].cpu(), tile) else []
 
     def weight_bytes(self) -> int:
         return self.packed.nbytes
 
-    def local(self, x: torch.Tensor) -> torch.Tensor:
+    def hold_bytes(self) -> dict[str, int]:
+        """`pattern` counts a stock user's bool mask too."""
+        packed, turned = self.packed.nbytes, self.packed_t.nbytes if self.packed_t else 0
+        pattern = sum(p.nbytes for p in (self._pattern, self._other) if p is not None)
+        pattern += self.stock_mask.nbytes if self.stock else 0
+        if self.recompresses:
+            return {"weights": self.weight.nbytes, "copies": packed + turned, "pattern": pattern}
+        return {"weights": packed, "copies": turned, "pattern": pattern}
+
+    # Forward
+
+    def local(self, x: Tensor) -> Tensor:
         return self.backend.linear(x[:, self.cols], self.packed)
 
-    def tune(self, x: torch.Tensor) -> None:
+    def tune(self, x: Tensor) -> None:
         self.backend.tune(x[:, self.cols], self.packed)
 
-    @classmethod
-    def cost(cls, shape: Shape) -> Cost:
-        # Half of the values, and 2 bits of metadata for each kept value: 9/16 of the dense bytes in 16 bit.
-        k = shape.in_features / (shape.world_size // 2)
-        kept = shape.out_features * k / 2
-        # The 2:4 ops read x as contiguous: from four ranks on, where a rank reads only its columns, they are copied.
-        copied = shape.batch * k * shape.itemsize if shape.world_size > 2 else 0
-        return summed(shape, 2.0 * shape.batch * kept, kept * (shape.itemsize + 0.25), k, copied)
+    # dX
+
+    @property
+    def dx_by(self) -> str:
+        transposable = self.mask.transposable if self._pattern is None else self._pattern.transposable
+        return "2:4" if transposable else "dense masked"
+
+    def local_dx(self, dy: Tensor) -> Tensor:
+        if self.dx_by == "2:4":
+            return self.place_dx(self.backend.linear(dy, self._transposed()))
+        master = self.recompresses and not self._lent
+        dense = self.weight if master else self.pattern.scatter(self.packed.values)
+        return self.place_dx(torch.mm(dy, dense))
+
+    def tune_dx(self, dy: Tensor) -> None:
+        if self.dx_by == "2:4":
+            self.backend.tune(dy, self._transposed())
+
+    def _transposed(self) -> Packed:
+        """W(g)^T packed; made when it is first needed."""
+        if self.packed_t is None and self.stock:
+            self.packed_t = stock.compress(self.weight.t().contiguous())
+        elif self.packed_t is None:
+            turned, values = self.pattern.t(), self.pattern.transpose_values(self.packed.values)
+            self.packed_t = self.backend.pack(turned.scatter(values), turned.mask())
+        return self.packed_t
+
+    @property
+    def pattern(self) -> Pattern:
+        """The mask of this rank's term. A frozen layer, which does not keep it, reads it off the packed form."""
+        if self._pattern is None:
+            values = self.packed.values
+            held = values.clone()
+            values.fill_(1)
+            self._pattern = Pattern.of(self._unpack() != 0)
+            values.copy_(held)
+            self._seen = self._state()
+        return self._pattern
+
+    def _unpack(self) -> Tensor:
+        """The packed term as dense [N, k], by its products with the columns of the identity."""
+        columns = self.packed.shape[1]
+        dense = torch.empty(self.packed.shape, dtype=self.packed.dtype, device=self.packed.values.device)
+        for start in range(0, columns, UNPACK_COLUMNS):
+            one = torch.eye(min(UNPACK_COLUMNS, columns - start), columns, dtype=dense.dtype, device=dense.device)
+            dense[:, start : start + one.shape[0]] = self.backend.linear(one.roll(start, 1), self.packed).t()
+        return dense
+
+    # dW
+
+    def dw_strategies(self) -> tuple[str, ...]:
+        return ("full", *["periodic"] * bool(self.classes), *["exchange"] * (self.group.world_size > 1))
+
+    @property
+    def dw_by(self) -> str:
+        if self.asked_dw != "auto":
+            return self.asked_dw
+        if self.stock:
+            return "full"
+        if self.classes:
+            return "periodic"
+        return "exchange" if self.group.reference is not None and self.group.world_size > 1 else "full"
+
+    def local_dw(self, dy: Tensor, x: Tensor, by: str | None = None):
+        by, x = by or self.dw_by, x[:, self.cols]
+        if by == "periodic":
+            return periodic.packed_dw(dy, x, self.classes)
+        if by == "exchange":
+            return self._half_dw(dy, x)
+        dense = torch.mm(dy.t(), x)
+        if self.stock:
+            return torch.where(self.stock_mask, dense, dense.new_zeros(()))
+        return self.pattern.gather(dense)
+
+    def _half_dw(self, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(the gradient [N, k/2] with this rank's half of the rows written, the other term's entries of that half)."""
+        mine = self._half(self.term)
+        if self._other is None:
+            self._other = self.pattern.rows(mine).complement()
+        dense = torch.mm(dy[:, mine].t(), x)
+        grad = dense.new_empty(self.out_features, dense.shape[1] // 2)
+        self.pattern.rows(mine).gather(dense, out=grad[mine])
+        return grad, self._other.gather(dense)
+
+    def _half(self, term: int) -> slice:
+        """The rows of dW that the rank of this term computes for both; whole tiles."""
+        middle = self.out_features // 8 * 4
+        return slice(middle, self.out_features) if term else slice(0, middle)
+
+    def finish_dw(self, partial, by: str | None = None) -> Tensor:
+        if (by or self.dw_by) == "exchange":
+            partial, theirs = partial
+            self.group.exchange(theirs, self.group.rank ^ 1, out=partial[self._half(1 - self.term)])
+        return self.in_layout(partial)
+
+    def combine_dw(self, partials: list, by: str | None = None) -> list[Tensor]:
+        if (by or self.dw_by) == "exchange":
+            for rank, (grad, _) in enumerate(partials):
+                grad[self._half(1 - rank % 2)] = partials[rank ^ 1][1]
+            partials = [grad for grad, _ in partials]
+        return partials
+
+    def in_layout(self, values: Tensor) -> Tensor:
+        """A gradient's packed values in the layout of the weight; a stock layer's gradient is dense already."""
+        return self.pattern.scatter(values) if self.recompresses and values.shape != self.weight.shape else values
+
+    # What must follow a change of the weight
+
+    def stages(self) -> dict[str, Callable[[], None]]:
+        if self.frozen:
+            return {}
+        if self.recompresses:
+            return {"remask": self._remask, "compress": self._compress}
+        return {"refresh": self._refresh_transposed} if self.dx_by == "2:4" else {}
+
+    @torch.no_grad()
+    def _remask(self) -> None:
+        if self._lent:
+            return
+        if self.stock:
+            torch.where(self.stock_mask, self.weight, self.weight.new_zeros(()), out=self.weight)
+        else:  # the packed values serve as scratch: `compress` writes them next
+            self.pattern.scatter(self.pattern.gather(self.weight, out=self.packed.values), out=self.weight.detach())
+
+    @torch.no_grad()
+    def _compress(self) -> None:
+        """The metadata of a known mask never change, so only values are moved; a stock user compresses all anew."""
+        if not self.stock:
+            self.pattern.gather(self.weight, out=self.packed.values)
+            return self._refresh_transposed()
+        turned, self.packed, self.packed_t = self.packed_t is not None, None, None
+        self.packed = stock.compress(self.weight.detach())
+        if turned:
+            self._transposed()
+
+    @torch.no_grad()
+    def _refresh_transposed(self) -> None:
+        if self.packed_t is not None:
+            self.pattern.transpose_values(self.packed.values, out=self.packed_t.values)
+
+    def refresh(self) -> None:
+        if self.frozen:
+            self.packed_t = None
+        super().refresh()
+        self._seen = self._state()
+
+    def prepare(self, always: bool = False) -> None:
+        moved = self.packed is None or self._moved()
+        if moved:
+            self._relink()
+        if moved or always or self._changed():
+            self.refresh()
+
+    def _state(self) -> tuple:
+        """The weight, and numbers that change when it may have changed."""
+        w = self.weight
+        numbers = (0 if w.is_inference() else w._version, 0 if self.frozen else autograd.optimizer_steps())
+        return weakref.ref(w), w.data_ptr(), *numbers
+
+    def _changed(self) -> bool:
+        (seen, *numbers), (now, *others) = self._seen, self._state()
+        return seen() is not now() or numbers != others
+
+    @property
+    def _lent(self) -> bool:
+        """Whether the weight is another's, as in `torch.func.functional_call`: it may be read, never written."""
+        return not isinstance(self.weight, nn.Parameter)
+
+    def _moved(self) -> bool:
+        """Whether the weight is no longer what was packed: a copy of the layer, another dtype or device."""
+        if self.recompresses:
+            return (self.weight.dtype, self.weight.device) != (self.packed.dtype, self.packed.values.device)
+        return self.weight.data_ptr() != self.packed.values.data_ptr()
+
+    @torch.no_grad()
+    def _relink(self) -> None:
+        """Packs the weight where it is now, into storage of its own, and makes the parameter a view of that."""
+        weight, mask = self.weight, self.pattern.mask().to(self.weight.device)
+        self._pattern, self._other = Pattern.of(mask), None
+        self.stock_mask = mask if self.stock else None
+        self.backend = _choose(self.product, weight.device)
+        if reason := self.backend.unsupported(weight.device, weight.dtype):
+            raise UnsupportedError(reason)
+        self.packed_t = None
+        self.packed = self.backend.pack(weight if self.recompresses else self.pattern.scatter(weight), mask)
+        if not self.recompresses and not self._lent:
+            weight.data = self.packed.values
+
+    def __getstate__(self) -> dict:
+        """A copy makes its packed forms anew: from a master both, from packed values the transposed one."""
+        state = self.__dict__ | {"packed_t": None}
+        return state | {"packed": None} if self.recompresses else state
+
+    # Layout
+
+    def from_dense(self, dense: Tensor) -> Tensor:
+        values = self.pattern.gather(dense[self.rows, self.cols])
+        return self.pattern.scatter(values) if self.recompresses else values
+
+    def part_dense(self, tensor: Tensor) -> Tensor:
+        return tensor if self.recompresses else self.pattern.scatter(tensor)
+
+
+def _choose(name: str, device: torch.device) -> product.Backend:
+    return product.choose(name, device)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from blockshock_lib.layers.sharded import Cost, Part, Shape, ShardedLinear, column_shard
+from blockshock_lib.layers.costs import Cost, Shape, dense_dw
+from blockshock_lib.layers.sharded import Part, ShardedLinear, column_shard
 
 
 class ColumnParallelLinear(ShardedLinear):
@@ -14,18 +15,16 @@ class ColumnParallelLinear(ShardedLinear):
     transposed view. A GEMM that reads y takes either layout at the same cost.
     """
 
-    def hold(self, weight: torch.Tensor, keep: torch.Tensor | None, part: Part) -> None:
-        super().hold(weight, keep, part)
-        self.register_buffer("bias_shard", None if self.bias is None else self.bias[part.rows, None].clone())
+    transposed_y = True
 
     @classmethod
     def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:
         return Part(None, column_shard(out_features, rank, world_size), slice(0, in_features))
 
     def local(self, x: torch.Tensor) -> torch.Tensor:
-        if self.bias_shard is None:
+        if self.bias is None:
             return torch.mm(self.weight, x.t())
-        return torch.addmm(self.bias_shard, self.weight, x.t())
+        return torch.addmm(self.bias[self.rows, None], self.weight, x.t())
 
     def reduce(self, partial: torch.Tensor) -> torch.Tensor:
         return self.group.all_gather(partial).t()
@@ -33,12 +32,23 @@ class ColumnParallelLinear(ShardedLinear):
     def combine(self, partials: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(partials).t()
 
+    def local_dx(self, dy: torch.Tensor) -> torch.Tensor:
+        return torch.mm(dy[:, self.rows], self.weight)
+
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
-        w, item = shape.world_size, shape.itemsize
-        stored = shape.out_features * shape.in_features / w
-        out = shape.batch * shape.out_features * item
-        weights = stored * item
-        read = weights + shape.batch * shape.in_features * item
-        shard = out / w
-        return Cost(2.0 * shape.batch * stored, read, shard, out * (w - 1) / w, weights, weights + out + shard)
+        stored = shape.out_features * shape.in_features / shape.world_size
+        weights, shard = stored * shape.itemsize, shape.y / shape.world_size
+        flops, sent = 2.0 * shape.batch * stored, shape.all_gathered(shape.y)
+        return Cost(flops, weights + shape.x, shard, sent, weights, weights + shape.y + shard)
+
+    @classmethod
+    def cost_dx(cls, shape: Shape) -> Cost:
+        stored = shape.out_features * shape.in_features / shape.world_size
+        weights, read = stored * shape.itemsize, stored * shape.itemsize + shape.y / shape.world_size
+        sent = shape.all_reduced(shape.x)
+        return Cost(2.0 * shape.batch * stored, read, shape.x, sent, weights, weights + shape.x)
+
+    @classmethod
+    def cost_dw(cls, shape: Shape, by: str = "full") -> Cost:
+        return dense_dw(shape, shape.out_features / shape.world_size, shape.in_features)

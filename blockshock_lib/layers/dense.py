@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from blockshock_lib.layers.sharded import Cost, Part, Shape, ShardedLinear, summed
+from blockshock_lib.comm import Pending
+from blockshock_lib.layers.costs import Cost, Shape, dense_dw, summed, summed_dx
+from blockshock_lib.layers.sharded import Part, ShardedLinear
 
 
 class DenseLinear(ShardedLinear):
@@ -25,8 +27,23 @@ class DenseLinear(ShardedLinear):
     def reduce(self, partial: torch.Tensor) -> torch.Tensor:
         return self._add_bias(partial)
 
+    def local_dx(self, dy: torch.Tensor) -> torch.Tensor:
+        return torch.mm(dy, self.weight)
+
+    def start_dx(self, partial: torch.Tensor) -> Pending:
+        return Pending(partial)
+
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
         n, k = shape.out_features, shape.in_features
         alone = shape._replace(world_size=1)
         return summed(alone, 2.0 * shape.batch * n * k, n * k * shape.itemsize, k)
+
+    @classmethod
+    def cost_dx(cls, shape: Shape) -> Cost:
+        n, k = shape.out_features, shape.in_features
+        return summed_dx(shape._replace(world_size=1), 2.0 * shape.batch * n * k, n * k * shape.itemsize, k)
+
+    @classmethod
+    def cost_dw(cls, shape: Shape, by: str = "full") -> Cost:
+        return dense_dw(shape, shape.out_features, shape.in_features)

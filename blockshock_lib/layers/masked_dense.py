@@ -5,21 +5,57 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from blockshock_lib.layers.sharded import Cost, Part, Shape, TermParallelLinear, summed
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.layers.costs import Cost, Shape, dense_dw, summed, summed_dx
+from blockshock_lib.layers.sharded import Part, TermParallelLinear, term_mask
+from blockshock_lib.sparse24.pattern import Pattern
 
 
 class MaskedDenseLinear(TermParallelLinear):
-    """Each rank keeps its term as a dense matrix with zeros in the holes, and multiplies all of it."""
+    """Each rank keeps its term as a dense matrix with zeros in the holes, and multiplies all of it.
+
+    dW is computed dense and then set to zero in the holes, so that an optimizer leaves them zero.
+    """
 
     def hold(self, weight: torch.Tensor, keep: torch.Tensor | None, part: Part) -> None:
         super().hold(weight, keep, part)
-        self.cols = part.cols
+        self.pattern = None if self.frozen else Pattern.of(term_mask(keep, part))
+
+    def hold_bytes(self) -> dict[str, int]:
+        return super().hold_bytes() | {"pattern": self.pattern.nbytes if self.pattern else 0}
 
     def local(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x[:, self.cols], self.weight)
 
+    def local_dx(self, dy: torch.Tensor) -> torch.Tensor:
+        return self.place_dx(torch.mm(dy, self.weight))
+
+    def local_dw(self, dy: torch.Tensor, x: torch.Tensor, by: str | None = None) -> torch.Tensor:
+        dense = super().local_dw(dy, x)
+        return self.pattern.scatter(self.pattern.gather(dense), out=dense)
+
+    def from_dense(self, dense: torch.Tensor) -> torch.Tensor:
+        if self.pattern is None:
+            raise UnsupportedError("a frozen masked dense layer does not keep its mask: make it anew with the weight")
+        return self.pattern.scatter(self.pattern.gather(dense[self.rows, self.cols].contiguous()))
+
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
-        k = shape.in_features / (shape.world_size // 2)
+        k = shape.term_columns
         stored = shape.out_features * k
         return summed(shape, 2.0 * shape.batch * stored, stored * shape.itemsize, k)
+
+    @classmethod
+    def cost_dx(cls, shape: Shape) -> Cost:
+        k = shape.term_columns
+        stored = shape.out_features * k
+        return summed_dx(shape, 2.0 * shape.batch * stored, stored * shape.itemsize, k)
+
+    @classmethod
+    def cost_dw(cls, shape: Shape, by: str = "full") -> Cost:
+        """The dense product, then one pass that gathers what the mask keeps and one that writes it back."""
+        product = dense_dw(shape, shape.out_features, shape.term_columns)
+        kept = product.written / 2
+        return product._replace(
+            read=product.read + product.written + kept, written=2 * product.written + kept, peak=product.peak + kept
+        )

@@ -5,25 +5,24 @@ reach it.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from functools import cached_property
 
 import torch
-import torch.nn.functional as F
+from torch import nn
 
 from blockshock_lib import sparse24
 from blockshock_lib.comm import Group
+from blockshock_lib.layers.case_costs import DTYPES, CaseCosts
 from blockshock_lib.layers.emulated import Emulated
-from blockshock_lib.layers.sharded import Cost, Part, Shape, ShardedLinear, part_of, term_mask
+from blockshock_lib.layers.reference import Reference
+from blockshock_lib.layers.sharded import Part, ShardedLinear, term_mask
 from blockshock_lib.methods import METHODS
 from blockshock_lib.plan import Case
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
-# Rows of W that are turned to float64 at once: 1.3 GB at K = 40960.
-TRUTH_ROWS = 4096
-
-
-class LinearProblem:
-    """y = x W^T + b for one case, on one device.
+class LinearProblem(CaseCosts):
+    """y = x W^T + b for one case, on one device, and its gradients for one dy.
 
     W [N, K] has entries of variance 1/K, so that y is of order 1; x [B, K] is drawn from the workload's distribution
     with a seed of its own, and afresh for each `draw`. The same case and draw give the same numbers on every rank of a
@@ -31,52 +30,76 @@ class LinearProblem:
 
     Attributes:
         weight, bias, x: the operands, in the case's dtype.
-        truth: y [B, N] in float64, from those low-precision operands.
         keep: [N, K] bool, True where term 0 holds the entry; None where no method splits W.
+        reference: truths and baselines with the weights as they are at first.
     """
 
     def __init__(self, case: Case, device: torch.device, draw: int = 0):
-        self.case, self.device, self.dtype = case, device, DTYPES[case.dtype]
-        n, k = case.out_features, case.in_features
-        self.weight = (torch.randn(n, k, generator=self._seed("weight"), device=device) * k**-0.5).to(self.dtype)
-        bias = torch.randn(n, generator=self._seed("bias"), device=device).to(self.dtype)
+        super().__init__(case)
+        self.device, self.dtype, self.draw = device, DTYPES[case.dtype], draw
+        self.weight = self._weight("weight")
+        bias = torch.randn(case.out_features, generator=self._seed("bias"), device=device).to(self.dtype)
         self.bias = bias if case.bias else None
-        self.x = inputs(case.workload.distribution, case.batch, k, self._seed("x", draw), device).to(self.dtype)
-        self._expected: dict[tuple, torch.Tensor] = {}
-        # Made before any method is weighed, so that their bytes are no method's.
-        self.truth = self._truth()
+        self.x = self._inputs(case.workload.distribution, self._seed("x", draw))
         self.keep = self._keep() if any(METHODS[name].load().uses_mask for name in case.methods) else None
 
     def _seed(self, what: str, draw: int = 0) -> torch.Generator:
         digest = hashlib.sha256(f"{self.case.seed}/{what}/{draw}".encode()).digest()
         return torch.Generator(self.device).manual_seed(int.from_bytes(digest[:7]))
 
+    def _weight(self, what: str) -> torch.Tensor:
+        n, k = self.case.out_features, self.case.in_features
+        return (torch.randn(n, k, generator=self._seed(what), device=self.device) * k**-0.5).to(self.dtype)
+
+    def _inputs(self, distribution: str, seed: torch.Generator) -> torch.Tensor:
+        return inputs(distribution, self.case.batch, self.case.in_features, seed, self.device).to(self.dtype)
+
     def _keep(self) -> torch.Tensor:
         shape = (self.case.out_features, self.case.in_features)
         return sparse24.masks.make(self.case.mask, shape, weight=self.weight, seed=self.case.seed, device=self.device)
 
-    def unsupported(self, name: str) -> str:
-        """Why method `name` cannot run this case here; "" when it can."""
-        method = METHODS[name]
-        options = method.options(self.case.product)
-        return method.load().unsupported(self.case.mask, self.device, self.dtype, **options)
+    @cached_property
+    def dy(self) -> torch.Tensor:
+        """[B, N], normal, of variance 1/(B K): for inputs of order 1 the entries of dW are then as large as W's."""
+        case = self.case
+        dy = torch.randn(case.batch, case.out_features, generator=self._seed("dy", self.draw), device=self.device)
+        return dy.mul_((case.batch * case.in_features) ** -0.5).to(self.dtype)
 
-    def build(self, name: str, group: Group) -> ShardedLinear | Emulated:
-        """This process's share of method `name`: one rank's layer, or all of them where the case is emulated."""
-        method = METHODS[name]
-        options = dict(method.options(self.case.product), mask=self.case.mask)
-        make = method.load()
-        if make.uses_mask:
-            options["keep"] = self.keep
-        if not self.case.emulated:
-            return make(self.weight, self.bias, group=group, **options)
-        world = self.case.world_size
-        return Emulated([make(self.weight, self.bias, group=Group(r, world), **options) for r in range(world)])
+    @cached_property
+    def teacher(self) -> torch.Tensor:
+        """W* [N, K]: what the loss curve has the weights learn."""
+        return self._weight("teacher")
 
-    def _truth(self) -> torch.Tensor:
-        x = self.x.double()
-        y = torch.cat([x @ rows.double().t() for rows in self.weight.split(TRUTH_ROWS)], dim=1)
-        return y if self.bias is None else y.add_(self.bias.double())
+    def batch(self, step: int) -> torch.Tensor:
+        """x [B, K] of a step of the loss curve: standard normal, for a curve compares methods and not workloads."""
+        return self._inputs("gaussian", self._seed("batch", step))
+
+    # What must be reached
+
+    @cached_property
+    def reference(self) -> Reference:
+        return Reference(self.weight, self.bias, self.x, self.dy, self.keep)
+
+    @cached_property
+    def truth(self) -> torch.Tensor:
+        """y [B, N] in float64."""
+        return self.reference.y
+
+    def train(self, optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> None:
+        """Makes `trained`, the reference after a few steps of the optimizer that is made for given parameters."""
+        self.trained = self.reference.trained(optimizer)
+
+    def forget(self) -> None:
+        """Drops every truth and baseline of the weights' own size; those of y and dX stay."""
+        self.trained = None
+        for name in ("dw", "expected_dw"):
+            self.reference.__dict__.pop(name, None)
+
+    def expected(self, name: str, what: str = "y", reference: Reference | None = None) -> torch.Tensor:
+        """What rounding alone allows: "y" or "dx" by plain low-precision products sharded as method `name` shards."""
+        reference, gathers = reference or self.reference, METHODS[name].load().gathers
+        made = reference.expected if what == "y" else reference.expected_dx
+        return made(self.parts(name), gathers)
 
     def parts(self, name: str) -> list[Part]:
         """The parts of W that the working ranks of method `name` hold, in rank order."""
@@ -96,46 +119,24 @@ class LinearProblem:
         wrong = int((held != 1).sum())
         return f"{wrong} of {held.numel()} weights are held by no rank or by several" if wrong else ""
 
-    def expected(self, name: str) -> torch.Tensor:
-        """y [B, N] by the plainest low-precision product sharded as method `name` shards it: what rounding alone
-        allows.
+    # Methods
 
-        Each rank's part is multiplied in the case's dtype, and the partial results are added in that dtype, in rank
-        order. Zeros in a dense part shorten the chains of additions that round, so a method that gathers the columns
-        it keeps (`gathers`) is compared with a product that does so too. The gate compares a method's error with this
-        one's.
-        """
-        layer, case = METHODS[name].load(), self.case
-        parts = self.parts(name)
-        key = (layer.gathers, *map(repr, parts))
-        if key not in self._expected:
-            y = torch.zeros(case.batch, case.out_features, dtype=self.dtype, device=self.device)
-            for part in parts:
-                w = part_of(self.weight, None if part.term is None else self.keep, part)
-                x = self.x[:, part.cols]
-                if layer.gathers:
-                    kept = term_mask(self.keep, part)
-                    for r in range(4):
-                        cols = kept[r].nonzero().flatten()
-                        y[:, r::4] += F.linear(x[:, cols], w[r::4, cols])
-                else:
-                    y[:, part.rows] += F.linear(x, w)
-            self._expected[key] = y if self.bias is None else y.add_(self.bias)
-        return self._expected[key]
+    def _options(self, name: str) -> dict[str, object]:
+        return METHODS[name].options(self.case.product, frozen=not self.case.optimizer, dw=self.case.dw)
 
-    def cost(self, name: str) -> Cost:
-        """What one rank of method `name` must at least do; for an emulated case all ranks, without communication."""
-        case = self.case
-        layer = METHODS[name].load()
-        cost = layer.cost(
-            Shape(case.batch, case.in_features, case.out_features, self.x.element_size(), case.world_size, case.mask)
-        )
-        if not case.emulated:
-            return cost
-        ranks = layer.ranks(case.world_size)
-        # All partial results are alive at the end, and the temporaries of one rank.
-        peak = ranks * (cost.weights + cost.written) + (cost.peak - cost.weights - cost.written)
-        return Cost(*(value * ranks for value in cost))._replace(sent=0.0, peak=peak)
+    def unsupported(self, name: str) -> str:
+        """Why method `name` cannot run this case here; "" when it can."""
+        return METHODS[name].load().unsupported(self.case.mask, self.device, self.dtype, **self._options(name))
+
+    def build(self, name: str, group: Group) -> ShardedLinear | Emulated:
+        """This process's share of method `name`: one rank's layer, or all of them where the case is emulated."""
+        make, options = METHODS[name].load(), dict(self._options(name), mask=self.case.mask)
+        if make.uses_mask:
+            options["keep"] = self.keep
+        if not self.case.emulated:
+            return make(self.weight, self.bias, group=group, **options)
+        world = self.case.world_size
+        return Emulated([make(self.weight, self.bias, group=Group(r, world), **options) for r in range(world)])
 
 
 def inputs(distribution: str, batch: int, features: int, seed: torch.Generator, device: torch.device) -> torch.Tensor:

@@ -7,15 +7,20 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from blockshock_lib.layers.sharded import Cost, Part, Shape, ShardedLinear, column_shard, summed
+from blockshock_lib.comm import Pending
+from blockshock_lib.layers.costs import Cost, Shape, dense_dw, summed
+from blockshock_lib.layers.sharded import Part, ShardedLinear, column_shard
 
 
 class RowParallelLinear(ShardedLinear):
-    """Input features and weight columns are sharded over all ranks; the [B, N] partial sums are all-reduced."""
+    """Input features and weight columns are sharded over all ranks; the [B, N] partial sums are all-reduced.
 
-    def hold(self, weight: torch.Tensor, keep: torch.Tensor | None, part: Part) -> None:
-        super().hold(weight, keep, part)
-        self.cols = part.cols
+    In backward each rank makes its columns of dX as dX^T, [K/w, B]: they gather into [K, B] without a copy, and dX is
+    the transposed view. A GEMM reads either layout at the same cost; an elementwise operation that joins dX with a
+    row-major tensor reads one of them across its rows.
+    """
+
+    transposed_dx = True
 
     @classmethod
     def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:
@@ -25,8 +30,28 @@ class RowParallelLinear(ShardedLinear):
         # The column slice is a view; the GEMM takes its row stride, so nothing is copied.
         return F.linear(x[:, self.cols], self.weight)
 
+    def local_dx(self, dy: torch.Tensor) -> torch.Tensor:
+        return torch.mm(self.weight.t(), dy.t())
+
+    def start_dx(self, partial: torch.Tensor) -> Pending:
+        return self.group.start_all_gather(partial, torch.t)
+
+    def combine_dx(self, partials: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(partials).t()
+
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
         k = shape.in_features / shape.world_size
         stored = shape.out_features * k
         return summed(shape, 2.0 * shape.batch * stored, stored * shape.itemsize, k)
+
+    @classmethod
+    def cost_dx(cls, shape: Shape) -> Cost:
+        stored = shape.out_features * shape.in_features / shape.world_size
+        weights, shard = stored * shape.itemsize, shape.x / shape.world_size
+        sent, peak = shape.all_gathered(shape.x), weights + shape.x + (shard if shape.world_size > 1 else 0)
+        return Cost(2.0 * shape.batch * stored, weights + shape.y, shard, sent, weights, peak)
+
+    @classmethod
+    def cost_dw(cls, shape: Shape, by: str = "full") -> Cost:
+        return dense_dw(shape, shape.out_features, shape.in_features / shape.world_size)

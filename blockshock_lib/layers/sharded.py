@@ -1,17 +1,22 @@
-"""What every method shares: one rank's part of y = x W^T + b, and how the parts make y."""
+"""What every method shares: one rank's part of y = x W^T + b, how the parts make y, and how they make the gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from blockshock_lib import sparse24
-from blockshock_lib.comm import Group
+from blockshock_lib.comm import Group, Pending
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.layers import autograd
+from blockshock_lib.layers.costs import MOMENTS, Cost, Holding, Shape
+from blockshock_lib.layers.dense_view import DenseView
 from blockshock_lib.params import Mask
+
+__all__ = ["Cost", "Holding", "Part", "Shape", "ShardedLinear", "TermParallelLinear"]
 
 
 @dataclass(frozen=True)
@@ -23,33 +28,6 @@ class Part:
     cols: slice
 
 
-class Cost(NamedTuple):
-    """What one rank must at least do for one forward. FLOPs count a multiply and an add of each stored weight as 2.
-
-    `sent` is bus bytes: an all-reduce of n bytes over w ranks moves 2 n (w-1)/w, an all-gather to n bytes n (w-1)/w
-    (the convention of NCCL's tests). `peak` is weights plus the largest sum of live outputs and temporaries; the input
-    is left out, for it is the same for all methods.
-    """
-
-    flops: float
-    read: float
-    written: float
-    sent: float
-    weights: float
-    peak: float
-
-
-class Shape(NamedTuple):
-    """The sizes a cost depends on: B, in_features, out_features, bytes an element, world size, and the mask."""
-
-    batch: int
-    in_features: int
-    out_features: int
-    itemsize: int
-    world_size: int
-    mask: Mask
-
-
 def column_shard(in_features: int, index: int, count: int) -> slice:
     """The `index`-th of `count` equal runs of input columns. ValueError when they do not divide."""
     if in_features % count:
@@ -58,22 +36,32 @@ def column_shard(in_features: int, index: int, count: int) -> slice:
     return slice(index * step, (index + 1) * step)
 
 
-class ShardedLinear(nn.Module):
-    """One rank's share of y = x W^T + b, forward only; W is [out_features, in_features], frozen.
+class ShardedLinear(DenseView):
+    """One rank's share of y = x W^T + b; W is [out_features, in_features]. Trains like `nn.Linear`.
 
-    A subclass says which part each rank holds (`part`), how it is stored (`hold`), multiplied (`local`) and joined with
-    the other ranks' (`reduce` by a collective, `combine` the same in one process), and what it costs (`cost`).
+    A subclass says which part each rank holds (`part`), how it is stored (`hold`), multiplied (`local`, `local_dx`,
+    `local_dw`) and joined with the other ranks' (`reduce`, `start_dx` by a collective; `combine`, `combine_dx` the same
+    in one process), and what it costs. Those pieces know no autograd; `forward` puts one node around them.
 
     Args:
         weight: [N, K], the full dense weight; only this rank's part is kept.
-        bias: [N] or None; added once, after the ranks' sum.
+        bias: [N] or None; added once, after the ranks' sum. Every rank holds it whole.
         mask: the mask family, for methods that split W into two terms.
         keep: [N, K] bool, True where term 0 holds the entry; made from `mask` when left out.
         group: the ranks that share the layer.
+        frozen: weight and bias are not trained; what only training needs is not held.
+
+    Attributes:
+        weight: this rank's share, a parameter in the method's own layout; None on a rank that stands by.
+        bias: a parameter [N], or None.
     """
 
     uses_mask = False  # splits W into two terms
     gathers = False  # multiplies only the columns that a periodic mask keeps, as a dense product
+    transposed_y = False  # y is the transposed view of a contiguous [N, B]
+    transposed_dx = False  # dX is the transposed view of a contiguous [K, B]
+    dx_by = "dense"
+    dw_by = "full"
 
     def __init__(
         self,
@@ -83,30 +71,44 @@ class ShardedLinear(nn.Module):
         mask: Mask | None = None,
         keep: torch.Tensor | None = None,
         group: Group | None = None,
+        frozen: bool = False,
     ):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.group = group or Group.of()
-        self.mask = mask
-        self.register_buffer("bias", bias)
+        self.mask, self.frozen = mask, frozen
+        self.handle = autograd.handle_of(self)
+        self.register_buffer("like", weight.new_empty(0), persistent=False)
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None if bias is None else self._parameter(bias.detach().clone()))
         if self.uses_mask:
             if mask is None:
                 raise ValueError(f"{type(self).__name__} splits W by a mask: give mask=")
             if keep is None:
                 keep = sparse24.masks.make(mask, tuple(weight.shape), weight=weight, device=weight.device)
         if self.active:
-            self.hold(weight, keep, self.part(self.group.rank, self.group.world_size, *weight.shape))
+            part = self.part(self.group.rank, self.group.world_size, *weight.shape)
+            self.term, self.rows, self.cols = part.term, part.rows, part.cols
+            self.hold(weight.detach(), keep, part)
+
+    def __setstate__(self, state: dict) -> None:
+        """A copy is a layer of its own: the compiled operator must not find the original in its place."""
+        super().__setstate__(state)
+        self.handle = autograd.handle_of(self)
+
+    def _parameter(self, data: torch.Tensor) -> nn.Parameter:
+        return nn.Parameter(data, requires_grad=not self.frozen)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, mask: Mask | str | None = None, process_group=None, **options):
-        """This rank's share of a trained `nn.Linear` that every rank holds whole.
+        """This rank's share of an `nn.Linear` that every rank holds whole.
 
         Args:
             linear: out_features and in_features multiples of 64; bf16 or fp16 for the 2:4 kernels.
             mask: a Mask or the name of a shipped one ("checkerboard", "uniform_1100", "random", "magnitude", ...).
             process_group: the ranks that share the layer; default the world.
 
-        Returns: a module [..., in_features] -> [..., out_features], the full y on every rank.
+        Returns: a module [..., in_features] -> [..., out_features], the full y on every rank, that trains.
         Raises: UnsupportedError where the machine, dtype or shape cannot run it.
         """
         if isinstance(mask, str):
@@ -124,12 +126,8 @@ class ShardedLinear(nn.Module):
         raise NotImplementedError(f"{cls.__name__} must say which part of W a rank holds")
 
     @classmethod
-    def cost(cls, shape: Shape) -> Cost:
-        raise NotImplementedError(f"{cls.__name__} must say what it costs")
-
-    @classmethod
-    def unsupported(cls, mask: Mask, device: torch.device, dtype: torch.dtype) -> str:
-        """Why this machine, mask or dtype cannot run the method; "" when it can."""
+    def unsupported(cls, mask: Mask, device: torch.device, dtype: torch.dtype, **options) -> str:
+        """Why this machine, mask or dtype cannot run the method with these options; "" when it can."""
         return ""
 
     @property
@@ -137,13 +135,28 @@ class ShardedLinear(nn.Module):
         """Whether this rank works in the method at all."""
         return self.group.rank < self.ranks(self.group.world_size)
 
+    @property
+    def owners(self) -> list[ShardedLinear]:
+        """The layers whose weights this one computes with: itself."""
+        return [self]
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        return [self.weight] if self.active else []
+
     def hold(self, weight: torch.Tensor, keep: torch.Tensor | None, part: Part) -> None:
         """Stores this rank's part of `weight` [N, K]; `keep` [N, K] is True where term 0 holds the entry."""
-        self.register_buffer("weight", part_of(weight, keep, part))
+        self.weight = self._parameter(part_of(weight, keep, part))
 
     def weight_bytes(self) -> int:
-        """Bytes of the stored weight, read off its storage."""
+        """Bytes of the weight that the forward multiplies, read off its storage."""
         return self.weight.untyped_storage().nbytes() if self.active else 0
+
+    def hold_bytes(self) -> dict[str, int]:
+        """Bytes held now: the parameter's storage, packed copies beside it, and the pattern of the mask."""
+        return {"weights": self.weight_bytes(), "copies": 0, "pattern": 0}
+
+    # Forward
 
     def local(self, x: torch.Tensor) -> torch.Tensor:
         """x [B, K] -> this rank's partial result, before any communication."""
@@ -157,26 +170,171 @@ class ShardedLinear(nn.Module):
         """What `reduce` computes, from all ranks' partial results in one process: the collective's oracle. May
         overwrite them.
         """
-        y = partials[0]
-        for partial in partials[1:]:
-            y.add_(partial)
-        return self._add_bias(y)
-
-    def tune(self, x: torch.Tensor) -> None:
-        """Chance to search for the fastest kernel for x [B, K] before anything is timed."""
+        return self._add_bias(_sum(partials))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not x.shape[-1] == self.in_features:
             raise ValueError(f"x has {x.shape[-1]} features, the layer {self.in_features}")
-        y = self.reduce(self.local(x.reshape(-1, self.in_features)))
-        return y.reshape(*x.shape[:-1], self.out_features)
+        return autograd.linear(self, x)
 
     def _add_bias(self, y: torch.Tensor) -> torch.Tensor:
         return y if self.bias is None else y.add_(self.bias)
 
+    # Backward
+
+    def local_dx(self, dy: torch.Tensor) -> torch.Tensor:
+        """dy [B, N] -> this rank's partial dX, before any communication."""
+        raise NotImplementedError(f"{type(self).__name__} must say how its part makes dX")
+
+    def start_dx(self, partial: torch.Tensor) -> Pending:
+        """Starts to join the partial dX; its `wait` gives dX [B, K] on every rank. May overwrite `partial`."""
+        return self.group.start_all_reduce(partial)
+
+    def combine_dx(self, partials: list[torch.Tensor]) -> torch.Tensor:
+        """What `start_dx` computes, from all ranks' partial results in one process. May overwrite them."""
+        return _sum(partials)
+
+    def dw_strategies(self) -> tuple[str, ...]:
+        """The strategies for dW that this mask and group can run; `dw_by` is the one in use."""
+        return (self.dw_by,)
+
+    def local_dw(self, dy: torch.Tensor, x: torch.Tensor, by: str | None = None):
+        """dy [B, N], x [B, K] -> this rank's share of dW = dy^T x, before any communication."""
+        return torch.mm(dy[:, self.rows].t(), x[:, self.cols])
+
+    def finish_dw(self, partial, by: str | None = None) -> torch.Tensor:
+        """The gradient of `self.weight`, in its shape and dtype."""
+        return partial
+
+    def combine_dw(self, partials: list, by: str | None = None) -> list[torch.Tensor]:
+        """What the ranks swap in `finish_dw`, swapped in one process; each rank's `in_layout` then ends it."""
+        return partials
+
+    def in_layout(self, values: torch.Tensor) -> torch.Tensor:
+        """What `combine_dw` gives this rank, in the layout of `self.weight`."""
+        return values
+
+    def backward(
+        self, dy: torch.Tensor, x: torch.Tensor | None, need: tuple[bool, bool, bool] = (True, True, True)
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """(dX, dW, db) of dy [B, N]; `need` says which, None stands for the others. x [B, K] is needed for dW alone.
+
+        dX's collective runs while dW is computed. db = dy.sum(0): dy is the same on every rank, so db is too.
+        """
+        dx = self.start_dx(self.local_dx(dy)) if need[0] else None
+        dw = self.finish_dw(self.local_dw(dy, x)) if need[1] else None
+        db = dy.sum(0) if need[2] and self.bias is not None else None
+        return None if dx is None else dx.wait(), dw, db
+
+    # What must follow a change of the weight
+
+    def stages(self) -> dict[str, Callable[[], None]]:
+        """What must be done after an optimizer's step before the layer is right again, by name, in order."""
+        return {}
+
+    def refresh(self) -> None:
+        """Runs all stages. The layer does so by itself where it sees that its weight changed; a change through
+        `weight.data` cannot be seen and needs this call.
+        """
+        for stage in self.stages().values():
+            stage()
+
+    def prepare(self, always: bool = False) -> None:
+        """Refreshes if the weight changed since it was last looked at, or `always`."""
+
+    def tune(self, x: torch.Tensor) -> None:
+        """Chance to search for the fastest kernel for x [B, K] before anything is timed."""
+
+    def tune_dx(self, dy: torch.Tensor) -> None:
+        """The same for dX of dy [B, N]."""
+
+    # Layout
+
+    def from_dense(self, dense: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a dense [N, K], as a new tensor in the layout of `self.weight`."""
+        return part_of(dense, None, Part(None, self.rows, self.cols))
+
+    def part_dense(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor in the layout of `self.weight` as this rank's [rows, columns] of W, +0.0 where it holds nothing."""
+        return tensor
+
+    # Costs, one rank's
+
+    @classmethod
+    def cost(cls, shape: Shape) -> Cost:
+        """Of the forward."""
+        raise NotImplementedError(f"{cls.__name__} must say what it costs")
+
+    @classmethod
+    def cost_dx(cls, shape: Shape) -> Cost:
+        """Of dX, with its collective."""
+        raise NotImplementedError(f"{cls.__name__} must say what dX costs")
+
+    @classmethod
+    def cost_dw(cls, shape: Shape, by: str = "full") -> Cost:
+        """Of dW by a strategy."""
+        raise NotImplementedError(f"{cls.__name__} must say what dW costs")
+
+    @classmethod
+    def cost_stages(cls, shape: Shape) -> dict[str, Cost]:
+        """Of what must follow an optimizer's step; the keys of `stages`."""
+        return {}
+
+    @classmethod
+    def entries(cls, shape: Shape) -> float:
+        """Entries of the parameter `weight` of one rank, those kept at zero included."""
+        return cls.cost(shape).weights / shape.itemsize
+
+    @classmethod
+    def training_bytes(cls, shape: Shape, optimizer: str) -> Holding:
+        """Bytes held in a step with `optimizer`: "sgd", "adamw", or "" for a forward and dX of frozen weights.
+
+        scratch = the largest of what the forward holds beyond its weights and y, dX beyond its weights and [B, K], and
+        dW beyond the gradient itself.
+        """
+        trained = cls.entries(shape) * shape.itemsize if optimizer else 0.0
+        return Holding(
+            weights=cls.stored_bytes(shape, optimizer),
+            copies=cls.copies_bytes(shape, optimizer),
+            gradients=trained,
+            optimizer=MOMENTS[optimizer] * trained,
+            activations=2 * shape.y + shape.x,
+            scratch=cls.scratch_bytes(shape, optimizer),
+        )
+
+    @classmethod
+    def scratch_bytes(cls, shape: Shape, optimizer: str) -> float:
+        """Bytes of the largest temporary of any one piece of a step."""
+        forward, dx, dw = cls.cost(shape), cls.cost_dx(shape), cls.cost_dw(shape, cls.dw_choice(shape))
+        scratch = [forward.peak - forward.weights - shape.y, dx.peak - dx.weights - shape.x]
+        return max(scratch + [dw.peak - cls.entries(shape) * shape.itemsize] * bool(optimizer))
+
+    @classmethod
+    def dw_choice(cls, shape: Shape) -> str:
+        """The strategy for dW that a layer of this shape takes by itself."""
+        return cls.dw_by
+
+    @classmethod
+    def stored_bytes(cls, shape: Shape, optimizer: str) -> float:
+        """Bytes of the parameter's own storage, in a step with `optimizer`."""
+        return cls.cost(shape).weights
+
+    @classmethod
+    def copies_bytes(cls, shape: Shape, optimizer: str) -> float:
+        """Bytes of packed copies and the pattern of the mask beside it, in a step with `optimizer`."""
+        return 0.0
+
     def extra_repr(self) -> str:
         mask = f", mask={self.mask.name}" if self.mask else ""
         return f"{self.in_features}, {self.out_features}, rank {self.group.rank} of {self.group.world_size}{mask}"
+
+
+def _sum(partials: list[torch.Tensor]) -> torch.Tensor:
+    """In rank order, into the first."""
+    total = partials[0]
+    for partial in partials[1:]:
+        total.add_(partial)
+    return total
 
 
 def part_of(weight: torch.Tensor, keep: torch.Tensor | None, part: Part) -> torch.Tensor:
@@ -208,12 +366,14 @@ class TermParallelLinear(ShardedLinear):
             raise UnsupportedError(f"two terms need an even number of ranks, not {world_size}")
         return Part(rank % 2, slice(0, out_features), column_shard(in_features, rank // 2, world_size // 2))
 
+    def place_dx(self, made: torch.Tensor) -> torch.Tensor:
+        """dX of this rank's columns -> [B, K] with zeros elsewhere, ready for the sum over all ranks.
 
-def summed(shape: Shape, flops: float, weights: float, columns: float, extra: float = 0) -> Cost:
-    """Cost of a method whose ranks each make a [B, N] partial of `columns` input columns, and all-reduce it.
-
-    `extra` is bytes of temporaries that live beside the partial.
-    """
-    out = shape.batch * shape.out_features * shape.itemsize
-    read = weights + shape.batch * columns * shape.itemsize
-    return Cost(flops, read, out, 2 * out * (shape.world_size - 1) / shape.world_size, weights, weights + out + extra)
+        From four ranks on, only the two ranks of a shard add up and the shards stand side by side. One all-reduce over
+        all ranks does both, and moves as many bytes as an all-gather of every rank's columns would.
+        """
+        if made.shape[1] == self.in_features:
+            return made
+        dx = made.new_zeros(made.shape[0], self.in_features)
+        dx[:, self.cols] = made
+        return dx

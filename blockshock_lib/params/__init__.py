@@ -18,7 +18,8 @@ from blockshock_lib.params.strict_yaml import allowed, parse, refusal
 PARAMS = Path(__file__).resolve().parents[2] / "params"
 
 DType = Literal["bf16", "fp16", "fp32"]
-PhaseName = Literal["phase0", "phase1"]
+PhaseName = Literal["phase0", "phase1", "phase2", "phase3"]
+TRAINING = "phase3"
 MethodName = Literal[tuple(METHODS)]
 METHOD_NAMES: tuple[str, ...] = tuple(METHODS)
 PATTERNS = {
@@ -34,7 +35,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
 Features = Annotated[int, Field(strict=True, ge=64, le=1 << 20, multiple_of=64)]
 # A name ends up in file names, so it can hold no path.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$")]
-Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
 def _wrong(key: str, sentence: str) -> PydanticCustomError:
@@ -153,12 +154,23 @@ class Timing(_Frozen):
 class Limits(_Frozen):
     """Deadlines in seconds: for a group to start, and for a case."""
 
-    start_seconds: Seconds
-    case_seconds: Seconds
+    start_seconds: Positive
+    case_seconds: Positive
+
+
+class LearningRates(_Frozen):
+    """One for each optimizer: SGD's is in units of the gradient, AdamW's is the length of a step."""
+
+    sgd: Positive = 0.5
+    adamw: Positive = 0.001
 
 
 class Params(_Frozen):
-    """Everything that a run depends on. `layers` records the file that was chosen for each kind, for the manifest."""
+    """Everything that a run depends on. `layers` records the file that was chosen for each kind, for the manifest.
+
+    `optimizers` are swept where weights are trained; `dw` is how Block-Shock makes the gradient of its weight;
+    `loss_steps` is the length of the loss curve, 0 for none.
+    """
 
     phase: PhaseName
     methods: Annotated[tuple[MethodName, ...], Field(min_length=1)]
@@ -174,6 +186,10 @@ class Params(_Frozen):
     limits: Limits
     profile: Literal["none", "last", "all"]
     layers: dict[str, str]
+    optimizers: tuple[Literal["sgd", "adamw"], ...] = ()
+    learning_rates: LearningRates = LearningRates()
+    dw: Literal["auto", "full", "periodic", "exchange"] = "auto"
+    loss_steps: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 0
 
     @property
     def masks(self) -> tuple[Mask, ...]:
@@ -201,7 +217,30 @@ class Params(_Frozen):
         for workload in self.workloads:
             for size, key in self.sweep.sizes(workload).items():
                 self._splits(workload, size, key)
+        self._trains()
         return self
+
+    def _trains(self) -> None:
+        """What only training takes is refused elsewhere, and a gradient that these masks or ranks cannot make."""
+        if self.phase != TRAINING:
+            for key, empty in (("optimizers", ()), ("dw", "auto"), ("loss_steps", 0)):
+                if getattr(self, key) != empty:
+                    raise _wrong(key, f"{self.phase} trains no weight; leave it out, or run {TRAINING}")
+            return
+        if not self.optimizers:
+            raise _wrong("optimizers", "nothing to train with; allowed: sgd, adamw")
+        if twice := [name for name in self.optimizers if self.optimizers.count(name) > 1]:
+            raise _wrong("optimizers", f"{twice[0]!r} is listed twice; keep one of them")
+        if "adamw" in self.optimizers and "fp16" in self.dtypes:
+            raise _wrong("optimizers", "adamw's squared gradients vanish in fp16; allowed: bf16, fp32, or sgd alone")
+        odd = [mask.name for mask in self.masks if not mask.periodic]
+        if self.dw == "periodic" and odd:
+            nearest = "full" if self.hardware.emulated else "exchange"
+            raise _wrong("dw", f"'periodic', but mask {odd[0]} is not periodic; nearest: {nearest}")
+        if self.dw == "exchange" and self.hardware.emulated:
+            raise _wrong(
+                "dw", "'exchange' swaps entries between ranks, and emulated ranks are one process; nearest: full"
+            )
 
     def _splits(self, workload: Workload, size: tuple[int, int], key: str) -> None:
         """Every rank's shard must itself be a multiple of 64."""

@@ -1,49 +1,73 @@
-"""The cost of a method in a case, and the floor that ceilings put under its time, split by what binds it."""
+"""The work of a method in a case, and the floor that ceilings put under its time, split by what binds it."""
 
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
 
 from blockshock_lib.engine import roofline
-from blockshock_lib.layers.problem import DTYPES, LinearProblem
-from blockshock_lib.layers.sharded import Cost
+from blockshock_lib.engine.phases import PHASES
+from blockshock_lib.layers.case_costs import DTYPES, CaseCosts
+from blockshock_lib.layers.costs import Cost
 from blockshock_lib.methods import METHODS
 from blockshock_lib.plan import Case
 
 
 class Floor(NamedTuple):
-    """Least times of one forward in ms: of moving the product's bytes, of its arithmetic, and of the link.
+    """Least times in ms: of moving the bytes, of the arithmetic, of the link, each summed over the pieces of the work.
 
-    `forward` is the larger of the first two plus the link: the engine's own floor. `bound` names the largest of the
-    three: "bytes", "arithmetic" or "link".
+    Of dX's collective only that counts as link which is longer than dW, behind which it can hide. `whole` is the sum
+    over the pieces of the larger of the first two, plus the link: the engine's own floor. `bound` names the largest of
+    the three: "bytes", "arithmetic" or "link".
     """
 
     bytes: float
     arithmetic: float
     link: float
-    forward: float
+    whole: float
     bound: str
 
 
+def pieces(case: Case, name: str) -> dict[str, Cost]:
+    """What one rank of method `name` must at least do, piece by piece, as the engine counts it (see `Cost`).
+
+    "forward"; where the phase goes backward "dx"; where it trains "dw", "optimizer" and the stages that must follow.
+    """
+    costs, phase = CaseCosts(case), PHASES[case.phase]
+    found = {"forward": costs.cost(name)}
+    if phase.backward:
+        found["dx"] = costs.cost_dx(name)
+    if phase.train:
+        found |= {"dw": costs.cost_dw(name, costs.dw_by(name)), "optimizer": costs.cost_optimizer(name)}
+        found |= costs.cost_stages(name)
+    return found
+
+
 def cost(case: Case, name: str) -> Cost:
-    """What one rank of method `name` must at least do, as the engine counts it: FLOP and bytes (see `Cost`)."""
-    # The engine's cost reads the case and the size of an element alone, so that no operand need be made for it.
-    return LinearProblem.cost(SimpleNamespace(case=case, x=torch.empty(0, dtype=DTYPES[case.dtype])), name)
+    """All pieces together: their sum, the forward's weights, and the largest peak."""
+    work = pieces(case, name)
+    total = Cost(*map(sum, zip(*work.values(), strict=True)))
+    return total._replace(weights=work["forward"].weights, peak=max(piece.peak for piece in work.values()))
 
 
-def floor(work: Cost, ceilings: roofline.Ceilings) -> Floor:
-    """The engine's floors of `work`; an infinite ceiling takes one part out of its formula, which leaves the other."""
-    whole = roofline.floors(work, ceilings)
-    parts = {
-        "bytes": roofline.floors(work, ceilings._replace(gemm_rate=math.inf))["floor_compute"],
-        "arithmetic": roofline.floors(work, ceilings._replace(copy_bandwidth=math.inf))["floor_compute"],
-        "link": whole.get("floor_reduce", 0.0),
-    }
-    return Floor(**parts, forward=whole["floor_forward"], bound=max(parts, key=parts.__getitem__))
+def floor(work: dict[str, Cost], ceilings: roofline.Ceilings) -> Floor:
+    """The engine's floors of pieces of work that follow each other."""
+    found = {name: _floor(piece, ceilings) for name, piece in work.items()}
+    moving, counting, link = map(sum, zip(*found.values(), strict=True))
+    if "dw" in found:
+        link -= min(found["dx"][2], max(found["dw"][:2]) + found["dw"][2])
+    parts = {"bytes": moving, "arithmetic": counting, "link": link}
+    whole = sum(max(piece[:2]) for piece in found.values()) + link
+    return Floor(**parts, whole=whole, bound=max(parts, key=parts.__getitem__))
+
+
+def _floor(piece: Cost, ceilings: roofline.Ceilings) -> tuple[float, float, float]:
+    # An infinite ceiling takes one part out of the engine's formula, which leaves the other.
+    moving = roofline.floors(piece, ceilings._replace(gemm_rate=math.inf))["floor_compute"]
+    counting = roofline.floors(piece, ceilings._replace(copy_bandwidth=math.inf))["floor_compute"]
+    return moving, counting, roofline.floors(piece, ceilings).get("floor_reduce", 0.0)
 
 
 def cannot(case: Case, name: str, card: dict) -> str:
@@ -53,6 +77,6 @@ def cannot(case: Case, name: str, card: dict) -> str:
     """
     method, device = METHODS[name], torch.device(case.device)
     options, dtype = method.options(case.product), DTYPES[case.dtype]
-    if device.type == "cpu" or dtype is torch.float32 or not options or options["product"] == "reference":
+    if device.type == "cpu" or dtype is torch.float32 or options.get("product", "reference") == "reference":
         return method.load().unsupported(case.mask, device, dtype, **options)
     return card["unsupported"].get("cslt", "")

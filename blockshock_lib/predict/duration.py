@@ -13,10 +13,14 @@ from blockshock_lib.methods import METHODS
 from blockshock_lib.params import Params
 from blockshock_lib.plan import Case, expand
 from blockshock_lib.predict import costs, earlier, memory
+from blockshock_lib.predict.table import work
 
 COMMAND_SECONDS = 8.0  # from the command to the run's first line and from its last to the prompt; in no manifest
-TASKS = 4  # a method is timed as a call, as a kernel, its product alone and its reduction alone
+# Of each work: how many things of a method are timed (the whole as a call and as a kernel, and its pieces), how long
+# one of them is on average as a part of the whole, and how many products of the weight's size its check makes.
+TASKS = {"forward": (4, 1.0, 1), "pass": (9, 0.6, 2), "step": (14, 0.4, 6)}
 EXTRA_SAMPLES = 3  # taken to size a graph
+STEP_SECONDS = 2e-3  # a step of the loss curve at the least: a batch is drawn and every tensor looked at
 
 
 @dataclass(frozen=True)
@@ -98,19 +102,34 @@ def model_seconds(params: Params, cases: tuple[Case, ...], ceilings: dict[str, C
     timed = PHASES[params.phase].time
     rates, groups = RATES[params.hardware.device], params.timing.groups
     each = sum(_case_seconds(params, case, rates, ceilings.get(case.dtype)) for case in cases)
-    return rates.page[timed] + groups * (rates.group + each)
+    return rates.page[timed] + groups * (rates.group + each) + _curves(params, cases, rates)
+
+
+def _curves(params: Params, cases: tuple[Case, ...], rates: Rates) -> float:
+    """The first group draws the loss curve of every method in the first case of each optimizer."""
+    seconds = 0.0
+    for case in {case.optimizer: case for case in reversed(cases) if case.optimizer}.values():
+        weights, products = case.in_features * case.out_features, TASKS["step"][2]
+        one = STEP_SECONDS + products * weights * case.batch * rates.product
+        seconds += params.loss_steps * len(_methods(case)) * one
+    return seconds
+
+
+def _methods(case: Case) -> list[str]:
+    return [name for name in case.methods if case.mask.periodic or not METHODS[name].periodic_only]
 
 
 def _case_seconds(params: Params, case: Case, rates: Rates, ceilings: Ceilings | None) -> float:
     weights = case.in_features * case.out_features
-    names = [name for name in case.methods if case.mask.periodic or not METHODS[name].periodic_only]
-    seconds = rates.case + len(names) * weights * (rates.weight + case.batch * rates.product)
+    names = _methods(case)
+    tasks, part, products = TASKS[work(case)]
+    seconds = rates.case + len(names) * weights * (rates.weight + products * case.batch * rates.product)
     if not PHASES[case.phase].time:
         return seconds
     samples = params.timing.warmup + params.timing.samples + EXTRA_SAMPLES
     for name in names:
-        least = costs.floor(costs.cost(case, name), ceilings).forward / 1e3 if ceilings else 0.0
+        least = costs.floor(costs.pieces(case, name), ceilings).whole / 1e3 if ceilings else 0.0
         unpack = rates.unpack * weights if METHODS[name].product is not None else 0.0
-        call = max(memory.GRAPH_MS / 1e3, params.timing.min_sample_ms / 1e3, 1.5 * least + unpack)
-        seconds += TASKS * samples * call
+        call = max(memory.GRAPH_MS / 1e3, params.timing.min_sample_ms / 1e3, part * 1.5 * least + unpack)
+        seconds += tasks * samples * call
     return seconds

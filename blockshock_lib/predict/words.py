@@ -13,6 +13,7 @@ from blockshock_lib.params import FOLDERS, Params
 from blockshock_lib.predict import duration
 from blockshock_lib.predict.table import plan, sentences
 from blockshock_lib.report import labels
+from blockshock_lib.report.cells import WORK
 from blockshock_lib.report.machine_plots import byte_text
 from blockshock_lib.report.time_plots import milliseconds
 
@@ -31,10 +32,12 @@ def dry_run(params: Params, card: dict, out: Path | None = None) -> str:
     known = table.attrs["ceilings"]
     cases, groups = table["case"].nunique(), params.timing.groups
     guess = duration.estimate(params, card, {dtype: k.ceilings if k else None for dtype, k in known.items()}, out)
+    held = "what a training step holds" if table["step_bytes"].notna().any() else "weights held"
     about = (
         f"{_s(cases, 'case')} in {_s(groups, 'group')} of fresh processes: {_s(cases * groups, 'record')}. Bytes are a "
-        "rank's, of the lowest to the highest method: weights held, moved (read and written), sent. run: the methods "
-        "that can run, of those asked for. memory: the most that the case needs at once, an upper estimate."
+        f"rank's, of the lowest to the highest method: {held}, moved (read and written) and sent in "
+        f"{WORK[table['work'].iloc[0]]}. run: the methods that can run, of those asked for. memory: the most that the "
+        "case needs at once, an upper estimate."
     )
     blocks = [
         _head(params, card, table, cases, groups),
@@ -63,11 +66,22 @@ def _head(params: Params, card: dict, table: pd.DataFrame, cases: int, groups: i
         _fold("Parameters", f"params/: {' < '.join(files)} < --set"),
         _fold("Machine", f"{card['title']}; {ranks}" + (", no claim about speed" if hardware.device == "cpu" else "")),
     ]
+    if params.optimizers:
+        lines.append(_fold("Training", _training(params)))
     try:
         admit(params, card)
     except ParamsError as error:
         lines.append(_fold("", f"This run would be refused here: {error}"))
     return "\n".join(lines)
+
+
+def _training(params: Params) -> str:
+    each = [
+        f"{labels.optimizer(name)} (learning rate {getattr(params.learning_rates, name):g})"
+        for name in params.optimizers
+    ]
+    curve = f"; loss over {_s(params.loss_steps, 'step')} in the smallest case of each" if params.loss_steps else ""
+    return f"{', '.join(each)}; Block-Shock's dW: {params.dw}{curve}"
 
 
 def _cases(table: pd.DataFrame) -> str:
@@ -83,8 +97,13 @@ def _cases(table: pd.DataFrame) -> str:
                 "B": str(first["batch"]),
                 "dtype": first["dtype"],
                 "workload": first["workload"],
+                **({"optimizer": labels.optimizer(first["optimizer"])} if first["optimizer"] else {}),
                 "run": f"{len(can)}/{len(one)}",
-                "weights": _range(can["weight_bytes"]),
+                **(
+                    {"step holds": _range(can["step_bytes"])}
+                    if first["optimizer"]
+                    else {"weights": _range(can["weight_bytes"])}
+                ),
                 "moved": _range(moved),
                 "sent": _range(can["bytes_sent"]),
                 "memory": byte_text(first["memory_bytes"]),
@@ -93,6 +112,8 @@ def _cases(table: pd.DataFrame) -> str:
             }
         )
     frame = pd.DataFrame(lines)
+    if "optimizer" in frame and frame["workload"].nunique() == 1:
+        frame = frame.drop(columns="workload")  # named above, and the line is full
     keys = [name for name in frame.columns if name not in ("mask", "memory")]
     # The mask moves the estimate of memory by its scratch alone: one line tells the larger.
     merged = frame.groupby(keys, sort=False).agg({"memory": "last", "mask": ", ".join}).reset_index()
@@ -100,18 +121,21 @@ def _cases(table: pd.DataFrame) -> str:
 
 
 def _methods(table: pd.DataFrame, known: dict) -> str:
-    """Bytes and floor of every method in the largest case."""
-    work = table["in_features"].astype(float) * table["out_features"] * table["batch"]
-    one = table[table["case"].eq(table.loc[work.idxmax(), "case"])]
+    """Bytes and floor of every method in the largest case, of several optimizers the one that holds most."""
+    size = table["in_features"].astype(float) * table["out_features"] * table["batch"]
+    largest = table[size.eq(size.max())]
+    most = largest.assign(held=largest["step_bytes"].fillna(0)).sort_values("held", kind="stable")
+    one = table[table["case"].eq(most["case"].iloc[-1])]
     source = known[one["dtype"].iloc[0]]
     rows = [
         {
             "method": labels.label(row.method),
             "weights": byte_text(row.weight_bytes),
+            **({"step holds": byte_text(row.step_bytes)} if row.optimizer else {}),
             "read": byte_text(row.bytes_read),
             "written": byte_text(row.bytes_written),
             "sent": byte_text(row.bytes_sent),
-            "floor": milliseconds(row.floor_forward) if row.bound else "unknown",
+            "floor": milliseconds(row.floor_whole) if row.bound else "unknown",
             "bound by": row.bound,
         }
         if not row.unsupported
@@ -121,8 +145,10 @@ def _methods(table: pd.DataFrame, known: dict) -> str:
     whence = "No earlier run knows this machine's ceilings, so no floor is told."
     if source:
         whence = f"Floors by the ceilings of {source.source}" + (f" ({source.note})." if source.note else ".")
-    title = _fold("Methods", f"in the largest case, {one['label'].iloc[0]}, a rank. {whence}")
-    frame = pd.DataFrame(rows, columns=["method", "weights", "read", "written", "sent", "floor", "bound by"])
+    what = WORK[one["work"].iloc[0]]
+    title = _fold("Methods", f"{what} in the largest case, {one['label'].iloc[0]}, a rank. {whence}")
+    step = ["step holds"] if one["optimizer"].iloc[0] else []
+    frame = pd.DataFrame(rows, columns=["method", "weights", *step, "read", "written", "sent", "floor", "bound by"])
     return f"{title}\n\n{columns(frame.astype(object).where(frame.notna(), ''))}"
 
 
@@ -151,14 +177,19 @@ def _fits(table: pd.DataFrame) -> str:
 
 
 def _range(values: pd.Series) -> str:
-    """65536 .. 131072 -> "64–128 KiB"; "none" where no method can run."""
+    """65536 .. 131072 -> "64–128 KiB", three digits each; "none" where no method can run."""
     if values.empty:
         return "none"
-    low, high = byte_text(values.min()), byte_text(values.max())
+    low, high = (_short(byte_text(value)) for value in (values.min(), values.max()))
     if low == high:
         return low
     number, unit = low.split()
     return f"{number if unit == high.split()[1] or number == '0' else low}–{high}"
+
+
+def _short(text: str) -> str:
+    number, unit = text.split()
+    return f"{number if len(number) < 4 else f'{float(number):.3g}'} {unit}" if float(number) < 1000 else text
 
 
 def span(seconds: float) -> str:

@@ -24,6 +24,7 @@ CASE = [
     "world_size",
     "emulated",
     "device",
+    "optimizer",
 ]
 COLUMNS = [
     "run",
@@ -51,7 +52,7 @@ def complete(frame: pd.DataFrame) -> pd.DataFrame:
     """`frame` with every column of a records frame; one without rows stays without rows."""
     if not len(frame.columns) or frame.empty:
         return pd.DataFrame({name: pd.Series(dtype="object") for name in COLUMNS}).astype({"value": float})
-    return frame
+    return frame if "optimizer" in frame else frame.assign(optimizer="")
 
 
 def kind(frame: pd.DataFrame) -> pd.Series:
@@ -118,6 +119,14 @@ def samples(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     return pd.concat([whole, single]).sort_index() if len(single) else whole
 
 
+def groups(rows: pd.DataFrame) -> dict[tuple, np.ndarray]:
+    """The values of each fresh group of processes, by (run, group), in order of their repeats."""
+    return {
+        key: group.sort_values("repeat", kind="stable")["value"].to_numpy(dtype=float)
+        for key, group in rows.groupby(["run", "group"], sort=True)
+    }
+
+
 def spread(values: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Median, p10 and p90 of `value` for each group of `by`, with those keys as columns."""
     grouped = values.groupby(by, sort=False, dropna=False, observed=True)["value"]
@@ -139,45 +148,56 @@ def summary(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def time_metric(frame: pd.DataFrame, wanted: str = "forward_kernel") -> str:
-    """`wanted` where the frame holds it, else the call time.
+    """`wanted` where the frame holds it, else the call time of the same work.
 
     CPU records hold `forward_kernel` too: a CPU has no CUDA graphs, so there it is the time of plain calls in a loop.
     """
-    have = set(valid(frame)["metric"])
-    return wanted if wanted in have or "forward_call" not in have else "forward_call"
+    have, call = set(valid(frame)["metric"]), wanted.replace("_kernel", "_call")
+    return wanted if wanted in have or call not in have else call
+
+
+WORK = {"forward": "a forward", "pass": "a forward and dX", "step": "a training step"}
+
+
+def work(metric: str) -> str:
+    """What `metric` times, in words: "a training step" for step_kernel and step_call."""
+    return WORK.get(metric.rpartition("_")[0], metric.replace("_", " "))
 
 
 def time_name(rows: pd.DataFrame, metric: str) -> str:
     """What `metric` is on the machine of `rows`, in words for an axis or a subtitle."""
-    if metric == "forward_kernel" and rows["device"].eq("cpu").all():
-        return "time of a forward, plain calls"
-    names = {"forward_kernel": "kernel time of a forward", "forward_call": "call time of a forward"}
-    return names.get(metric, metric.replace("_", " "))
+    name, _, kind = metric.rpartition("_")
+    if name not in WORK:
+        return metric.replace("_", " ")
+    if kind == "kernel" and rows["device"].eq("cpu").all():
+        return f"time of {WORK[name]}, plain calls"
+    return f"{kind} time of {WORK[name]}"
 
 
-FOCUS = ["device", "emulated", "world_size", "dtype", "mask", "workload"]
+FOCUS = ["device", "emulated", "world_size", "dtype", "mask", "workload", "optimizer"]
 
 
-def focus(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+def focus(frame: pd.DataFrame, panels: tuple[str, ...] = ()) -> tuple[pd.DataFrame, str]:
     """Rows of one setting (FOCUS columns), so that a figure never joins points of different masks or machines.
 
     Real GPUs come before emulated ones and the CPU, then the setting with the most cases, then the first. Ceiling rows
-    of its cases stay. Returns the rows and a phrase that names the setting and how many others were left out.
+    of its cases stay. All values of the columns in `panels` stay too: the figure keeps them apart. Returns the rows and
+    a phrase that names the setting and how many others were left out.
     """
-    rows = complete(frame)
+    rows, keys = complete(frame), [name for name in FOCUS if name not in panels]
     measured = rows[~rows["method"].isin([labels.CEILING, labels.MACHINE]) & ~rows["metric"].eq("check")]
     if measured.empty:
         return rows.iloc[:0], ""
     rank = kind(measured).map({"gpu": 0, "emulated": 1, "cpu": 2})
-    counts = measured.assign(rank=rank).groupby(["rank", *FOCUS], sort=False, dropna=False)["case"].nunique()
+    counts = measured.assign(rank=rank).groupby(["rank", *keys], sort=False, dropna=False)["case"].nunique()
     counts = counts.reset_index(name="cases").sort_values(["rank", "cases"], ascending=[True, False], kind="stable")
     best = counts.iloc[0]
-    same = np.logical_and.reduce([rows[name].eq(best[name]) for name in FOCUS])
+    same = np.logical_and.reduce([rows[name].eq(best[name]) for name in keys])
     return rows[same], setting(best, others=len(counts) - 1)
 
 
 def setting(row: pd.Series, others: int = 0) -> str:
-    """ "2 GPUs, bf16, checkerboard mask, gaussian" for a row with the FOCUS columns."""
+    """ "2 GPUs, bf16, checkerboard mask, gaussian input" for a row with the FOCUS columns; and its optimizer."""
     if row["device"] == "cpu":
         where = f"{row['world_size']} CPU processes"
     elif row["emulated"]:
@@ -185,4 +205,5 @@ def setting(row: pd.Series, others: int = 0) -> str:
     else:
         where = f"{row['world_size']} GPUs"
     words = f"{where}, {row['dtype']}, {row['mask']} mask, {row['workload']} input"
+    words += f", {labels.optimizer(row['optimizer'])}" if row.get("optimizer") else ""
     return words + (f" ({others} other setting{'s' if others > 1 else ''} not drawn)" if others else "")

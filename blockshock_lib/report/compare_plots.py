@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from blockshock_lib.report import cells, figures, labels
-from blockshock_lib.report.comparison import CHECK, IMPROVED, NO_INTERVAL, REGRESSION, UNDECIDED
+from blockshock_lib.report.comparison import IMPROVED, NO_INTERVAL, REGRESSION, UNDECIDED, WORKS
 from blockshock_lib.report.figures import FAINT, INK, MUTED
 
 MOST = 40  # cases that fit in a figure one can read
@@ -28,19 +28,21 @@ def ratios(rows: pd.DataFrame, a: str, b: str, caption: str) -> Figure:
         a, b: what the runs are called.
         caption: how the intervals are to be read.
 
-    Kernel time is a filled marker, call time an open one. A cell with any regression is shaded, and what is no time
-    (a check, memory) is named in it. At most MOST cases are drawn, those with regressions and the largest changes.
+    Drawn are the times of the whole that a case is about: of a training step, else of forward + dX, else of a forward.
+    Kernel time is a filled marker, call time an open one. A cell with any regression is shaded, and one that has no
+    marker (a check, memory, a part of the step) is named in it. At most MOST cases are drawn, those with regressions
+    and the largest changes.
     """
     times = rows[rows["unit"].eq("ms") & rows["ratio"].notna()]
     bad = rows[rows["outcome"].eq(REGRESSION)]
     if times.empty and bad.empty:
         return figures.empty(f"{b} against {a}", "no cell has times in both runs, and nothing regressed")
     rows = rows.assign(label=_labels(rows))
+    rows = rows.assign(drawn=_whole(rows))
     chosen, left_out = _cases(rows)
     rows = rows[rows["label"].isin(chosen)]
-    times = rows[rows["unit"].eq("ms") & rows["ratio"].notna()]
-    spoken = rows["outcome"].eq(REGRESSION) | (rows["unit"].eq("ms") & rows["ratio"].notna())
-    methods = labels.methods_in(rows.loc[spoken, "method"])
+    times = rows[rows["drawn"]]
+    methods = labels.methods_in(rows.loc[rows["drawn"] | rows["outcome"].eq(REGRESSION), "method"])
     reach = 1.3 * max(0.08, float(np.abs(np.log(times["ratio"])).max()) if len(times) else 0)
     wide = int((np.log(times["high"]).gt(reach) | ~times["low"].gt(np.exp(-reach))).sum())
     notes = [caption]
@@ -76,14 +78,14 @@ def _panel(ax: Axes, rows: pd.DataFrame, chosen: list[str], reach: float) -> Non
         bad = cell[cell["outcome"].eq(REGRESSION)]
         if len(bad):
             ax.axhspan(y - 0.48, y + 0.48, color=_WASH, linewidth=0, zorder=0)
-        other = [what for what in bad["what"] if what == CHECK or bad.loc[bad["what"].eq(what), "unit"].eq("B").all()]
-        if other:
+        other = bad.loc[~bad["drawn"], "what"]
+        if len(other):
             said = ", ".join(dict.fromkeys(other))
             font = dict(fontsize=7, fontweight="bold", color="#8F3E00")
             behind = dict(facecolor=_WASH, linewidth=0, pad=0.6)
             ax.text(edges[0], y, f" {said} ", va="center", zorder=4, bbox=behind, **font)
-        for row in cell[cell["unit"].eq("ms") & cell["ratio"].notna()].itertuples(index=False):
-            call, colour = row.what == "call time", COLOURS[row.outcome]
+        for row in cell[cell["drawn"]].itertuples(index=False):
+            call, colour = row.what.startswith("call time"), COLOURS[row.outcome]
             place = y + (0.2 if call else -0.2)
             low, high = np.clip([row.low, row.high], *edges)
             ax.plot([low, high], [place, place], color=colour, linewidth=1, zorder=2)
@@ -108,6 +110,7 @@ def _panel(ax: Axes, rows: pd.DataFrame, chosen: list[str], reach: float) -> Non
 
 def _labels(rows: pd.DataFrame) -> list[str]:
     """A line's name: shape and batch, and what else of its case differs among the rows."""
+    rows = rows.assign(optimizer=rows["optimizer"].map(labels.optimizer))
     more = [name for name in ("phase", *cells.FOCUS) if rows[name].nunique() > 1]
     square = rows["in_features"].eq(rows["out_features"]).all()
     sizes = rows["in_features"].astype(str) if square else rows["shape"].astype(str)
@@ -117,13 +120,22 @@ def _labels(rows: pd.DataFrame) -> list[str]:
     return found
 
 
+def _whole(rows: pd.DataFrame) -> pd.Series:
+    """Whether a row is a time of the widest work that its case and method have a time of."""
+    width = rows["work"].map({work: i for i, work in enumerate(WORKS)}).fillna(-1)
+    times = rows["unit"].eq("ms") & rows["ratio"].notna()
+    return times & width.eq(width.where(times).groupby([rows["label"], rows["method"]]).transform("max"))
+
+
 def _cases(rows: pd.DataFrame) -> tuple[list[str], int]:
     """The lines to draw, smallest case first, and how many are left out."""
     change = np.log(rows["ratio"]).abs().fillna(0) + rows["outcome"].eq(REGRESSION) * 1e3
     most = change.groupby(rows["label"], sort=False).max().sort_values(ascending=False, kind="stable")
     kept = set(most.index[:MOST])
     order = rows.assign(size=rows["in_features"].astype(float) * rows["out_features"].astype(float))
-    order = order.sort_values(["phase", "dtype", "mask", "workload", "size", "batch"], kind="stable")["label"]
+    order["optimizer"] = order["optimizer"].map(labels.ordered(order["optimizer"], labels.OPTIMIZERS).index)
+    keys = ["phase", "dtype", "mask", "workload", "optimizer", "size", "batch"]
+    order = order.sort_values(keys, kind="stable")["label"]
     return [label for label in dict.fromkeys(order) if label in kept], len(most) - len(kept)
 
 
@@ -163,11 +175,10 @@ def _legend(rows: pd.DataFrame) -> list:
         Line2D([], [], color=COLOURS[k], marker={REGRESSION: "X", IMPROVED: "v"}.get(k, "o"), label=k, **dot)
         for k in kinds
     ]
-    kernel = next((name for name in rows["what"] if name in ("kernel time", "time, plain calls")), "")
-    if kernel:
-        handles.append(Line2D([], [], color=INK, marker="o", label=kernel, **dot))
-    if rows["what"].eq("call time").any():
-        handles.append(Line2D([], [], color=INK, marker="o", markerfacecolor="white", label="call time", **dot))
+    names = set(rows.loc[rows["drawn"], "what"])
+    for name in sorted(names, key=lambda name: (name.startswith("call time"), name)):
+        face = {"markerfacecolor": "white"} if name.startswith("call time") else {}
+        handles.append(Line2D([], [], color=INK, marker="o", label=name, **face, **dot))
     if rows["outcome"].eq(REGRESSION).any():
         handles.append(Patch(color=_WASH, label="cell with a regression"))
     return handles

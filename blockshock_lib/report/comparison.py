@@ -15,15 +15,27 @@ LEVEL = 0.99  # of all intervals of a table together
 GROWTH = 1.001  # memory is counted, not sampled: above this it has grown
 REGRESSION, IMPROVED, UNDECIDED = "regression", "improved", "no change shown"
 SAME, NO_INTERVAL, NEITHER = "same", "no interval: one group", "passed in neither"
-TIMES = {"forward_kernel": "kernel time", "forward_call": "call time"}
-BYTES = {"weight_bytes": "weight", "peak_bytes": "peak memory"}
+# Only what a user waits for as a whole is guarded: each further time would widen all intervals of the table.
+WORKS = {"forward": "", "pass": ", forward + dX", "step": ", step"}  # each holds the one before
+TIMES = {f"{work}_{kind}": f"{kind} time{more}" for work, more in WORKS.items() for kind in ("kernel", "call")}
+BYTES = {
+    "weight_bytes": "weight",
+    "weights_bytes_held": "weights held",
+    "copies_bytes": "packed copies",
+    "gradient_bytes": "gradients",
+    "optimizer_bytes": "optimizer state",
+    "activation_bytes": "activations",
+    "peak_bytes": "peak memory",
+}
 CHECK = "check"
+PLAIN = "time of plain calls"  # what a kernel time is on a CPU
 
-KEY = ["phase", "shape", "batch", "dtype", "mask", "workload", "world_size", "emulated", "device"]
+KEY = ["phase", "shape", "batch", "dtype", "mask", "workload", "world_size", "emulated", "device", "optimizer"]
 ABOUT = [*KEY, "in_features", "out_features"]
 COLUMNS = [
     "outcome",
     "what",
+    "work",
     "method",
     *ABOUT,
     "unit",
@@ -45,7 +57,7 @@ class Compared(NamedTuple):
 
     Attributes:
         rows: COLUMNS, regressions first (checks before the rest), then the largest ratio; `a`, `b` in `unit`, `ratio` =
-            b / a with `low` and `high`.
+            b / a with `low` and `high`; `work` is what a time is of, one of WORKS, "" for what is no time.
         only: what one run alone has, a row a (case, method): "run" ("a" or "b"), "method" and the columns of ABOUT.
         each: the level of each interval, so that all of them together hold at LEVEL.
         intervals: how many intervals there are.
@@ -93,7 +105,8 @@ def pairs(a: pd.DataFrame, b: pd.DataFrame, loose: Iterable[str] = ()) -> list[t
 
 
 def compare(a: pd.DataFrame, b: pd.DataFrame, *, loose: Iterable[str] = (), b_short: bool = False) -> Compared:
-    """What changed from run `a`, the older, to run `b`: checks, kernel and call time, weight and peak memory.
+    """What changed from run `a`, the older, to run `b`: checks, kernel and call time of a forward, of forward + dX and
+    of a training step, and memory: peak, weights, and the parts of a training step's.
 
     Args:
         a, b: records frames.
@@ -127,6 +140,7 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, *, loose: Iterable[str] = (), b_sh
             for metric in (*TIMES, *BYTES):
                 have = [keys[i] in (side.times | side.bytes)[metric] for i, side in enumerate(sides)]
                 what = cell | {"what": _name(metric, about), "unit": "ms" if metric in TIMES else "B"}
+                what["work"] = metric.rpartition("_")[0] if metric in TIMES else ""
                 if all(have) and metric in TIMES:
                     values = [sides[i].times[metric][keys[i]] for i in (0, 1)]
                     timed.append((what, *values))
@@ -197,8 +211,8 @@ def _both(one: object, other: object) -> object:
 
 def _name(metric: str, about: Mapping[str, object]) -> str:
     # A CPU has no CUDA graphs: there it is the time of plain calls in a loop.
-    on_cpu = metric == "forward_kernel" and about["device"] == "cpu"
-    return "time, plain calls" if on_cpu else (TIMES | BYTES)[metric]
+    name = (TIMES | BYTES)[metric]
+    return name.replace("kernel time", PLAIN) if about["device"] == "cpu" else name
 
 
 def _check(one: tuple[str, str], other: tuple[str, str]) -> dict[str, Any]:
@@ -215,7 +229,9 @@ def _bytes(one: tuple[float, float, int], other: tuple[float, float, int]) -> di
     outcome = REGRESSION if grown else IMPROVED if shrunk else SAME
     ratio = other[1] / one[1] if one[1] else np.nan
     counts = {"groups_a": one[2], "groups_b": other[2]}
-    return {"outcome": outcome, "a": one[1], "b": other[1], "ratio": ratio, "low": ratio, "high": ratio, **counts}
+    note = f"0 B → {other[1]:,.0f} B" if grown and not one[1] else ""
+    found = {"outcome": outcome, "a": one[1], "b": other[1], "ratio": ratio, "low": ratio, "high": ratio}
+    return found | counts | {"note": note}
 
 
 def _time(one: list[np.ndarray], other: list[np.ndarray], level: float) -> dict[str, Any]:
@@ -232,7 +248,8 @@ def _time(one: list[np.ndarray], other: list[np.ndarray], level: float) -> dict[
 def _ordered(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """COLUMNS of `rows`: regressions first, checks before the rest; then by ratio, those without one last."""
     table = pd.DataFrame(rows, columns=COLUMNS).astype({name: float for name in ("a", "b", "ratio", "low", "high")})
-    table = table.fillna({"note": "", "groups_a": 0, "groups_b": 0}).astype({"groups_a": int, "groups_b": int})
+    counts = ("groups_a", "groups_b")
+    table = table.fillna({"note": "", "work": ""} | dict.fromkeys(counts, 0)).astype(dict.fromkeys(counts, int))
     bare, regressed = table["ratio"].isna(), table["outcome"].eq(REGRESSION)
     place = np.select([regressed & bare, regressed, ~bare], [0, 1, 2], 3)
     order = pd.DataFrame({"place": place, "ratio": -table["ratio"]}).sort_values(["place", "ratio"], kind="stable")

@@ -17,15 +17,16 @@ BINDS = {"bytes": ("#56B4E9", ""), "arithmetic": ("#E69F00", "////"), "link": ("
 
 
 def floors_figure(table: pd.DataFrame, source: str = "") -> Figure:
-    """A bar a method of one case: the product, as bytes or arithmetic bind it, and the link after it; ms.
+    """A bar a method of one case: its work, as bytes or arithmetic bind it, and the link after it; ms.
 
     Args:
         table: rows of one case as `predict.plan` gives them; methods that cannot run say so.
         source: where the ceilings come from, for the foot of the figure.
 
-    A tick within the bar marks the product's other bound: how far the one that binds is ahead of it.
+    A tick within the bar marks the work's other bound: how far the one that binds is ahead of it. A training step's
+    pieces are each bound by their own, so its bar may be longer than either bound of the whole.
     """
-    known = table[table["floor_forward"].notna()] if "floor_forward" in table else table.iloc[:0]
+    known = table[table["floor_whole"].notna()] if "floor_whole" in table else table.iloc[:0]
     if known.empty:
         return figures.empty("Predicted floors", "no ceilings are known for this machine, so no floor can be told")
     methods = labels.methods_in(table["method"])[::-1]
@@ -43,7 +44,7 @@ def floors_figure(table: pd.DataFrame, source: str = "") -> Figure:
                 cells.setting(case),
             ),
             _alt(rows),
-            "Nothing is measured here: floor = cost / ceiling, nothing overlapped. Tick: the product's other bound."
+            "Nothing is measured here: floor = cost / ceiling, nothing overlapped. Tick: the other bound."
             + (f" Ceilings: {source}." if source else ""),
         )
         # At a fixed place: a constrained layout draws the figure twice, too slow to follow a slider.
@@ -54,11 +55,11 @@ def floors_figure(table: pd.DataFrame, source: str = "") -> Figure:
         bottom, top = foot + 0.52 / height, foot + free - 0.32 / height
         ax = fig.add_axes((left, bottom, 0.985 - left, top - bottom))
         for place, (_, row) in enumerate(rows.iterrows()):
-            _bar(ax, place, row, known["floor_forward"].max())
+            _bar(ax, place, row, known["floor_whole"].max())
         ax.set_yticks(range(len(methods)), [labels.label(method) for method in methods])
         ax.set_ylim(-0.55, len(methods) - 0.45)
-        ax.set_xlim(0, 1.42 * known["floor_forward"].max())
-        ax.set_xlabel("predicted floor of a forward (time, lower is better)")
+        ax.set_xlim(0, 1.42 * known["floor_whole"].max())
+        ax.set_xlabel(f"predicted floor of {cells.WORK[case['work']]} (time, lower is better)")
         ax.xaxis.set_major_locator(MaxNLocator(5))
         ax.xaxis.set_major_formatter(FuncFormatter(milliseconds))
         ax.tick_params(axis="y", length=0)
@@ -81,19 +82,17 @@ def _shown(known: pd.DataFrame, name: str) -> bool:
 
 
 def _bar(ax, place: int, row: pd.Series, most: float) -> None:
-    if pd.isna(row["floor_forward"]):
+    if pd.isna(row["floor_whole"]):
         ax.text(0, place, f" cannot run: {_short(row['unsupported'])}", va="center", fontsize=8, color=MUTED)
         return
     first = "bytes" if row["floor_bytes"] >= row["floor_arithmetic"] else "arithmetic"
-    product, other = max(row["floor_bytes"], row["floor_arithmetic"]), min(row["floor_bytes"], row["floor_arithmetic"])
+    product, other = row["floor_whole"] - row["floor_link"], min(row["floor_bytes"], row["floor_arithmetic"])
     for name, left, width in ((first, 0.0, product), ("link", product, row["floor_link"])):
         colour, hatch = BINDS[name]
         ax.barh(place, width, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.4, height=0.68)
     ax.plot([other], [place], color=INK, marker="|", markersize=11, markeredgewidth=1.4, linestyle="")
-    end = row["floor_forward"] + 0.015 * most
-    ax.text(
-        end, place, f"{milliseconds(row['floor_forward'])}, bound by {_the(row['bound'])}", va="center", fontsize=8.5
-    )
+    end = row["floor_whole"] + 0.015 * most
+    ax.text(end, place, f"{milliseconds(row['floor_whole'])}, bound by {_the(row['bound'])}", va="center", fontsize=8.5)
 
 
 def _short(reason: str, most: int = 76) -> str:
@@ -102,10 +101,10 @@ def _short(reason: str, most: int = 76) -> str:
 
 def _title(known: pd.DataFrame) -> str:
     if not {"block_shock", "row_parallel"} <= set(known.index):
-        best = known["floor_forward"].idxmin()
+        best = known["floor_whole"].idxmin()
         return f"The lowest floor is {labels.label(best)}'s, bound by {_the(known.loc[best, 'bound'])}"
     ours, theirs = known.loc["block_shock"], known.loc["row_parallel"]
-    ratio = ours["floor_forward"] / theirs["floor_forward"]
+    ratio = ours["floor_whole"] / theirs["floor_whole"]
     word = "equals" if abs(ratio - 1) < 0.005 else f"is {ratio:.2f} of"
     return f"Block-Shock's floor {word} B1's; {_the(ours['bound'])} binds it most"
 
@@ -117,11 +116,9 @@ def _the(bound: str) -> str:
 def _alt(rows: pd.DataFrame) -> str:
     said = []
     for method, row in rows[::-1].iterrows():
-        if pd.isna(row["floor_forward"]):
+        if pd.isna(row["floor_whole"]):
             said.append(f"{labels.label(method)}: cannot run.")
         else:
             parts = ", ".join(f"{name} {milliseconds(row[f'floor_{name}'])}" for name in BINDS)
-            said.append(
-                f"{labels.label(method)}: {milliseconds(row['floor_forward'])} ({parts}; {row['bound']} binds)."
-            )
+            said.append(f"{labels.label(method)}: {milliseconds(row['floor_whole'])} ({parts}; {row['bound']} binds).")
     return "Horizontal bars of predicted floors. " + " ".join(said)

@@ -38,7 +38,28 @@ def ratio_interval(over: Sequence[np.ndarray], under: Sequence[np.ndarray]) -> I
     """
     if len(over) != len(under) or not over:
         raise ValueError(f"the two sides need the same groups, at least one: {len(over)} and {len(under)} were given")
-    logs = _log_medians(over) - _log_medians(under)
+    return _mean_interval(_log_medians(over) - _log_medians(under))
+
+
+def quotient_interval(
+    upper: tuple[Sequence[np.ndarray], Sequence[np.ndarray]], lower: tuple[Sequence[np.ndarray], Sequence[np.ndarray]]
+) -> Interval:
+    """The ratio of `upper` over the ratio of `lower` with its 99% interval, as `ratio_interval`.
+
+    Args:
+        upper, lower: (over, under) each, the samples of the same groups in all four: t(over) / t(under) of either pair.
+
+    Raises:
+        ValueError: no group, an empty group, or groups that do not match.
+    """
+    four = [*upper, *lower]
+    if len({len(side) for side in four}) > 1 or not four[0]:
+        raise ValueError(f"the four sides need the same groups, at least one: {[len(side) for side in four]} given")
+    a, b, c, d = map(_log_medians, four)
+    return _mean_interval((a - b) - (c - d))
+
+
+def _mean_interval(logs: np.ndarray) -> Interval:
     ratio, groups = float(np.exp(logs.mean())), len(logs)
     if groups == 1:
         return Interval(ratio, 0.0, float("inf"))

@@ -29,9 +29,10 @@ _LOOKS = {
     "masked_dense": ("#E69F00", "^"),
     "permuted_dense": ("#009E73", "v"),
     "block_shock": ("#D55E00", "P"),
+    "block_shock_recompress": ("#882255", "h"),
     "block_shock_torch": ("#CC79A7", "X"),
 }
-_NEWCOMERS = (("#7A5195", "h"), ("#8C6D31", "*"), ("#1B7837", "p"), ("#B2182B", "<"))
+_NEWCOMERS = (("#7A5195", "8"), ("#8C6D31", "*"), ("#1B7837", "p"), ("#B2182B", "<"))
 
 MASKS = (
     "uniform_1100",
@@ -42,6 +43,9 @@ MASKS = (
     "transposable_random",
     "magnitude",
 )
+# The tensors that are checked, by the detail of their rows.
+TENSORS = {"": "y", "dx": "dX", "dw": "dW", "db": "db", "weight": "W after steps"}
+OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}
 WORKLOADS = ("gaussian", "uniform", "activation", "mlp_up", "mlp_down")
 
 # Rows that are no method's: measured ceilings of the machine, and what NVML saw during a case.
@@ -58,6 +62,10 @@ def style(method: str) -> Style:
 
 def label(method: str) -> str:
     return style(method).label
+
+
+def optimizer(name: str) -> str:
+    return OPTIMIZERS.get(name, name)
 
 
 def ordered(names: Iterable[str], known: Iterable[str]) -> list[str]:

@@ -47,8 +47,10 @@ def memory_bars(frame: pd.DataFrame) -> Figure:
             _memory_alt(wide, shown),
         )
         axes = fig.subplots(1, len(shown), squeeze=False, sharey=True)[0]
+        work = cells.WORK[{"phase2": "pass", "phase3": "step"}.get(case["phase"], "forward")]
+        titles = {"weight_bytes": "Weights", "peak_bytes": f"Peak of {work}"}
         for ax, name in zip(axes, shown, strict=True):
-            _memory_panel(ax, wide, name, "Weights" if name == "weight_bytes" else "Peak of a forward", place)
+            _memory_panel(ax, wide, name, titles[name], place)
         tick = Line2D([], [], color=INK, marker="|", markersize=11, markeredgewidth=2, linestyle="", label="formula")
         axes[-1].legend(handles=[tick], loc="lower right", bbox_to_anchor=(1, 1), fontsize=8.5, borderpad=0)
     return fig

@@ -11,11 +11,15 @@ from blockshock_lib.report.mask_plots import masks_figure
 from blockshock_lib.report.ratio_plots import law, ratio_heatmap
 from blockshock_lib.report.time_plots import stacked, time_vs_n
 from blockshock_lib.report.trace_plots import timeline
+from blockshock_lib.report.training_memory import training_memory
+from blockshock_lib.report.training_plots import loss_curves, pieces_figure
 
 __all__ = [
     "law",
+    "loss_curves",
     "masks_figure",
     "memory_bars",
+    "pieces_figure",
     "png",
     "ratio_heatmap",
     "ratios",
@@ -24,4 +28,5 @@ __all__ = [
     "stacked",
     "time_vs_n",
     "timeline",
+    "training_memory",
 ]

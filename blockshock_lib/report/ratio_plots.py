@@ -37,14 +37,17 @@ def outcome_claim(table: pd.DataFrame, over: str, under: str) -> str:
     return f"Against {second}, {first} is {', '.join(said)} of {total} cells"
 
 
-def ratio_heatmap(frame: pd.DataFrame, over: str = "row_parallel", under: str = "block_shock") -> Figure:
-    """Speed of `under` over `over` on (N, B), each cell with its ratio and 99% interval.
+def ratio_heatmap(
+    frame: pd.DataFrame, over: str = "row_parallel", under: str = "block_shock", metric: str = "forward_kernel"
+) -> Figure:
+    """Speed of `under` over `over` on (N, B), each cell with its ratio and 99% interval, a panel an optimizer.
 
     Colour is given only to cells whose interval excludes 1: blue faster, orange slower. Undecided cells are hatched;
     CPU and emulated ones stay grey.
     """
-    metric = cells.time_metric(frame)
-    chosen, setting = cells.focus(frame[frame["metric"].isin([metric, "check"])] if len(frame) else frame)
+    metric = cells.time_metric(frame, metric)
+    timed = frame[frame["metric"].isin([metric, "check"])] if len(frame) else frame
+    chosen, setting = cells.focus(timed, panels=("optimizer",))
     table = verdicts.ratio(chosen, over, under, metric)
     names = labels.label(under), labels.label(over)
     if table.empty:
@@ -53,40 +56,50 @@ def ratio_heatmap(frame: pd.DataFrame, over: str = "row_parallel", under: str = 
     table["column"] = table["in_features"].astype(str) if square else table["shape"]
     columns = list(dict.fromkeys(table["column"]))
     batches = sorted(table["batch"].unique(), reverse=True)
-    values = table.pivot(index="batch", columns="column", values="ratio").reindex(index=batches, columns=columns)
-    claimed = table.assign(ratio=table["ratio"].where(table["outcome"].isin(["faster", "slower"]), 1.0))
-    colours = claimed.pivot(index="batch", columns="column", values="ratio").reindex_like(values)
+    panels = labels.ordered(table["optimizer"], labels.OPTIMIZERS)
     spoken = table["outcome"].ne("no claim").any()
     with figures.theme():
         fig = figures.canvas(
-            max(5.6, 1.4 + 1.45 * len(columns)),
+            max(5.6, 1.4 + 1.45 * len(columns) * len(panels)),
             0.9 + 0.62 * len(batches),
             outcome_claim(table, over, under),
             figures.subtitle(cells.no_claim(table), setting, cells.time_name(table, metric)),
-            " ".join(
-                f"{r.shape}, B={r.batch}: {verdicts.interval_text(r._asdict())}." for r in table.itertuples(index=False)
-            ),
+            " ".join(f"{_place(r)}: {verdicts.interval_text(r._asdict())}." for r in table.itertuples(index=False)),
             f"Number: t({names[1]}) / t({names[0]}), above 1 where {names[0]} is faster; below it the 99% interval"
             + (". Hatched: the interval holds 1." if spoken else ". Grey: no claim."),
         )
-        ax = fig.subplots()
-        sns.heatmap(
-            np.log2(colours.astype(float)),
-            ax=ax,
-            cmap=_SLOW_FAST if spoken else _GREY,
-            vmin=-1.5,
-            vmax=1.5,
-            cbar=False,
-            linewidths=2,
-            linecolor="white",
-        )
-        for row in table.itertuples(index=False):
-            _cell(ax, row, columns.index(row.column), batches.index(row.batch))
-        ax.set_xlabel("N (in = out features)" if square else "weight (out x in features)")
-        ax.set_ylabel("B (rows of the input)")
-        ax.set_yticklabels(batches, rotation=0)
-        ax.tick_params(length=0)
+        axes = fig.subplots(1, len(panels), squeeze=False)[0]
+        for ax, optimizer in zip(axes, panels, strict=True):
+            _heat_panel(ax, table[table["optimizer"].eq(optimizer)], columns, batches, spoken)
+            ax.set_title(labels.optimizer(optimizer))
+            ax.set_xlabel("N (in = out features)" if square else "weight (out x in features)")
+        axes[0].set_ylabel("B (rows of the input)")
     return fig
+
+
+def _place(row) -> str:
+    where = f"{row.shape}, B={row.batch}"
+    return f"{where}, {labels.optimizer(row.optimizer)}" if row.optimizer else where
+
+
+def _heat_panel(ax: Axes, table: pd.DataFrame, columns: list[str], batches: list[int], spoken: bool) -> None:
+    claimed = table.assign(ratio=table["ratio"].where(table["outcome"].isin(["faster", "slower"]), 1.0))
+    colours = claimed.pivot(index="batch", columns="column", values="ratio").reindex(index=batches, columns=columns)
+    sns.heatmap(
+        np.log2(colours.astype(float)),
+        ax=ax,
+        cmap=_SLOW_FAST if spoken else _GREY,
+        vmin=-1.5,
+        vmax=1.5,
+        cbar=False,
+        linewidths=2,
+        linecolor="white",
+    )
+    for row in table.itertuples(index=False):
+        _cell(ax, row, columns.index(row.column), batches.index(row.batch))
+    ax.set(xlabel="", ylabel="")
+    ax.set_yticklabels(batches, rotation=0)
+    ax.tick_params(length=0)
 
 
 def _cell(ax: Axes, row, x: int, y: int) -> None:

@@ -47,7 +47,7 @@ def _worst(outcomes: set[str]) -> str:
 
 
 def error_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Worst error of each method over its valid cells, a row a method.
+    """Worst error of each method over its valid cells, a row a method, and a tensor where more than y was checked.
 
     Ratios ("x") are to a low-precision product sharded the same way: the gate allows max 2x and RMS 1.25x. The others
     are relative to the RMS of the float64 truth. `cases` counts what lies behind.
@@ -60,11 +60,16 @@ def error_table(frame: pd.DataFrame) -> pd.DataFrame:
     }
     rows = cells.valid(frame)
     rows = rows[rows["metric"].isin(list(columns))]
-    worst = rows.pivot_table(index="method", columns="metric", values="value", aggfunc="max", observed=True)
-    table = worst.reindex(index=labels.methods_in(rows["method"]), columns=list(columns)).rename(columns=columns)
+    keys = ["method", "detail"]
+    worst = rows.pivot_table(index=keys, columns="metric", values="value", aggfunc="max", observed=True)
+    order = pd.MultiIndex.from_product([labels.methods_in(rows["method"]), labels.TENSORS], names=keys)
+    table = worst.reindex(index=order[order.isin(worst.index)], columns=list(columns)).rename(columns=columns)
     table.columns.name = None
-    table.insert(0, "cases", rows.groupby("method")["case"].nunique().reindex(table.index).astype("int64"))
-    return _named(rounded(table))
+    table.insert(0, "cases", rows.groupby(keys)["case"].nunique().reindex(table.index).astype("int64"))
+    table = rounded(table.rename(index=labels.label, level="method").rename(index=labels.TENSORS, level="detail"))
+    if set(rows["detail"]) <= {""}:
+        return table.droplevel("detail")
+    return table.rename_axis(["method", "tensor"])
 
 
 def failures(frame: pd.DataFrame) -> pd.DataFrame:
@@ -146,7 +151,7 @@ def speed_table(frame: pd.DataFrame) -> pd.DataFrame:
     host = (table["call (ms)"] - table["kernel (ms)"]).round(6)
     table["host (ms)"] = host.mask(table["device"].eq("cpu"))
     table["of floor (%)"] = (100 * table["floor (ms)"] / table["kernel (ms)"]).round(1)
-    table = table.merge(_against_b1(frame, table), on=keys, how="left")
+    table = table.merge(against_b1(frame, table), on=keys, how="left")
     own = table["method"].eq("row_parallel")
     table["vs B1"] = table["vs B1"].mask(own, "1 (itself)").fillna(ABSENT)
     table["claim"] = table["claim"].fillna(ABSENT)
@@ -160,13 +165,14 @@ def speed_table(frame: pd.DataFrame) -> pd.DataFrame:
     return table[shown].reset_index(drop=True)
 
 
-def _against_b1(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+def against_b1(frame: pd.DataFrame, table: pd.DataFrame, metric: str = "forward_kernel") -> pd.DataFrame:
     """Columns case, method, `vs B1` (ratio and interval as text) and `claim`, for every method but B1 itself."""
+    metric = cells.time_metric(frame, metric)
     found = [
         {"case": row["case"], "method": method, "vs B1": verdicts.interval_text(row), "claim": row["outcome"]}
         for method in labels.methods_in(table["method"])
         if method != "row_parallel"
-        for row in verdicts.best_ratio(frame, "row_parallel", method).to_dict("records")
+        for row in verdicts.ratio(frame, "row_parallel", method, metric).to_dict("records")
     ]
     return pd.DataFrame(found, columns=["case", "method", "vs B1", "claim"], dtype=object)
 
@@ -266,7 +272,3 @@ def rounded(table, digits: int = 4):
     if isinstance(table, pd.DataFrame):
         return table.assign(**{name: rounded(table[name], digits) for name in table.select_dtypes("float")})
     return table.map(lambda value: float(f"{value:.{digits}g}"), na_action="ignore")
-
-
-def _named(table: pd.DataFrame) -> pd.DataFrame:
-    return table.rename(index=labels.label).rename_axis("method")

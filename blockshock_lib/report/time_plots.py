@@ -24,47 +24,48 @@ def milliseconds(value: float, _position: int = 0) -> str:
 
 
 def time_vs_n(frame: pd.DataFrame, metric: str = "forward_kernel") -> Figure:
-    """Median time (log) against N (log2), one panel a B, p10 to p90 as a band, one line a method.
+    """Median time (log) against N (log2), one panel a B (and optimizer), p10 to p90 as a band, one line a method.
 
     Rectangular weights stand at sqrt(in * out features). One setting (mask, dtype, ...) is drawn, which the subtitle
     names. On a CPU a "kernel time" is that of plain calls in a loop, and the axis says so.
     """
     metric = cells.time_metric(frame, metric)
     timed = frame[frame["metric"].isin([metric, "check"])] if len(frame) else frame
-    chosen, setting = cells.focus(timed)
+    chosen, setting = cells.focus(timed, panels=("optimizer",))
     table = cells.summary(chosen, metric)
     if table.empty:
         return figures.empty("Time against N", f"no valid {metric.replace('_', ' ')} in these records")
-    name = cells.time_name(table, metric)
-    batches = sorted(table["batch"].unique())
+    name, work = cells.time_name(table, metric), cells.work(metric)
+    optimizers = labels.ordered(table["optimizer"], labels.OPTIMIZERS)
+    places = [(optimizer, batch) for optimizer in optimizers for batch in sorted(table["batch"].unique())]
     methods = labels.methods_in(table["method"])
-    columns = min(3, len(batches) + 1)
-    height = -(-(len(batches) + 1) // columns)
+    columns = min(3, len(places) + 1)
+    height = -(-(len(places) + 1) // columns)
     with figures.theme():
         fig = figures.canvas(
             3.4 * columns,
             2.75 * height,
-            _fastest_claim(table) or "Time of a forward against N",
+            _fastest_claim(table) or f"Time of {work} against N",
             figures.subtitle(
                 cells.no_claim(table), setting, "line: median, band: p10 to p90, slowest rank; scales differ"
             ),
             _time_alt(table, methods, name),
         )
         axes = fig.subplots(height, columns, squeeze=False).ravel()
-        for ax, batch in zip(axes, batches, strict=False):
-            _time_panel(ax, table[table["batch"].eq(batch)], methods)
-            ax.set_title(f"B = {batch}")
+        for ax, (optimizer, batch) in zip(axes, places, strict=False):
+            _time_panel(ax, table[table["optimizer"].eq(optimizer) & table["batch"].eq(batch)], methods)
+            ax.set_title(", ".join(filter(None, [labels.optimizer(optimizer), f"B = {batch}"])))
             _time_axes(ax, table)
         square = table["in_features"].eq(table["out_features"]).all()
-        for place, ax in enumerate(axes[: len(batches)]):
-            if place + columns >= len(batches):
+        for place, ax in enumerate(axes[: len(places)]):
+            if place + columns >= len(places):
                 ax.set_xlabel("N (in = out features)" if square else "√(in · out features)")
             if place % columns == 0:
                 ax.set_ylabel(name)
-        for ax in axes[len(batches) :]:
+        for ax in axes[len(places) :]:
             ax.set_axis_off()
         handles = [axes[0].plot([], [], **_line(method), label=labels.label(method))[0] for method in methods]
-        axes[len(batches)].legend(handles=handles, loc="center", fontsize=9, labelspacing=0.7, handlelength=2.6)
+        axes[len(places)].legend(handles=handles, loc="center", fontsize=9, labelspacing=0.7, handlelength=2.6)
     return fig
 
 
@@ -124,7 +125,8 @@ def _time_alt(table: pd.DataFrame, methods: list[str], name: str) -> str:
     row = table.loc[(table["size"] * table["batch"]).idxmax()]
     cell = table[table["case"].eq(row["case"])].set_index("method")["median"]
     times = ", ".join(f"{labels.label(m)} {milliseconds(cell[m])}" for m in methods if m in cell)
-    return f"Lines of {name} against N, one panel a B. At {row['shape']}, B={row['batch']}: {times}."
+    at = ", ".join(filter(None, [row["shape"], f"B={row['batch']}", labels.optimizer(row["optimizer"])]))
+    return f"Lines of {name} against N, one panel a B. At {at}: {times}."
 
 
 _PARTS = {

@@ -20,7 +20,7 @@ _LOOKS = {
     EXPOSED: (-0.4, 0.38, "#E69F00", "/////"),
 }
 _WORDS = {
-    COMPUTE: "compute (upper lane)",
+    COMPUTE: "compute (lower lane)",
     EXPOSED: "communication, exposed",
     COMMUNICATION: "communication under compute",
     IDLE: "idle",

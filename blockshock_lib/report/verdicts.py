@@ -9,6 +9,7 @@ import pandas as pd
 
 from blockshock_lib.report import cells, labels
 from blockshock_lib.report.interval import ratio_interval
+from blockshock_lib.report.training_ratios import training_ratios
 
 FASTER, SLOWER, UNDECIDED, NO_CLAIM = "faster", "slower", "undecided", "no claim"
 RATIO_COLUMNS = [*cells.CASE, "size", "ratio", "low", "high", "groups", "outcome", "metric"]
@@ -26,7 +27,7 @@ def ratio(frame: pd.DataFrame, over: str, under: str, metric: str = "forward_ker
     rows = cells.samples(frame, metric)
     found = []
     for _, case in rows.groupby("case", sort=False):
-        sides = [dict(_groups(case[case["method"].eq(method)])) for method in (over, under)]
+        sides = [cells.groups(case[case["method"].eq(method)]) for method in (over, under)]
         shared = [key for key in sides[0] if key in sides[1]]
         if shared:
             interval = ratio_interval(*([side[key] for key in shared] for side in sides))
@@ -39,16 +40,6 @@ def ratio(frame: pd.DataFrame, over: str, under: str, metric: str = "forward_ker
     decided = np.select([table["low"] > 1, table["high"] < 1], [FASTER, SLOWER], UNDECIDED)
     table["outcome"] = np.where(cells.kind(table).eq("gpu"), decided, NO_CLAIM)
     return table.sort_values(["size", "batch"], kind="stable").reset_index(drop=True)[RATIO_COLUMNS]
-
-
-def _groups(rows: pd.DataFrame):
-    for key, group in rows.groupby(["run", "group"], sort=True):
-        yield key, group.sort_values("repeat", kind="stable")["value"].to_numpy(dtype=float)
-
-
-def best_ratio(frame: pd.DataFrame, over: str, under: str) -> pd.DataFrame:
-    """`ratio` on kernel time; on call time where the frame holds no kernel time at all (a CPU)."""
-    return ratio(frame, over, under, cells.time_metric(frame))
 
 
 @dataclass(frozen=True)
@@ -105,10 +96,60 @@ def h3(frame: pd.DataFrame) -> Verdict:
     return _speed_verdict(frame, claim, over="masked_dense", under="block_shock")
 
 
+_RULE_H2 = (
+    "f = Block-Shock's forward speed over B1; s1, s3 = speed over B1 of a whole training step that recompresses (T1) "
+    "and of one that trains the packed values (T3); kernel time, same case, 99% intervals over fresh groups of "
+    "processes. Supported if in the largest case of every optimizer s1/f lies below 1 and s3/s1 above 1; refuted if "
+    "s1/f lies above 1 in every case, or s3/s1 below 1 in every case; undecided otherwise, and always on a CPU or "
+    "where one GPU plays all ranks."
+)
+
+
+def h2(frame: pd.DataFrame) -> Verdict:
+    """H2: recompression eats the advantage in training. `ratio`, `low` and `high` are of s1/f in the largest case, of
+    the optimizer whose interval reaches highest; `cells` is the table of `training_ratios` with `outcome`.
+    """
+    claim = "H2: in training Block-Shock's speed over B1 shrinks, unless recompression is small."
+    table = training_ratios(frame)
+    if table.empty:
+        why = "no case holds valid times of a forward and a step of B1, Block-Shock and its recompressing variant (T1)"
+        return Verdict(claim, _RULE_H2, np.nan, np.nan, np.nan, UNDECIDED, why, table.assign(outcome=""))
+    holds = table["shrink_high"].lt(1) & table["gain_low"].gt(1)
+    table["outcome"] = np.select([cells.kind(table).ne("gpu"), holds], [NO_CLAIM, "supports"], UNDECIDED)
+    real = table[table["outcome"].ne(NO_CLAIM)]
+    shown = real if len(real) else table
+    work = shown["size"] * shown["batch"].astype(float)
+    largest = shown[np.isclose(work, work.groupby(shown["optimizer"]).transform("max"))]
+    row = largest.loc[largest["shrink_high"].idxmax()]
+    if real.empty:
+        verdict, why = UNDECIDED, cells.no_claim(table)
+    elif not (real["step_metric"].eq("step_kernel") & real["forward_metric"].eq("forward_kernel")).all():
+        verdict, why = UNDECIDED, "only call time was measured, and the rule asks for kernel time"
+    else:
+        count = int(real["outcome"].eq("supports").sum())
+        at = f"{labels.optimizer(row['optimizer'])} at {row['shape']}, B={row['batch']}"
+        why = f"s1/f {quotient_text(row, 'shrink')}, s3/s1 {quotient_text(row, 'gain')} with {at}"
+        if largest["outcome"].eq("supports").all():
+            verdict, why = "supported", f"{why}; {count} of {len(real)} cases agree"
+        elif real["shrink_low"].gt(1).all() or real["gain_high"].lt(1).all():
+            verdict, why = "refuted", f"{why}; in all {len(real)} cases"
+        else:
+            alone = "; a single group of processes gives no interval" if (real["groups"] < 2).any() else ""
+            verdict, why = UNDECIDED, f"{why}; {count} of {len(real)} cases support it{alone}"
+    return Verdict(claim, _RULE_H2, row["shrink"], row["shrink_low"], row["shrink_high"], verdict, why, table)
+
+
+def quotient_text(row: pd.Series, name: str) -> str:
+    """`interval_text` of one of the ratios of `training_ratios`."""
+    return interval_text(pd.Series({"ratio": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]}))
+
+
 def _speed_verdict(frame: pd.DataFrame, claim: str, over: str, under: str) -> Verdict:
+    frame = cells.complete(frame)
+    frame = frame[~frame["phase"].isin(["phase2", "phase3"])]  # their forward keeps what a backward needs
     names = labels.label(over), labels.label(under)
     rule = _RULE.format(over=names[0], under=names[1])
-    table = best_ratio(frame, over, under)
+    table = ratio(frame, over, under, cells.time_metric(frame))
     if table.empty:
         why = f"no case holds valid times of both {names[0]} and {names[1]}"
         return Verdict(claim, rule, np.nan, np.nan, np.nan, UNDECIDED, why, table)
@@ -177,19 +218,34 @@ def check_verdict(frame: pd.DataFrame) -> tuple[int, int, int, str]:
     return passed, failed, unsupported, f"{line}, {unsupported} unsupported" if len(count) else "checks: none was made"
 
 
+_HYPOTHESES = {"phase1": (h1, h3), "phase3": (h2,)}
+
+
+def hypotheses(frame: pd.DataFrame) -> list[Verdict]:
+    """The verdicts that the phases of `frame` are about, by name: H1 and H3 of phase 1, H2 of phase 3."""
+    found = [rule(frame) for phase in _phases(frame) for rule in _HYPOTHESES.get(phase, ())]
+    return sorted(found, key=lambda verdict: verdict.name)
+
+
+def _phases(frame: pd.DataFrame) -> list[str]:
+    return sorted({str(phase) for phase in cells.complete(frame)["phase"].dropna()})
+
+
 def words(frame: pd.DataFrame) -> pd.DataFrame:
     """The hypotheses in words, a row each: claim, rule and verdict; no number, so the same on every run of a
     machine.
     """
-    found = [h1(frame), h3(frame)]
+    found = hypotheses(frame)
     return pd.DataFrame(
         {"claim": [v.hypothesis for v in found], "rule": [v.rule for v in found], "verdict": [v.verdict for v in found]}
     ).set_index("claim")
 
 
 def numbers(frame: pd.DataFrame) -> pd.DataFrame:
-    """The hypotheses' numbers: speed ratio in the largest cell with its 99% interval, and what the verdict rests on."""
-    found = [h1(frame), h3(frame)]
+    """The hypotheses' numbers: the ratio that the rule asks for in the largest cell with its 99% interval (H1, H3:
+    speed over the rival; H2: s1/f), and what the verdict rests on.
+    """
+    found = hypotheses(frame)
     ratios = [interval_text(pd.Series({"ratio": v.ratio, "low": v.low, "high": v.high})) for v in found]
     return pd.DataFrame(
         {"largest cell": ratios, "verdict": [v.verdict for v in found], "why": [v.why for v in found]},
@@ -198,15 +254,28 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def one_line(frame: pd.DataFrame) -> str:
-    """The last line a run prints: its checks, and H1 and H3 where times were measured for both of their methods."""
-    phases = sorted({str(phase) for phase in cells.complete(frame)["phase"].dropna()})
+    """The last line a run prints: its checks, then what its phases are about: the hypotheses, and phase 2's ratio."""
+    phases = _phases(frame)
     passed, failed, _, line = check_verdict(frame)
     state = "FAIL" if failed else "PASS" if passed else "NOTHING CHECKED"
     idle = _never_ran(frame)
     spoken = [f"not run: {', '.join(idle)}"] if idle else []
-    if "phase1" in phases:
-        spoken += [verdict.line for verdict in (h1(frame), h3(frame))]
+    spoken += [verdict.line for verdict in hypotheses(frame)]
+    spoken += [_pass_line(frame)] if "phase2" in phases else []
     return " · ".join([f"{'+'.join(phases) or 'no phase'}: {state}", line, *spoken])
+
+
+def _pass_line(frame: pd.DataFrame) -> str:
+    """Phase 2 in a sentence: the speed of Block-Shock's forward and dX over B1's in the largest cell."""
+    table = ratio(frame, "row_parallel", "block_shock", cells.time_metric(frame, "pass_kernel"))
+    if table.empty:
+        return "forward + dX against B1: no case holds valid times of both"
+    real = table[table["outcome"].ne(NO_CLAIM)]
+    if real.empty:
+        return f"forward + dX against B1: {cells.no_claim(table)}"
+    row = real.loc[(real["size"] * real["batch"].astype(float)).idxmax()]
+    where = f"{row['shape']}, B={row['batch']}"
+    return f"forward + dX of Block-Shock: {interval_text(row)} of B1's speed at {where}, {row['outcome']}"
 
 
 def _never_ran(frame: pd.DataFrame) -> list[str]:

@@ -9,6 +9,7 @@ Facts that this file rests on, read from aten/src/ATen/native/sparse/cuda/cuSPAR
   any other strides give wrong values without an error. So x is made contiguous here.
 - It takes N from the packed tensor and K from `dense`, and never compares K with the weight's. So x is checked here.
 - The dense side must be a multiple of 8 in 16-bit types. Other batches are padded with zero rows and the result cut.
+- The buffer begins with the values, row-major [N, K/2] (`Packed.values`); the metadata follow.
 - the handle belongs to a thread and the device that was current at its first call: one process a GPU.
 """
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from blockshock_lib.sparse24 import packing
 from blockshock_lib.sparse24.packed import Packed, check_input, require_support
+from blockshock_lib.sparse24.pattern import Pattern
 from blockshock_lib.sparse24.tuning import Setting
 
 ROWS_MULTIPLE = 8
@@ -45,7 +47,7 @@ def unsupported(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def pack(weight: Tensor, mask: Tensor) -> Packed:
-    """Compress weight [N, K], bf16 or fp16 on a GPU, by mask, bool [N, K].
+    """Compress weight [N, K], bf16 or fp16 on a GPU, by mask, bool [N, K]: a kept weight that is zero stays kept.
 
     `Packed.data` is cuSPARSELt's buffer, values and metadata together; `Packed.extra` maps a batch size to its tuned
     setting, empty at first.
@@ -56,19 +58,12 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     """
     require_support(unsupported(weight.device, weight.dtype), "cslt")
     packing.check_weight(weight, mask)
-    # torch.where, as weight * mask leaves -0.0 in the holes; contiguous, as the op takes that for granted unseen.
-    kept = torch.where(mask, weight.detach(), weight.new_zeros(())).contiguous()
-    return Packed("cslt", tuple(weight.shape), weight.dtype, (torch._cslt_compress(kept),), {})
-
-
-def values(packed: Packed) -> Tensor:
-    """The kept weights [N, K/2] in cuSPARSELt's own buffer, row-major: writing into this view changes the product.
-
-    Equal to `packing.pack`'s values where no kept weight is zero: cuSPARSELt compresses by value, so in a group with a
-    kept zero it may have noted another place for it.
-    """
-    rows, columns = packed.shape
-    return packed.data[0].view(-1)[: rows * columns // 2].view(rows, columns // 2)
+    # The op compresses by value: it would note another place for a kept zero, and values written later would go astray.
+    # Ones where the mask keeps give the metadata of the mask. Contiguous, as the op takes that for granted unseen.
+    ones = mask.to(weight.dtype, memory_format=torch.contiguous_format)
+    packed = Packed("cslt", tuple(weight.shape), weight.dtype, (torch._cslt_compress(ones),), {})
+    Pattern.of(mask).gather(weight, out=packed.values)
+    return packed
 
 
 def linear(x: Tensor, packed: Packed) -> Tensor:

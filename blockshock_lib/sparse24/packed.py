@@ -18,7 +18,7 @@ class Packed:
         backend: the name in `product.BACKENDS` that packed it and can multiply it.
         shape: (N, K) = (out_features, in_features) of the dense weight.
         dtype: of the weight, the input and the output.
-        data: the tensors whose storage holds the packed weight.
+        data: the tensors whose storage holds the packed weight; the first begins with its values.
         extra: what else the backend keeps (a wrapper, tuned choices); never a second copy of the weight.
     """
 
@@ -27,6 +27,15 @@ class Packed:
     dtype: torch.dtype
     data: tuple[Tensor, ...]
     extra: object = field(default=None, repr=False)
+
+    @property
+    def values(self) -> Tensor:
+        """The kept weights [N, K/2], row by row: a view, so that writing into it changes the product.
+
+        Equal to `weight[mask]`, and in its order, whichever backend packed it; but see stock.py for kept zeros.
+        """
+        rows, columns = self.shape
+        return self.data[0].view(-1)[: rows * columns // 2].view(rows, columns // 2)
 
     @property
     def nbytes(self) -> int:

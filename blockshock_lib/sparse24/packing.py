@@ -68,16 +68,21 @@ def pack(weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     values = torch.empty(rows, columns // 2, dtype=weight.dtype, device=weight.device)
     metadata = torch.empty(rows, columns // 8, dtype=torch.uint8, device=weight.device)
     for part in _parts(rows, columns):
-        m0, m1, m2, m3 = (m.to(torch.uint8) for m in mask[part].reshape(-1, columns // 4, 4).unbind(-1))
-        # Of two kept places the first is 0, 1 or 2 and the second 1, 2 or 3: count the empty places before each.
-        first = (1 - m0) * (2 - m1)
-        second = 3 - m3.logical_not().to(torch.uint8) * (1 + (1 - m2))
-        index = torch.stack((first, second), -1)
+        bits = nibbles(mask[part])
+        index = torch.stack((bits & 3, bits >> 2), -1)
         groups = weight.detach()[part].reshape(-1, columns // 4, 4)
         values[part] = groups.gather(2, index.long()).view(-1, columns // 2)
-        nibbles = (first | second << 2).view(-1, columns // 8, 2)
-        metadata[part] = nibbles[..., 0] | nibbles[..., 1] << 4
+        metadata[part] = bits[:, 0::2] | bits[:, 1::2] << 4
     return values, metadata
+
+
+def nibbles(mask: Tensor) -> Tensor:
+    """The four bits of metadata of each group of a 2:4 mask, bool [N, K]: uint8 [N, K/4]."""
+    m0, m1, m2, m3 = (m.to(torch.uint8) for m in mask.reshape(mask.shape[0], -1, 4).unbind(-1))
+    # Of two kept places the first is 0, 1 or 2 and the second 1, 2 or 3: count the empty places before each.
+    first = (1 - m0) * (2 - m1)
+    second = 3 - m3.logical_not().to(torch.uint8) * (1 + (1 - m2))
+    return first | second << 2
 
 
 def unpack(values: Tensor, metadata: Tensor) -> Tensor:

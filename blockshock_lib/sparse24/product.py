@@ -9,7 +9,7 @@
 |---|---|---|---|
 | reference | packing.pack | unpack, then a dense product | anything |
 | torch | to_sparse_semi_structured | F.linear on the tensor subclass | NVIDIA GPUs from compute capability 8.0 |
-| cslt | torch._cslt_compress | torch._cslt_sparse_mm, tuned | the same |
+| cslt | torch._cslt_compress of the mask, then the values | torch._cslt_sparse_mm, tuned | the same |
 """
 
 from __future__ import annotations

@@ -20,11 +20,14 @@ from blockshock_lib.sparse24 import packing
 from blockshock_lib.sparse24.cslt import unsupported
 from blockshock_lib.sparse24.packed import Packed, check_input, require_support
 
-__all__ = ["linear", "pack", "tune", "unsupported"]
+__all__ = ["compress", "linear", "pack", "tune", "unsupported"]
 
 
 def pack(weight: Tensor, mask: Tensor) -> Packed:
-    """Compress weight [N, K], bf16 or fp16 on a GPU, by mask, bool [N, K].
+    """Compress weight [N, K], bf16 or fp16 on a GPU, by mask, bool [N, K], as a user of the public interface would.
+
+    That compresses by value: where a kept weight is zero, another place of its group may be noted as kept. The product
+    is right all the same; `Packed.values` need then not be `weight[mask]`.
 
     Raises:
         ValueError: see `packing.check_weight`.
@@ -33,17 +36,23 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     require_support(unsupported(weight.device, weight.dtype), "torch")
     packing.check_weight(weight, mask)
     # torch.where, as weight * mask leaves -0.0 in the holes.
-    kept = torch.where(mask, weight.detach(), weight.new_zeros(())).contiguous()
+    return compress(torch.where(mask, weight.detach(), weight.new_zeros(())))
+
+
+def compress(kept: Tensor) -> Packed:
+    """Compress a weight [N, K] that is masked already, unchecked: what training by the public interface repeats each
+    step. Reads no value back to the host.
+    """
     forced = SparseSemiStructuredTensor._FORCE_CUTLASS
     try:
         # PyTorch's CUTLASS kernels run on compute capability 8.x only.
         SparseSemiStructuredTensor._FORCE_CUTLASS = False
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The PyTorch API of SparseSemiStructuredTensor is in prototype")
-            wrapper = to_sparse_semi_structured(kept)
+            wrapper = to_sparse_semi_structured(kept.detach().contiguous())
     finally:
         SparseSemiStructuredTensor._FORCE_CUTLASS = forced
-    return Packed("torch", tuple(weight.shape), weight.dtype, (wrapper.packed,), wrapper)
+    return Packed("torch", tuple(kept.shape), kept.dtype, (wrapper.packed,), wrapper)
 
 
 def linear(x: Tensor, packed: Packed) -> Tensor:

@@ -32,3 +32,14 @@ def use_after_destroy(ctx):
     except UnsupportedError as error:
         return before, str(error)
     return before, "the group is still alive"
+
+
+def exchanged(ctx):
+    """What the pairs of a group swap, and whether a started collective gives what the plain one does."""
+    group = Group.of()
+    mine = torch.full((2, 3), float(ctx.rank), dtype=torch.bfloat16)
+    out = torch.empty_like(mine)
+    got = group.exchange(mine, ctx.rank ^ 1, out=out)
+    total = group.start_all_reduce(mine.clone())
+    parts = group.start_all_gather(mine, torch.t)
+    return got is out, got[0, 0].item(), total.wait()[0, 0].item(), parts.wait().tolist()

@@ -37,3 +37,18 @@ def test_a_lone_rank_is_its_own_sum_and_gather():
     x = torch.ones(2)
     assert torch.equal(Group().all_reduce(x), x) and torch.equal(Group().all_gather(x), x)
     assert Group().largest([1.0, 2.0], torch.device("cpu")) == [1.0, 2.0]
+
+
+def test_pairs_swap_and_started_collectives_give_what_the_plain_ones_do(tmp_path):
+    for rank, seen in enumerate(launch.call(tasks.exchanged, processes=4, logs=tmp_path, seconds=60)):
+        into_out, theirs, total, parts = seen
+        assert into_out and theirs == float(rank ^ 1)
+        assert total == 6.0
+        assert parts == [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]] * 3
+
+
+def test_a_lone_rank_waits_for_nothing():
+    x = torch.ones(2, 3)
+    assert Group().start_all_reduce(x).wait() is x
+    assert Group().start_all_gather(x, torch.t).wait().shape == (3, 2)
+    assert torch.equal(Group().exchange(x, 0), x)

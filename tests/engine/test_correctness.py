@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from blockshock_lib.engine.correctness import Errors, errors, gate
+from blockshock_lib.engine.correctness import Check, Errors, errors, gate, strays, worst
 
 
 @pytest.fixture
@@ -76,3 +76,30 @@ def test_a_baseline_that_is_as_wrong_as_the_method_excuses_nothing(product):
     half = y * 0.5
     check = gate(half, half, truth)
     assert check.max_ratio == 1 and "baseline itself is wrong" in check.reason
+
+
+def test_errors_are_the_same_in_chunks(product, monkeypatch):
+    y, truth = product
+    whole = errors(y, truth)
+    monkeypatch.setattr("blockshock_lib.engine.correctness.CHUNK", 3 * truth.shape[1])
+    assert errors(y, truth) == pytest.approx(whole)
+    y[-1, -1] = math.nan
+    assert errors(y, truth) == Errors(math.inf, math.inf)
+
+
+def test_a_refusal_names_its_tensor(product):
+    y, truth = product
+    assert gate(y * 1.5, y, truth, "dx").reason.startswith("dx: largest error")
+    assert gate(y * math.nan, y, truth, "dw").reason == "dw holds NaN or Inf"
+    assert gate(y[:1], y, truth, "db").reason.startswith("db is (1, 128)")
+
+
+def test_the_worst_of_several_ranks_counts():
+    right, wrong = Check(Errors(1, 4), 1, 2, ""), Check(Errors(3, 2), 5, 1, "dx: off")
+    assert worst([right, wrong]) == Check(Errors(3, 4), 5, 2, "dx: off") and worst([]).reason == ""
+
+
+def test_what_was_admitted_is_told_from_what_strays(product):
+    y, _ = product
+    assert strays(y, y.clone()) == "" and strays(y * 1.001, y) == ""
+    assert strays(y * 1.05, y).startswith("is off by") and strays(y * math.nan, y).startswith("is off by inf")

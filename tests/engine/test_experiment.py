@@ -8,7 +8,7 @@ import torch
 
 from blockshock_lib import params
 from blockshock_lib.comm import Group
-from blockshock_lib.engine import experiment
+from blockshock_lib.engine import experiment, trial
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.problem import LinearProblem
 from blockshock_lib.layers.row_parallel import RowParallelLinear
@@ -114,7 +114,7 @@ def test_a_timed_graph_with_a_wrong_output_gives_no_number(quick, tmp_path, monk
 
 
 def test_attempt_gives_the_result_when_nothing_fails():
-    assert experiment.attempt(lambda: 3) == (3, "")
+    assert trial.attempt(lambda: 3) == (3, "")
 
 
 def test_a_lone_rank_agrees_with_itself():

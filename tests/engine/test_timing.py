@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from blockshock_lib.comm import Group
-from blockshock_lib.engine.timing import MAX_CALLS, Clock, Graph, Task, calls_for, copies_past_cache
+from blockshock_lib.engine.timing import MAX_CALLS, Clock, Graph, Task, calls_for, copies_past_cache, tensors
 
 CPU = torch.device("cpu")
 
@@ -68,3 +68,9 @@ def test_on_a_cpu_a_graph_runs_its_calls_in_order_and_keeps_the_last_result():
 
 def test_on_a_cpu_one_copy_of_the_weight_is_enough():
     assert copies_past_cache(1 << 20, CPU) == 1
+
+
+def test_the_tensors_of_an_output_are_found_however_deep():
+    a, b, c = torch.zeros(1), torch.ones(1), torch.ones(2)
+    found = tensors((a, None, [b, (c,)]))
+    assert [id(t) for t in found] == [id(a), id(b), id(c)] and tensors(None) == []

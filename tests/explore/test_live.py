@@ -2,7 +2,8 @@ import time
 
 import pytest
 
-from blockshock_lib import manifest, records, run
+from blockshock_lib import manifest, params, plan, records, run
+from blockshock_lib.engine.phases import PHASES
 from blockshock_lib.errors import Interrupted, LaunchError
 from blockshock_lib.explore import live
 
@@ -71,6 +72,14 @@ def test_the_settings_are_a_run_of_seconds(view):
     assert view.settings["sweep.b"] == [16, 64] and view.settings["timing.groups"] == 1
 
 
+def test_every_phase_can_be_started_and_one_that_trains_has_one_batch(view):
+    assert set(view.phase.options.values()) == set(PHASES)
+    for name in ("phase2", "phase3"):
+        view.phase.value = name
+        (case, *_) = plan.expand(params.load(name, view.settings, choose={"hardware": "cpu"}))
+        assert (case.phase, case.batch, case.in_features, case.mask.name) == (name, 16, 128, "checkerboard")
+
+
 def test_a_failed_check_has_its_reason_and_no_time():
     record = records.read(sorted((REFERENCE / "phase1-cpu" / "records").glob("*-0.json"))[0])
     good = {row[2]: row for row in live.record_rows(record)}
@@ -81,6 +90,17 @@ def test_a_failed_check_has_its_reason_and_no_time():
     bad = {row[2]: row for row in live.record_rows(record)}
     assert bad["Block-Shock"][3].startswith("failed: ") and bad["Block-Shock"][5] == ""
     assert "<i>" not in live.rows_table(list(bad.values()))
+
+
+def test_of_a_training_step_its_time_its_optimizer_and_its_worst_error_are_shown():
+    record = records.read(sorted((REFERENCE / "phase1-cpu" / "records").glob("*-0.json"))[0])
+    record["case"]["optimizer"] = "adamw"
+    record["rows"] += [
+        records.row("block_shock", metric, value, detail=detail)
+        for metric, value, detail in (("step_call", 25.0, ""), ("error_max_ratio", 1.75, "dw"))
+    ]
+    row = {row[2]: row for row in live.record_rows(record)}["Block-Shock"]
+    assert row[0].endswith(" AdamW") and row[4] == "1.75x" and row[5] == "step 25 ms"
 
 
 def test_stopping_uses_the_error_that_a_run_listens_for(view):

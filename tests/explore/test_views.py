@@ -1,9 +1,12 @@
+import json
+
 import ipywidgets as widgets
 import pytest
 
 from blockshock_lib import manifest
 from blockshock_lib.errors import RecordError
 from blockshock_lib.explore import controls, floors, masks, runs, saved, view
+from tests.report.training_frames import training_frame
 
 REFERENCE = manifest.ROOT / "outputs" / "reference"
 CPU, CUDA = "outputs/reference/phase1-cpu", "outputs/reference/phase1-cuda"
@@ -159,3 +162,33 @@ def test_a_notebook_that_the_manifest_does_not_vouch_for_is_not_used(tmp_path):
     path = tmp_path / "phase1_forward.ipynb"
     path.write_text(path.read_text() + "\n")
     assert saved.from_notebook(tmp_path, "ratio_heatmap") == ""
+
+
+@pytest.mark.parametrize("work, optimizer", [("a forward and dX", ""), ("a training step, AdamW", "AdamW")])
+def test_floors_of_a_pass_and_of_a_training_step_are_told_as_such(work, optimizer, empty):
+    v = floors.make(out=empty)
+    before = v.figure.value
+    assert "Bytes a rank in a forward," in before and "recompress" not in before
+    v.controls["work"].value = floors.WORKS[work]
+    assert f"Bytes a rank in {work.partition(',')[0]}, and its floor" in v.figure.value and optimizer in v.figure.value
+    assert ("Block-Shock recompress (T1)" in v.figure.value) is bool(optimizer)
+
+
+@pytest.mark.parametrize("phase, work", [("phase2", "a forward and dX"), ("phase3", "a training step")])
+def test_every_figure_of_a_training_run_is_drawn_of_its_own_work(phase, work, tmp_path, monkeypatch):
+    frame = training_frame(ns=(4096,), bs=(256,), phase=phase, groups=2, loss_steps=5)
+    monkeypatch.setattr(saved, "_frame", lambda folder, key: frame)
+    facts = manifest.read(manifest.ROOT / CUDA) | {"phase": phase, "run": phase, "files": {}}
+    (tmp_path / manifest.FILE).write_text(json.dumps(facts))
+    drawn = {words: saved.figure(tmp_path, name) for words, name in saved.FIGURES.items()}
+    for words in ("speed over B1", "time against N"):
+        assert f"kernel time of {work}" in drawn[words], words
+    assert all("<img" in text for words, text in drawn.items() if words != "checks (table)")
+
+
+def test_a_training_runs_own_drawing_is_taken_from_its_notebook():
+    for phase, cells in {"phase2": "phase2_backward", "phase3": "phase3_training"}.items():
+        source = (manifest.ROOT / "notebooks" / f"{cells}.ipynb").read_text()
+        calls = {"".join(cell["source"]).strip() for cell in json.loads(source)["cells"]}
+        for name in ("ratio_heatmap", "time_vs_n", "stacked"):
+            assert saved.call(phase, name) in calls, (phase, name)

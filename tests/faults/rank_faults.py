@@ -20,8 +20,8 @@ def copies_do_not_fit(ctx, case, params, group):
     """Rank 1 runs out of memory when it builds the copies of row_parallel that timing rotates over."""
     experiment.copies_past_cache = lambda *_: 3
     if ctx.rank == 1:
-        right = experiment.Trial.copy
-        experiment.Trial.copy = lambda self, name: _fail() if name == "row_parallel" else right(self, name)
+        right = experiment.Session.copy
+        experiment.Session.copy = lambda self, name: _fail() if name == "row_parallel" else right(self, name)
     return worker.measure(ctx, case, params, group)
 
 

@@ -114,3 +114,32 @@ def test_parameter_values_with_quotes_newlines_braces_and_dots(tmp_path):
         path.resolve() for path in folder.rglob("*") if path.is_file()
     }
     assert not list((workbook.ROOT / "notebooks").rglob("*braces*"))
+
+
+# What only training takes, asked for where it cannot be: (what is given, what is said of it)
+NO_TRAINING = [
+    ("phase3", ["dw=periodic", "layers.mask=random"], "dw: 'periodic', but mask random is not periodic"),
+    ("phase3", ["dw=exchange", "layers.hardware=cuda-1"], "dw: 'exchange' swaps entries between ranks"),
+    ("phase3", ["dw=half"], "dw: "),
+    ("phase3", ["optimizers=[adam]"], "optimizers"),
+    ("phase3", ["optimizers=[sgd,sgd]"], "optimizers: 'sgd' is listed twice"),
+    ("phase3", ["optimizers=[]"], "optimizers: nothing to train with"),
+    ("phase3", ["learning_rates.adamw=0"], "learning_rates.adamw: "),
+    ("phase3", ["learning_rates.adamw=.nan"], "learning_rates.adamw: "),
+    ("phase3", ["learning_rates.sdg=0.1"], "learning_rates.sdg: "),
+    ("phase3", ["loss_steps=-1"], "loss_steps: "),
+    ("phase1", ["optimizers=[sgd]"], "optimizers: phase1 trains no weight"),
+    ("phase2", ["dw=full"], "dw: phase2 trains no weight"),
+    ("phase0", ["loss_steps=200"], "loss_steps: phase0 trains no weight"),
+]
+
+
+@pytest.mark.parametrize("phase, given, said", NO_TRAINING, ids=lambda value: str(value)[:40])
+def test_a_training_that_cannot_be_is_refused_in_a_line_and_nothing_is_written(
+    phase, given, said, tmp_path, capsys, nothing_starts
+):
+    words = [word for text in given for word in ("--set", text)]
+    assert main(["run", phase, "--hardware", "cpu", *words, "--out", str(tmp_path / "out")]) == 2
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: ") and said in first
+    assert not list(tmp_path.iterdir())

@@ -126,11 +126,11 @@ def test_cusparselts_buffer_begins_with_the_kept_weights_and_follows_a_write():
     backend_for("cslt")
     x, weight, mask = problem(256, 512, 32)
     packed = cslt.pack(weight, mask)
-    assert torch.equal(cslt.values(packed), packing.pack(weight, mask)[0])
+    assert torch.equal(packed.values, packing.pack(weight, mask)[0])
     changed = weight * 2 + 1
     largest, _ = errors(cslt.linear(x, packed), x, changed, mask)
     assert largest > 2  # a stale packed copy is seen by the gate
-    cslt.values(packed).copy_(packing.pack(changed, mask)[0])
+    packed.values.copy_(packing.pack(changed, mask)[0])
     assert_right(cslt.linear(x, packed), x, changed, mask)
 
 
@@ -140,7 +140,7 @@ def test_the_gate_sees_damage_in_cusparselts_buffer(fault):
     x, weight, mask = problem(256, 512, 32)
     packed = cslt.pack(weight, mask)
     if fault == "a group swapped":
-        cslt.values(packed)[7, :2] = cslt.values(packed)[7, :2].flip(0)
+        packed.values[7, :2] = packed.values[7, :2].flip(0)
     else:
         words = packed.data[0].view(-1)[weight.numel() // 2 :].view(torch.int16)
         words[:16] = words[:16].roll(1)

@@ -34,7 +34,7 @@ def test_truth_is_float64_of_the_rounded_operands():
 
 def test_truth_is_the_same_in_chunks(monkeypatch):
     whole = LinearProblem(case(), CPU).truth
-    monkeypatch.setattr("blockshock_lib.layers.problem.TRUTH_ROWS", 48)
+    monkeypatch.setattr("blockshock_lib.layers.reference.TRUTH_ROWS", 48)
     torch.testing.assert_close(LinearProblem(case(), CPU).truth, whole, rtol=1e-13, atol=1e-13)
 
 

@@ -108,6 +108,38 @@ BAD = BAD_FILES | {
         overrides={"methods": ["permuted_dense"]},
         choose={"mask": "random"},
     ),
+    "periodic_gradient_of_a_mask_that_is_not": Bad(
+        "--set: dw:",
+        "mask random is not periodic; nearest: exchange",
+        phase="phase3",
+        overrides={"dw": "periodic"},
+        choose={"mask": "random"},
+    ),
+    "entries_swapped_between_emulated_ranks": Bad(
+        "--set: dw:",
+        "emulated ranks are one process; nearest: full",
+        phase="phase3",
+        overrides={"dw": "exchange", "hardware.emulated": True},
+    ),
+    "unknown_gradient": Bad("--set: dw:", "'exchange'", phase="phase3", overrides={"dw": "exchanged"}),
+    "optimizer_where_nothing_is_trained": Bad(
+        "--set: optimizers:", "phase1 trains no weight", overrides={"optimizers": ["sgd"]}
+    ),
+    "gradient_where_nothing_is_trained": Bad(
+        "--set: dw:", "phase2 trains no weight", phase="phase2", overrides={"dw": "full"}
+    ),
+    "loss_where_nothing_is_trained": Bad("--set: loss_steps:", "phase1 trains no weight", overrides={"loss_steps": 5}),
+    "no_optimizer": Bad("--set: optimizers:", "nothing to train with", phase="phase3", overrides={"optimizers": []}),
+    "unknown_optimizer": Bad("--set: optimizers.0:", "'adamw'", phase="phase3", overrides={"optimizers": ["adam"]}),
+    "optimizer_twice": Bad(
+        "--set: optimizers:", "listed twice", phase="phase3", overrides={"optimizers": ["sgd", "sgd"]}
+    ),
+    "adamw_in_fp16": Bad(
+        "params/phases/phase3.yaml: optimizers:", "vanish in fp16", phase="phase3", overrides={"dtype": "fp16"}
+    ),
+    "learning_rate_of_zero": Bad(
+        "--set: learning_rates.sgd:", "more than 0", phase="phase3", overrides={"learning_rates.sgd": 0.0}
+    ),
     "unknown_mask_in_a_sweep": Bad(
         "--set: sweep.masks.1:", "did you mean 'magnitude'", overrides={"sweep.masks": ["random", "magnitud"]}
     ),
@@ -131,7 +163,9 @@ BAD = BAD_FILES | {
         overrides={"sweep.masks": ["random", {"name": "random", "family": "magnitude"}]},
     ),
     "unknown_phase": Bad(
-        "command line: phase:", "'phase7' is no file of params/phases; allowed: phase0, phase1", phase="phase7"
+        "command line: phase:",
+        "'phase7' is no file of params/phases; allowed: phase0, phase1, phase2, phase3",
+        phase="phase7",
     ),
     "phase_in_an_override": Bad("--set: phase:", "the run is of phase1", overrides={"phase": "phase0"}),
     "unknown_file_chosen": Bad(

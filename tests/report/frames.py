@@ -111,6 +111,7 @@ def make(
                             "world_size": world_size,
                             "emulated": emulated,
                             "device": device,
+                            "optimizer": "",
                             "seed": seed,
                         }
                         for group in range(groups):

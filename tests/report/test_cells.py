@@ -8,6 +8,7 @@ import pytest
 from blockshock_lib import records, report
 from blockshock_lib.report import cells
 from tests.report import frames
+from tests.report.training_frames import training_frame
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +67,32 @@ def test_focus_prefers_real_gpus_and_names_what_it_left_out(small):
     assert "2 other settings not drawn" in words
 
 
+def test_focus_takes_one_optimizer_unless_the_figure_gives_each_a_panel():
+    training = training_frame(ns=(4096,), bs=(256,), methods=("dense",), groups=1, repeats=1)
+    chosen, words = cells.focus(training)
+    assert set(chosen["optimizer"]) == {"sgd"} and words.endswith("SGD (1 other setting not drawn)")
+    chosen, words = cells.focus(training, panels=("optimizer",))
+    assert set(chosen["optimizer"]) == {"sgd", "adamw"} and "SGD" not in words and "not drawn" not in words
+
+
+def test_records_from_before_training_have_no_optimizer(small):
+    old = small.drop(columns="optimizer")
+    pd.testing.assert_frame_equal(cells.summary(old, "forward_kernel"), cells.summary(small, "forward_kernel"))
+    assert cells.focus(old)[1] == cells.focus(small)[1]
+
+
 def test_the_time_of_plain_calls_on_a_cpu_is_not_named_kernel_time(small):
     assert cells.time_name(small, "forward_kernel") == "kernel time of a forward"
     assert "kernel" not in cells.time_name(small.assign(device="cpu"), "forward_kernel")
+    assert cells.time_name(small, "step_call") == "call time of a training step"
+    assert cells.time_name(small, "pass_kernel") == "kernel time of a forward and dX"
 
 
 def test_call_time_stands_in_only_where_nothing_has_a_kernel_time(small):
     assert cells.time_metric(small) == "forward_kernel"
     assert cells.time_metric(frames.make((256,), (16,), device="cpu", groups=1, repeats=2)) == "forward_call"
+    calls = training_frame(ns=(4096,), bs=(256,), methods=("dense",), groups=1, repeats=1, kernel=False)
+    assert cells.time_metric(calls, "step_kernel") == "step_call"
 
 
 def test_the_worst_check_row_decides(small):

@@ -117,3 +117,26 @@ def test_without_times_there_is_nothing_to_draw_unless_something_regressed():
     assert "nothing to draw" in words(draw(compared(pd.DataFrame(), pd.DataFrame())))
     fig = draw(compared(checks, frames.fail(checks, "dense")))
     assert "b is worse than a in 1 cell: check in 1" in words(fig) and len(fig.axes) == 1 and plots.png(fig)
+
+
+def test_of_a_training_run_the_step_is_drawn_and_a_slower_forward_is_named():
+    a = trained(frames.make(**SMALL, seed=1))
+    b = a.copy()
+    hit = b["method"].eq("dense") & b["n"].eq(4096) & b["batch"].eq(16)
+    b.loc[hit & b["metric"].eq("forward_kernel"), "value"] *= 1.5
+    b.loc[hit & b["metric"].eq("step_kernel"), "value"] *= 1.2
+    fig = draw(compared(a, b))
+    assert [marks_in(ax) for ax in fig.axes] == [8, 8, 8] and marks(fig, "X") == 1
+    assert [[text.get_text().strip() for text in ax.texts] for ax in fig.axes] == [["kernel time"], [], []]
+    both = pd.concat([a.assign(optimizer=name, case=a["case"] + name) for name in ("adamw", "sgd")])
+    names = [label.get_text() for label in draw(compared(both, both)).axes[0].get_yticklabels()]
+    assert names[0] == "N=4096, B=16, SGD" and names[-1] == "N=8192, B=4096, AdamW"
+    (legend,) = [ax.get_legend() for ax in fig.axes if ax.get_legend()]
+    said = [text.get_text() for text in legend.get_texts()]
+    assert "kernel time, step" in said and "call time, step" in said and "kernel time" not in said
+
+
+def trained(frame):
+    forward = frame[frame["metric"].isin(["forward_kernel", "forward_call"])]
+    step = forward.assign(metric=forward["metric"].str.replace("forward", "step"), value=3 * forward["value"])
+    return pd.concat([frame, step], ignore_index=True).assign(phase="phase3", optimizer="sgd")

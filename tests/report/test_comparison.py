@@ -178,4 +178,45 @@ def test_frames_without_rows_give_no_rows(old):
 
 def test_a_cpus_kernel_time_is_called_what_it_is():
     cpu = run(device="cpu", ns=(256,), bs=(16,), groups=2, kernel=True)
-    assert "time, plain calls" in set(comparison.compare(cpu, cpu).rows["what"])
+    assert comparison.PLAIN in set(comparison.compare(cpu, cpu).rows["what"])
+
+
+def trained(optimizer="", **changes):
+    """A run of phase 3, as far as a comparison reads it: the step's times are those of a forward, three times over."""
+    frame = run(**changes)
+    forward = frame[frame["metric"].isin(["forward_kernel", "forward_call"])]
+    step = forward.assign(metric=forward["metric"].str.replace("forward", "step"), value=3 * forward["value"])
+    held = frame[frame["metric"].eq("weight_bytes")]
+    parts = [
+        held.assign(metric=name, value=part * held["value"])
+        for name, part in {"gradient_bytes": 1, "optimizer_bytes": 2, "copies_bytes": 0}.items()
+    ]
+    frame = pd.concat([frame, step, *parts], ignore_index=True)
+    return frame.assign(phase="phase3", optimizer=optimizer, case=frame["case"] + optimizer)
+
+
+def test_a_training_step_is_guarded_beside_its_forward():
+    slow = trained("sgd", seed=1)
+    hit = slow["metric"].eq("step_kernel") & slow["method"].eq("block_shock") & slow["batch"].eq(16)
+    slow.loc[hit, "value"] *= 1.3
+    bad = told(comparison.compare(trained("sgd", seed=1), slow).rows)
+    assert set(bad["what"]) == {"kernel time, step"} and set(bad["work"]) == {"step"} and len(bad) == 2
+
+
+def test_cases_of_different_optimizers_are_different_cases():
+    both = pd.concat([trained("sgd", seed=1), trained("adamw", seed=2)])
+    slow = pd.concat([trained("sgd", seed=1), trained("adamw", seed=2, speedup={("dense", 4096, 16): 0.5})])
+    bad = told(comparison.compare(both, slow).rows)
+    assert set(bad["optimizer"]) == {"adamw"} and set(bad["method"]) == {"dense"}
+    assert comparison.compare(trained("sgd"), trained("adamw")).rows.empty
+
+
+def test_each_part_of_a_steps_memory_is_guarded_and_a_copy_that_is_new_is_told():
+    grown = trained("sgd")
+    grown.loc[grown["metric"].eq("copies_bytes") & grown["method"].eq("dense") & grown["batch"].eq(16), "value"] = 512.0
+    grown.loc[grown["metric"].eq("optimizer_bytes") & grown["method"].eq("dense"), "value"] *= 1.01
+    bad = told(comparison.compare(trained("sgd"), grown).rows)
+    assert set(bad["what"]) == {"packed copies", "optimizer state"} and set(bad["method"]) == {"dense"}
+    assert set(bad.loc[bad["what"].eq("packed copies"), "note"]) == {"0 B → 512 B"}
+    rows = comparison.compare(trained("sgd"), trained("sgd")).rows
+    assert set(rows.loc[rows["what"].eq("packed copies"), "outcome"]) == {comparison.SAME}

@@ -28,8 +28,8 @@ def test_every_bar_is_the_larger_bound_of_the_product_and_the_link_after_it(h200
     order = [tick.get_text() for tick in ax.get_yticklabels()]
     ends = [max(p.get_x() + p.get_width() for p in ax.patches if abs(p.get_y() + 0.34 - i) < 0.01) for i in range(7)]
     assert order[-1] == "A dense" and order[1] == "Block-Shock"
-    assert ends[1] == pytest.approx(rows.loc["block_shock", "floor_forward"])
-    assert ends[-1] == pytest.approx(rows.loc["dense", "floor_forward"])
+    assert ends[1] == pytest.approx(rows.loc["block_shock", "floor_whole"])
+    assert ends[-1] == pytest.approx(rows.loc["dense", "floor_whole"])
 
 
 def test_each_part_has_a_hatch_of_its_own_and_the_text_says_what_binds(h200):
@@ -50,5 +50,5 @@ def test_a_cpu_makes_no_claim_and_no_ceilings_give_a_figure_that_says_so():
     card = manifest.read(REFERENCE / "phase1-cpu")["machine"]
     cpu = table(card, "cpu")
     assert "no claim about speed: CPU" in words(floor_plots.floors_figure(cpu))
-    for nothing in (pd.DataFrame(), cpu.assign(floor_forward=float("nan"))):
+    for nothing in (pd.DataFrame(), cpu.assign(floor_whole=float("nan"))):
         assert "nothing to draw" in words(floor_plots.floors_figure(nothing))

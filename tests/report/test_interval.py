@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from blockshock_lib.report.interval import ratio_interval, t_quantile, welch_interval
+from blockshock_lib.report.interval import quotient_interval, ratio_interval, t_quantile, welch_interval
 
 # Student's t, 99.5% quantile, for 1, 2, ... 30 degrees of freedom, from printed tables.
 T995 = (
@@ -43,6 +43,20 @@ def test_the_interval_is_narrow_enough_to_decide_at_three_groups():
     rng = np.random.default_rng(3)
     wide = [np.log(i.high / i.low) / 2 for i in (ratio_interval(*simulate(rng, 3, 12)) for _ in range(50))]
     assert np.median(wide) < 0.05, "1% noise must not blur a difference of 5%"
+
+
+def test_a_quotient_of_ratios_holds_the_truth_and_needs_matching_groups():
+    rng, held = np.random.default_rng(11), 0
+    for _ in range(200):
+        four = [*simulate(rng, 3, 12, shared=0.03), *simulate(rng, 3, 12, shared=0.03, own=0.01)]
+        interval = quotient_interval(tuple(four[:2]), tuple(four[2:]))
+        held += interval.low <= 1 <= interval.high
+    assert held / 200 >= 0.97
+    one, two = [np.array([2.0])] * 3, [np.array([4.0])] * 3
+    assert quotient_interval((two, one), (one, two)).ratio == pytest.approx(4)
+    for sides in (((one, two[:2]), (one, two)), (([], []), ([], []))):
+        with pytest.raises(ValueError, match="same groups"):
+            quotient_interval(*sides)
 
 
 def test_an_effect_that_both_methods_share_in_a_group_cancels():

@@ -26,6 +26,12 @@ def test_memory_draws_the_largest_case_with_its_formula(frame):
     )
 
 
+def test_the_peak_is_named_after_what_the_phase_runs(frame):
+    for phase, work in (("phase1", "a forward"), ("phase2", "a forward and dX"), ("phase3", "a training step")):
+        titles = [ax.get_title(loc="left") for ax in machine_plots.memory_bars(frame.assign(phase=phase)).axes]
+        assert titles == ["Weights", f"Peak of {work}"]
+
+
 def test_a_failed_check_takes_its_bar_away(frame):
     fig = machine_plots.memory_bars(frames.fail(frame, "dense", n=40960, batch=4096))
     assert len(fig.axes[0].patches) == len(frames.METHODS) - 1

@@ -4,6 +4,7 @@ from matplotlib.text import Text
 
 from blockshock_lib.report import ratio_plots, verdicts
 from tests.report import frames
+from tests.report.training_frames import training_frame
 
 SMALL = dict(ns=(4096, 8192), bs=(16, 4096), methods=("dense", "row_parallel", "block_shock"), repeats=6)
 
@@ -35,6 +36,18 @@ def test_every_cell_carries_its_interval():
     for row in verdicts.ratio(frame, "row_parallel", "block_shock").to_dict("records"):
         ratio, _, interval = verdicts.interval_text(row).partition(" ")
         assert ratio.replace("x", "×") in drawn and interval in drawn
+
+
+def test_each_optimizer_has_a_panel_with_its_own_cells():
+    frame = training_frame(ns=(4096, 16384), bs=(256, 4096), methods=("row_parallel", "block_shock"))
+    fig = ratio_plots.ratio_heatmap(frame, metric="step_kernel")
+    assert [ax.get_title(loc="left") for ax in fig.axes] == ["SGD", "AdamW"]
+    table = verdicts.ratio(frame, "row_parallel", "block_shock", "step_kernel")
+    for ax, optimizer in zip(fig.axes, ("sgd", "adamw"), strict=True):
+        drawn = {text.get_text() for text in ax.texts}
+        for row in table[table["optimizer"].eq(optimizer)].to_dict("records"):
+            assert verdicts.interval_text(row).partition(" ")[2] in drawn
+    assert title(fig) == "Block-Shock is slower than B1 row-parallel in all 8 cells"
 
 
 def test_only_decided_cells_are_coloured():

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
 from blockshock_lib import records
@@ -152,3 +153,18 @@ def test_it_is_small_has_alternative_text_and_stays_inside_its_edges(run, reques
 def test_the_kinds_are_told_apart_without_colour():
     looks = {kind: (below, hatch) for kind, (below, _, _, hatch) in trace_plots._LOOKS.items()}
     assert len({*looks.values()}) == len(looks)
+
+
+def test_the_lane_of_compute_is_where_the_legend_says(cuda):
+    fig = plots.timeline(*cuda, method="block_shock")
+    (ax,) = fig.axes
+    middle = {
+        tuple(group.get_facecolor()[0][:3]): ax.transData.transform(path.get_extents().get_points().mean(axis=0))[1]
+        for group in ax.collections
+        for path in group.get_paths()[:1]
+    }
+    compute, sent = (
+        max(y for face, y in middle.items() if np.allclose(face, to_rgb(trace_plots._LOOKS[kind][2])))
+        for kind in (traces.COMPUTE, trace_tables.EXPOSED)
+    )
+    assert compute < sent and "compute (lower lane)" in words(fig)

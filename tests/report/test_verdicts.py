@@ -4,6 +4,7 @@ import pytest
 
 from blockshock_lib.report import verdicts
 from tests.report import frames
+from tests.report.training_frames import training_frame
 
 PAIR = ("row_parallel", "masked_dense", "block_shock")
 SMALL = dict(ns=(4096, 8192), bs=(16, 4096), methods=PAIR, repeats=6)
@@ -162,3 +163,31 @@ def test_the_last_line_says_checks_and_verdicts():
     nothing = verdicts.one_line(frames.fail(frames.make(**SMALL), "block_shock", status="unsupported", reason="no GPU"))
     assert "not run: Block-Shock ·" in nothing and "H1 undecided: no case holds valid times" in nothing
     assert verdicts.one_line(pd.DataFrame()) == "no phase: NOTHING CHECKED · checks: none was made"
+
+
+def test_h1_and_h3_read_no_forward_of_a_run_that_keeps_what_backward_needs():
+    forward = frames.make(**SMALL)
+    both = pd.concat([forward, training_frame(ns=(16384,), speedup={("block_shock", "forward_kernel"): 9})])
+    for rule in (verdicts.h1, verdicts.h3):
+        assert rule(both) == rule(forward)
+
+
+def test_each_phase_speaks_of_its_own_hypotheses():
+    small = dict(ns=(4096,), bs=(256,), methods=("row_parallel", "block_shock", "block_shock_recompress"))
+    forward, step = frames.make(**SMALL), training_frame(**small)
+    assert list(verdicts.numbers(forward).index) == ["H1", "H3"]
+    assert list(verdicts.numbers(step).index) == ["H2"]
+    assert list(verdicts.numbers(pd.concat([step, forward])).index) == ["H1", "H2", "H3"]
+    pd.testing.assert_frame_equal(verdicts.words(step), verdicts.words(training_frame(**small, seed=5)))
+    line = verdicts.one_line(step)
+    assert line.startswith("phase3: PASS · checks: 18 passed, 0 failed, 0 unsupported · H2 supported: s1/f ")
+
+
+def test_the_line_of_phase_2_gives_the_pass_in_its_largest_cell():
+    small = dict(phase="phase2", ns=(4096, 16384), bs=(256,), methods=("row_parallel", "block_shock"))
+    frame = training_frame(**small)
+    row = verdicts.ratio(frame, "row_parallel", "block_shock", "pass_kernel").iloc[-1]
+    said = f"forward + dX of Block-Shock: {verdicts.interval_text(row)} of B1's speed at 16384x16384, B=256, slower"
+    assert verdicts.one_line(frame).endswith(said)
+    assert verdicts.one_line(frame.assign(device="cpu")).endswith("forward + dX against B1: no claim about speed: CPU")
+    assert "no case holds" in verdicts.one_line(frames.fail(frame, "row_parallel"))

@@ -66,7 +66,7 @@ def test_packed_bytes_are_nine_sixteenths_and_the_values_are_the_kept_weights():
     _, weight, mask = problem()
     packed = cslt.pack(weight, mask)
     assert packed.nbytes == weight.nbytes * 9 // 16
-    assert torch.equal(cslt.values(packed), weight[mask].view(128, 96))
+    assert torch.equal(packed.values, weight[mask].view(128, 96))
 
 
 def test_a_stale_packed_copy_is_renewed_by_writing_its_values():
@@ -74,7 +74,16 @@ def test_a_stale_packed_copy_is_renewed_by_writing_its_values():
     packed = cslt.pack(weight, mask)
     weight = weight * 2
     assert not torch.equal(cslt.linear(x, packed), dense_product(x, weight, mask))
-    cslt.values(packed).copy_(weight[mask].view(128, 96))
+    packed.values.copy_(weight[mask].view(128, 96))
+    torch.testing.assert_close(cslt.linear(x, packed), dense_product(x, weight, mask), rtol=2e-2, atol=2e-2)
+
+
+def test_a_kept_zero_stays_kept_so_that_a_later_value_reaches_its_place():
+    x, weight, mask = problem()
+    packed = cslt.pack(torch.zeros_like(weight), mask)
+    assert packed.values.count_nonzero() == 0 and cslt.linear(x, packed).count_nonzero() == 0
+    packed.values.copy_(weight[mask].view(128, 96))
+    assert torch.equal(cslt.linear(x, packed), cslt.linear(x, cslt.pack(weight, mask)))
     torch.testing.assert_close(cslt.linear(x, packed), dense_product(x, weight, mask), rtol=2e-2, atol=2e-2)
 
 

@@ -93,6 +93,15 @@ def test_packed_bytes_are_those_of_the_storage_each_counted_once():
     assert views.nbytes == 1000  # a view holds its whole storage, and both are one
 
 
+def test_values_are_a_view_that_the_product_reads():
+    x, weight, mask = problem()
+    backend = product.BACKENDS["reference"]
+    packed = backend.pack(torch.zeros_like(weight), mask)
+    assert packed.values.shape == (128, 96) and packed.values.data_ptr() == packed.data[0].data_ptr()
+    packed.values.copy_(weight[mask].view(128, 96))
+    assert torch.equal(backend.linear(x, packed), backend.linear(x, backend.pack(weight, mask)))
+
+
 def test_an_input_that_does_not_fit_is_refused():
     x, weight, mask = problem()
     backend = product.BACKENDS["reference"]
