@@ -147,8 +147,10 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
 
     def _transposed(self) -> Packed:
         """W(g)^T packed; made when it is first needed."""
-        if self.packed_t is None and self.stock:
-            self.packed_t = stock.compress(self.weight.t().contiguous())
+        if self.packed_t is None and self.product == "torch":
+            # By value, as a stock user does. Its metadata are no mask: a kept zero may have been given another place.
+            dense = self.weight if self.recompresses else self._unpack()
+            self.packed_t = stock.compress(dense.t().contiguous())
         elif self.packed_t is None:
             turned, values = self.pattern.t(), self.pattern.transpose_values(self.packed.values)
             self.packed_t = self.backend.pack(turned.scatter(values), turned.mask())

@@ -305,10 +305,13 @@ class ShardedLinear(DenseView):
 
     @classmethod
     def scratch_bytes(cls, shape: Shape, optimizer: str) -> float:
-        """Bytes of the largest temporary of any one piece of a step."""
+        """Bytes of the largest temporary of any one piece of a step, beyond what that piece finds: in the forward there
+        is neither dX nor a gradient yet.
+        """
+        trained = cls.entries(shape) * shape.itemsize if optimizer else 0.0
         forward, dx, dw = cls.cost(shape), cls.cost_dx(shape), cls.cost_dw(shape, cls.dw_choice(shape))
-        scratch = [forward.peak - forward.weights - shape.y, dx.peak - dx.weights - shape.x]
-        return max(scratch + [dw.peak - cls.entries(shape) * shape.itemsize] * bool(optimizer))
+        scratch = [forward.peak - forward.weights - shape.y - shape.x - trained, dx.peak - dx.weights - shape.x, 0.0]
+        return max(scratch + [dw.peak - trained] * bool(optimizer))
 
     @classmethod
     def dw_choice(cls, shape: Shape) -> str:

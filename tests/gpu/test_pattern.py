@@ -5,6 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from blockshock_lib.comm import Group
+from blockshock_lib.layers import BlockShockLinear
+from blockshock_lib.params import Mask
 from blockshock_lib.sparse24 import Pattern, masks
 
 from .test_products import MASKS, assert_right, backend_for, problem
@@ -116,3 +119,14 @@ def test_the_refreshed_transposed_copy_gives_dx():
     forward.values.mul_(-2)
     Pattern.of(keep).transpose_values(forward.values, out=backward.values)
     assert_right(backend.linear(dy, backward), dy, -2 * weight.t(), keep.t())
+
+
+def test_a_frozen_stock_layer_with_a_kept_zero_makes_dx():
+    # The stock op packs by value: a kept zero may be given another place, which is then no mask's.
+    backend_for("torch")
+    _, weight, keep = problem(512, 1024, 64, mask=("transposable", "checkerboard"))
+    weight.masked_fill_(torch.rand(weight.shape, device="cuda") < 0.01, 0)
+    options = dict(mask=Mask.named("checkerboard"), keep=keep, group=Group(0, 2), frozen=True)
+    layer = BlockShockLinear(weight, product="torch", **options)
+    dy = torch.randn(64, 512, device="cuda").bfloat16()
+    assert_right(layer.local_dx(dy), dy, weight.t(), keep.t())
