@@ -288,11 +288,7 @@ class ShardedLinear(DenseView):
 
     @classmethod
     def training_bytes(cls, shape: Shape, optimizer: str) -> Holding:
-        """Bytes held in a step with `optimizer`: "sgd", "adamw", or "" for a forward and dX of frozen weights.
-
-        scratch = the largest of what the forward holds beyond its weights and y, dX beyond its weights and [B, K], and
-        dW beyond the gradient itself.
-        """
+        """Bytes held in a step with `optimizer`: "sgd", "adamw", or "" for a forward and dX of frozen weights."""
         trained = cls.entries(shape) * shape.itemsize if optimizer else 0.0
         return Holding(
             weights=cls.stored_bytes(shape, optimizer),

@@ -161,7 +161,7 @@ def test_shipped_values_are_those_of_the_plan():
     train = load("phase3", choose={"hardware": "cuda"})
     assert train.methods == params.METHOD_NAMES and train.optimizers == ("sgd", "adamw") and train.loss_steps == 200
     assert (train.learning_rates.sgd, train.learning_rates.adamw) == (0.5, 0.001)
-    assert train.sweep.n == (4096, 16384, 40960) and train.sweep.b == (1024, 4096) and train.timing.groups == 3
+    assert train.sweep.n == (4096, 16384, 40960) and train.sweep.b == (4096,) and train.timing.groups == 3
 
 
 def test_parameters_of_a_run_made_before_training_still_read():
