@@ -208,7 +208,8 @@ def _groups_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[
                 settings[key] = value.item()
             elif not isinstance(value, int | float | str | list | tuple | None):
                 raise UnsupportedError(f"the optimizer's {key} is a {type(value).__name__}, no number")
-        groups.append({"names": [names[parameter] for parameter in group["params"]], "settings": settings})
+        own = {"names": [names[parameter] for parameter in group["params"]], "settings": settings}
+        groups.append(own | {"optimizer": type(optimizer).__name__})
     return groups
 
 
@@ -218,11 +219,13 @@ def _state_like(
     """Empty tensors for the optimizer state that a checkpoint holds, in dense view; groups and shapes are checked."""
     if groups is None:
         raise CheckpointError("it holds no optimizer state")
-    mine = [group["names"] for group in _groups_of(model, optimizer)]
+    mine = _groups_of(model, optimizer)
     if len(mine) != len(groups):
         raise CheckpointError(f"its optimizer has {len(groups)} groups of parameters, this one {len(mine)}")
-    for saved, names in zip(groups, mine, strict=True):
-        _same_keys("optimizer", set(saved["names"]), set(names))
+    for saved, own in zip(groups, mine, strict=True):
+        if saved["optimizer"] != own["optimizer"]:
+            raise CheckpointError(f"its state is of {saved['optimizer']}, this optimizer is {own['optimizer']}")
+        _same_keys("optimizer", set(saved["names"]), set(own["names"]))
     named, like = _named(model), {}
     for key, stored_as in found.items():
         if not key.startswith(STATE):
@@ -232,8 +235,9 @@ def _state_like(
             raise CheckpointError(f"{key} belongs to no parameter of the model")
         parameter, layer = named[name]
         dtype = stored_as.properties.dtype
-        if layer is not None and stored_as.size:
-            _same(key, stored_as, torch.Size((layer.out_features, layer.in_features)), dtype)
+        if stored_as.size:
+            dense = parameter.shape if layer is None else torch.Size((layer.out_features, layer.in_features))
+            _same(key, stored_as, dense, dtype)
         sharded = isinstance(parameter, DTensor) and stored_as.size == parameter.shape
         like[key] = (
             torch.empty_like(parameter.detach(), dtype=dtype) if sharded else torch.empty(stored_as.size, dtype=dtype)

@@ -253,6 +253,17 @@ def test_an_optimizer_with_other_groups_or_without_state_is_refused(written, tmp
     assert refused(tmp_path / "c", "holds no optimizer state", *fresh())
 
 
+@pytest.mark.parametrize("other", [torch.optim.RMSprop, torch.optim.SGD, torch.optim.Adam])
+def test_the_state_of_another_optimizer_is_refused(written, other):
+    model, _ = fresh()
+    assert refused(
+        written[0],
+        f"its state is of AdamW, this optimizer is {other.__name__}",
+        model,
+        other(model.parameters(), lr=0.1),
+    )
+
+
 def test_what_no_checkpoint_can_hold_is_refused_before_anything_is_written(tmp_path):
     model, _ = fresh()
     with pytest.raises(TypeError, match="step is a Tensor"):

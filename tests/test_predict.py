@@ -149,7 +149,7 @@ def test_memory_of_training_is_above_the_measured_peak_and_not_far_above(cpu):
 
 
 def test_a_step_holds_what_the_methods_formulas_say_and_adamws_state_costs_more(h200):
-    table = predict.plan(asked("phase3", "cuda", sweep__n=[40960], sweep__b=[1024]), h200)
+    table = predict.plan(asked("phase3", "cuda", sweep__n=[40960]), h200)
     for row in table.itertuples():
         case = next(one for one in plan.expand(asked("phase3", "cuda")) if one.id == row.case)
         assert row.step_bytes == CaseCosts(case).training_bytes(row.method).peak and row.work == "step"
@@ -164,7 +164,7 @@ def test_a_step_holds_what_the_methods_formulas_say_and_adamws_state_costs_more(
 def test_the_shipped_training_runs_are_expected_to_fit(h200):
     assert predict.does_not_fit(asked("phase3", "cuda"), h200) == []
     (first, *_) = predict.does_not_fit(asked("phase3", "cuda", sweep__n=[65536]), h200)
-    assert "65536x65536 B=1024 bf16 checkerboard gaussian sgd needs up to" in first
+    assert "65536x65536 B=4096 bf16 checkerboard gaussian sgd needs up to" in first
 
 
 def test_a_dry_run_of_training_says_with_what_it_trains_and_what_a_step_holds(cpu):

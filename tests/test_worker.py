@@ -59,7 +59,8 @@ def test_the_engine_gets_the_cases_problem_and_the_runs_folder_and_learns_which_
     for case in (cases[0], cases[-1]):
         found = worker.measure(ctx, case, effective, 3)
         assert found[:2] == ((case, ctx.device, 3), effective)
-        assert found[2] == {"group_index": 3, "traces": tmp_path / "traces", "last": case is cases[-1]}
+        told = {"last": case is cases[-1], "smallest": case is cases[0]}
+        assert found[2] == {"group_index": 3, "traces": tmp_path / "traces"} | told
 
 
 def test_two_real_ranks_measure_a_small_sweep_of_every_method(tmp_path):

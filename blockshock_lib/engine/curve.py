@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F
 
 from blockshock_lib.engine import training
@@ -54,6 +56,8 @@ def one_step(problem: Problem, trainer: Trainer, step: int) -> tuple[float, str]
     y = trainer.forward(x)
     off = (y - F.linear(x, problem.teacher)).float()
     loss = off.square().mean().item()
+    if not math.isfinite(loss) and y.isfinite().all():
+        return loss, f"loss is {_kind(loss)} at step {step} (tensor loss)"
     dy = (off / (x.shape[0] + x.shape[1])).to(y.dtype)
     dx, dw, db = trainer.backward(dy, x)
     trainer.update()
@@ -61,6 +65,10 @@ def one_step(problem: Problem, trainer: Trainer, step: int) -> tuple[float, str]
     for what, value in seen.items():
         bad = next((t for t in tensors(value) if not t.isfinite().all()), None)
         if bad is not None:
-            kind = "NaN" if bad.isnan().any() else "infinite"
+            kind = _kind(math.nan if bad.isnan().any() else math.inf)
             return loss, f"loss is {kind} at step {step} (tensor {what})"
     return loss, ""
+
+
+def _kind(value: float) -> str:
+    return "NaN" if math.isnan(value) else "infinite"

@@ -13,9 +13,10 @@ from blockshock_lib.layers import autograd, periodic
 from blockshock_lib.layers.block_shock_costs import BlockShockCosts
 from blockshock_lib.layers.sharded import Part, TermParallelLinear, term_mask
 from blockshock_lib.params import Mask
-from blockshock_lib.sparse24 import masks, product, stock
+from blockshock_lib.sparse24 import masks, stock
 from blockshock_lib.sparse24.packed import Packed
 from blockshock_lib.sparse24.pattern import Pattern
+from blockshock_lib.sparse24.product import choose
 
 CHOICES = {
     "update": ("packed", "recompress"),
@@ -59,7 +60,7 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
 
     @classmethod
     def unsupported(cls, mask: Mask, device: torch.device, dtype: torch.dtype, product: str = "auto", **options) -> str:
-        return _choose(product, device).unsupported(device, dtype)
+        return choose(product, device).unsupported(device, dtype)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in ("mask", "keep") and "packed" in self.__dict__:
@@ -73,7 +74,7 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
         kept, w = term_mask(keep, part), weight[part.rows, part.cols]
         self.recompresses = self.update == "recompress" and not self.frozen
         self.stock = self.recompresses and self.product == "torch"
-        self.backend = _choose(self.product, weight.device)
+        self.backend = choose(self.product, weight.device)
         if reason := self.backend.unsupported(weight.device, weight.dtype):
             raise UnsupportedError(reason)
         self._pattern = None if self.frozen else Pattern.of(kept)
@@ -160,7 +161,7 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
     def pattern(self) -> Pattern:
         """The mask of this rank's term. A frozen layer, which does not keep it, reads it off the packed form."""
         if self._pattern is None:
-            values = self.packed.values
+            values = self.packed.values.data  # which has a version of its own: the weight does not change
             held = values.clone()
             values.fill_(1)
             self._pattern = Pattern.of(self._unpack() != 0)
@@ -279,7 +280,7 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
         moved = self.packed is None or self._moved()
         if moved:
             self._relink()
-        if moved or always or self._changed():
+        if moved or (always and not self.frozen) or self._changed():
             self.refresh()
 
     def _state(self) -> tuple:
@@ -309,7 +310,7 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
         weight, mask = self.weight, self.pattern.mask().to(self.weight.device)
         self._pattern, self._other = Pattern.of(mask), None
         self.stock_mask = mask if self.stock else None
-        self.backend = _choose(self.product, weight.device)
+        self.backend = choose(self.product, weight.device)
         if reason := self.backend.unsupported(weight.device, weight.dtype):
             raise UnsupportedError(reason)
         self.packed_t = None
@@ -330,7 +331,3 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
 
     def part_dense(self, tensor: Tensor) -> Tensor:
         return tensor if self.recompresses else self.pattern.scatter(tensor)
-
-
-def _choose(name: str, device: torch.device) -> product.Backend:
-    return product.choose(name, device)

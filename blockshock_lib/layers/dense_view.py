@@ -20,7 +20,9 @@ class DenseView(nn.Module):
         Args:
             tensor: in the layout of `self.weight`, which it is by default.
         """
-        tensor = self.weight if tensor is None else tensor
+        if tensor is None and self.weight is not None:
+            self.prepare()  # an optimizer may have written where a term holds nothing
+            tensor = self.weight
         like = self.like if tensor is None else tensor
         dense = torch.zeros(self.out_features, self.in_features, dtype=like.dtype, device=like.device)
         if tensor is not None:
@@ -59,7 +61,10 @@ class DenseView(nn.Module):
             if prefix + "weight" in state_dict:
                 self.load_dense(state_dict[prefix + "weight"])
             if self.bias is not None and prefix + "bias" in state_dict:
+                bias = state_dict[prefix + "bias"]
+                if bias.shape != self.bias.shape:
+                    raise ValueError(f"the bias is {list(self.bias.shape)}, not {list(bias.shape)}")
                 with torch.no_grad():
-                    self.bias.copy_(state_dict[prefix + "bias"])
+                    self.bias.copy_(bias)
         except (ValueError, RuntimeError) as error:
             errors.append(f"{prefix}weight and bias could not be loaded: {error}")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from blockshock_lib.comm import Group
-from blockshock_lib.engine import optimizers, training
+from blockshock_lib.engine import curve, optimizers, training
 from blockshock_lib.engine.training import STANDSTILL, Trainer, eager_step, reset
 from blockshock_lib.layers.problem import LinearProblem
 from tests.cases import case
@@ -114,3 +114,10 @@ def test_bytes_are_those_of_the_weights_gradients_and_moments(problem):
 
 def test_a_list_is_one_entry_a_rank():
     assert training.listed([1, 2]) == [1, 2] and training.listed(3) == [3]
+
+
+def test_a_loss_that_overflows_where_every_tensor_is_finite_is_named(problem):
+    trainer = Trainer(built(problem, "row_parallel"), "sgd", 0.1)
+    for weight in trainer.weights:
+        weight.data.fill_(1e25)
+    assert curve.one_step(problem, trainer, 7)[1] == "loss is infinite at step 7 (tensor loss)"

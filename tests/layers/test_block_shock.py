@@ -267,3 +267,37 @@ def test_loading_writes_in_place_and_refreshes_both_copies():
     assert_right(model, x, dy)
     with pytest.raises(ValueError, match=r"the weight is \[128, 256\], not \[256, 128\]"):
         model.layers[0].load_dense(other.t())
+
+
+def test_the_dense_view_of_a_master_that_an_optimizer_filled_holds_each_entry_once():
+    weight = torch.randn(64, 64)
+    layers = [
+        BlockShockLinear(weight, mask=Mask.named("random"), group=Group(r, 2), update="recompress") for r in range(2)
+    ]
+    kept = [layer.weight.detach().clone() for layer in layers]
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.add_(1)
+    for layer in layers:
+        layer.group = Group()
+    parts = [layer.to_dense() for layer in layers]
+    assert torch.equal(sum(parts), weight + 1)
+    assert all(torch.equal(part != 0, own != 0) for part, own in zip(parts, kept, strict=True))
+
+
+@pytest.mark.parametrize("mask", ["checkerboard", "random"])
+def test_a_frozen_layer_used_twice_before_its_backward_makes_dx(mask):
+    weight = torch.randn(64, 64)
+    layer = BlockShockLinear(weight, mask=Mask.named(mask), frozen=True, group=Group(0, 2))
+    layer.group = Group()
+    x = torch.randn(3, 64, requires_grad=True)
+    (layer(x) + layer(2 * x)).sum().backward()
+    torch.testing.assert_close(x.grad, 3 * layer.to_dense().sum(0).expand_as(x))
+
+
+def test_a_frozen_layer_keeps_its_transposed_copy_where_a_graph_is_captured():
+    layer = BlockShockLinear(torch.randn(64, 64), mask=Mask.named("checkerboard"), frozen=True, group=Group(0, 2))
+    layer.local_dx(torch.randn(2, 64))
+    held = layer.packed_t
+    layer.prepare(always=True)
+    assert layer.packed_t is held

@@ -89,7 +89,7 @@ def test_a_fresh_trace_of_a_cpu_is_compute_alone_and_adds_up(fresh):
 
 
 def test_the_shipped_runs_are_traced_on_every_rank_with_one_clock():
-    assert {folder.name for folder in RUNS} == {"phase1-cpu", "phase1-cuda"}
+    assert {folder.name for folder in RUNS} == {f"phase{n}-{kind}" for n in (1, 2, 3) for kind in ("cpu", "cuda")}
     for folder in RUNS:
         work = traces.read(folder, strict=True)
         assert work.groupby("method")["rank"].nunique().drop("dense").eq(2).all()
