@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from blockshock_lib import workbook
-from blockshock_lib.report import training_tables
+from blockshock_lib.report import h2_tables, training_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -34,6 +34,7 @@ VARIES = {
 VARIES |= {"numbers", "show"}
 VARIES |= {"whole_table", "pieces_table", "training_memory_table"}
 VARIES |= {"loss_table", "dw_table", "stages_table", "break_even_table", "largest_table"}
+VARIES |= {"ratios_table", "gap_table"}
 # Of explore: a static figure, and after it a widget view.
 VIEWS = {"masks_view", "floors_view", "runs_view", "live_view"}
 # Of the findings, whose compared table speaks of the shipped GPU records alone.
@@ -142,6 +143,7 @@ def test_the_deterministic_tables_are_all_there():
 def test_the_training_notebook_shows_every_table_and_figure_of_training():
     shown = {name for cell in code(nbformat.read(TRAINING, 4)) for name in calls(cell)}
     tables = {name for name in vars(training_tables) if name.endswith("_table")} - {"how_table"}
+    tables |= {name for name in vars(h2_tables) if name.endswith("_table")}
     assert shown >= {*tables, "training_memory_table", "training_memory", "pieces_figure", "loss_curves", "timeline"}
     assert sum("ratio_heatmap" in calls(cell) for cell in code(nbformat.read(TRAINING, 4))) == 2, "T3 and T1"
 

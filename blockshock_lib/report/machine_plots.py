@@ -42,13 +42,14 @@ def memory_bars(frame: pd.DataFrame) -> Figure:
         fig = figures.canvas(
             4.1 * len(shown) + 0.9,
             0.75 + 0.34 * len(wide),
-            _memory_title(wide, case),
+            _memory_title(wide, case, _holds_twice(frame, case)),
             figures.subtitle(cells.no_claim(rows), f"{case['shape']}, B={case['batch']}", setting),
             _memory_alt(wide, shown),
         )
         axes = fig.subplots(1, len(shown), squeeze=False, sharey=True)[0]
         work = cells.WORK[{"phase2": "pass", "phase3": "step"}.get(case["phase"], "forward")]
-        titles = {"weight_bytes": "Weights", "peak_bytes": f"Peak of {work}"}
+        one = case["phase"] in ("phase2", "phase3")  # what dX reads beside them is in the peak
+        titles = {"weight_bytes": "Weights of the forward" if one else "Weights", "peak_bytes": f"Peak of {work}"}
         for ax, name in zip(axes, shown, strict=True):
             _memory_panel(ax, wide, name, titles[name], place)
         tick = Line2D([], [], color=INK, marker="|", markersize=11, markeredgewidth=2, linestyle="", label="formula")
@@ -80,12 +81,19 @@ def _memory_panel(ax, wide: pd.DataFrame, name: str, title: str, place: str) -> 
     ax.spines["left"].set_visible(False)
 
 
-def _memory_title(wide: pd.DataFrame, case: pd.Series) -> str:
+def _holds_twice(frame: pd.DataFrame, case: pd.Series) -> bool:
+    """Whether Block-Shock multiplies dX in 2:4 in this case, from a second packed copy as large as the first."""
+    rows = frame[frame["case"].eq(case["case"]) & frame["method"].eq("block_shock")]
+    return bool((rows["metric"].eq("dx_kernel") & rows["detail"].eq("2:4")).any())
+
+
+def _memory_title(wide: pd.DataFrame, case: pd.Series, twice: bool) -> str:
     weight = wide["weight_bytes"]
     if weight.get("block_shock", np.nan) > 0 and weight.get("dense", np.nan) > 0:
-        ours, whole = weight["block_shock"], weight["dense"]
+        ours, whole = weight["block_shock"] * (2 if twice else 1), weight["dense"]
         title = f"Block-Shock holds {byte_text(ours)} of weights, {ours / whole:.4g} of dense's {byte_text(whole)}"
         half = weight.get("row_parallel", np.nan)
+        title = f"With the copy for dX, {title}" if twice else title
         return title + (f"; B1 holds {byte_text(half)}" if half > 0 else "")
     return f"Memory at {case['shape']}, B={case['batch']}: measured against the formula"
 

@@ -39,12 +39,14 @@ def time_vs_n(frame: pd.DataFrame, metric: str = "forward_kernel") -> Figure:
     optimizers = labels.ordered(table["optimizer"], labels.OPTIMIZERS)
     places = [(optimizer, batch) for optimizer in optimizers for batch in sorted(table["batch"].unique())]
     methods = labels.methods_in(table["method"])
-    columns = min(3, len(places) + 1)
-    height = -(-(len(places) + 1) // columns)
+    # The legend takes the last place of the grid where one is over; else it lies below.
+    columns = 2 if len(places) == 4 else min(3, len(places) + (len(places) < 3))
+    height = -(-len(places) // columns)
+    spare = columns * height - len(places)
     with figures.theme():
         fig = figures.canvas(
             3.4 * columns,
-            2.75 * height,
+            2.75 * height + (0 if spare else 0.5),
             _fastest_claim(table) or f"Time of {work} against N",
             figures.subtitle(
                 cells.no_claim(table), setting, "line: median, band: p10 to p90, slowest rank; scales differ"
@@ -65,7 +67,11 @@ def time_vs_n(frame: pd.DataFrame, metric: str = "forward_kernel") -> Figure:
         for ax in axes[len(places) :]:
             ax.set_axis_off()
         handles = [axes[0].plot([], [], **_line(method), label=labels.label(method))[0] for method in methods]
-        axes[len(places)].legend(handles=handles, loc="center", fontsize=9, labelspacing=0.7, handlelength=2.6)
+        look = dict(handles=handles, fontsize=9, handlelength=2.6)
+        if spare:
+            axes[len(places)].legend(loc="center", labelspacing=0.7, **look)
+        else:
+            fig.legend(loc="outside lower center", ncols=min(len(handles), 2 * columns), **look)
     return fig
 
 

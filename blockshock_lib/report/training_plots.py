@@ -12,9 +12,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from blockshock_lib.report import cells, figures, labels
 from blockshock_lib.report.figures import INK, MUTED
 from blockshock_lib.report.time_plots import milliseconds
-from blockshock_lib.report.training_tables import PIECES
+from blockshock_lib.report.training_tables import PIECES, piece_names
 
-# Face and hatch of each piece, collectives last: what a step hides is hidden from its end.
+# Face and hatch of each piece, collectives last: what overlap hides, it hides of them.
 _LOOKS = {
     "forward product": ("#0072B2", ""),
     "dX": ("#56B4E9", ""),
@@ -26,7 +26,7 @@ _LOOKS = {
     "forward collective": ("#E69F00", ""),
     "dX collective": ("#E69F00", "////"),
 }
-REST, HIDDEN = "between the pieces", "hidden by overlap"
+REST, HIDDEN = "between the pieces", "beyond the whole"
 _REST_LOOK = ("#D9D9D9", "")
 
 
@@ -34,7 +34,8 @@ def step_pieces(frame: pd.DataFrame, what: str = "step") -> pd.DataFrame:
     """Median ms of the pieces of a pass or a step (`what` is "pass" or "step"), a row a (case, method).
 
     A column a piece of PIECES, each measured alone; `whole` with `low` and `high` (p10, p90); `REST` = whole - sum
-    where that is more, `HIDDEN` = sum - whole where that is more: what overlap hides.
+    where that is more, `HIDDEN` = sum - whole where that is more: overlap hides
+    it, or the whole ran at other clocks.
     """
     metric = cells.time_metric(frame, f"{what}_kernel")
     table = cells.summary(frame, metric).rename(columns={"median": "whole", "p10": "low", "p90": "high"})
@@ -64,19 +65,20 @@ def pieces_figure(frame: pd.DataFrame, what: str = "step") -> Figure:
     optimizers = labels.ordered(table["optimizer"], labels.OPTIMIZERS)
     methods = labels.methods_in(table["method"])[::-1]
     named = [piece for piece in _LOOKS if table[piece].gt(0).any()]
+    called = piece_names(chosen)
     with figures.theme():
         fig = figures.canvas(
             max(6.6, 1.6 + 2.9 * len(shapes)),
             0.75 + (0.42 + 0.24 * len(methods)) * len(optimizers),
-            _pieces_title(table, what),
+            _pieces_title(table, what, called["forward collective"]),
             figures.subtitle(
                 cells.no_claim(table),
                 setting,
                 "medians of pieces measured alone, slowest rank; scales differ",
                 "black: the whole, p10 to p90",
-                "crossed beyond it: hidden by overlap" if table[HIDDEN].gt(0).any() else "",
+                "crossed: parts exceed the whole, by overlap or clocks" if table[HIDDEN].gt(0).any() else "",
             ),
-            _pieces_alt(table, named, name),
+            _pieces_alt(table, {piece: called[piece] for piece in named}, name),
         )
         axes = fig.subplots(len(optimizers), len(shapes), squeeze=False, sharey=True)
         for i, optimizer in enumerate(optimizers):
@@ -85,7 +87,9 @@ def pieces_figure(frame: pd.DataFrame, what: str = "step") -> Figure:
                 _pieces_panel(axes[i, j], rows, methods, named)
                 batch = f"B={table['batch'].max()}"
                 axes[i, j].set_title(", ".join(filter(None, [labels.optimizer(optimizer), shape, batch])))
-        looks = {piece: _LOOKS[piece] for piece in named} | ({REST: _REST_LOOK} if table[REST].gt(0).any() else {})
+        looks = {called[piece]: _LOOKS[piece] for piece in named} | (
+            {REST: _REST_LOOK} if table[REST].gt(0).any() else {}
+        )
         keys = [Patch(facecolor=f, hatch=h, edgecolor="white", label=piece) for piece, (f, h) in looks.items()]
         fig.legend(handles=keys, loc="outside lower center", ncols=min(5, len(keys)), fontsize=8.5)
     return fig
@@ -109,14 +113,28 @@ def _pieces_panel(ax: Axes, rows: pd.DataFrame, methods: list[str], named: list[
     ax.set_yticks(places, [labels.label(method) for method in methods])
     ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.xaxis.set_major_formatter(FuncFormatter(milliseconds))
-    ax.set_xlim(0, 1.04 * max(start.max(), rows["high"].astype(float).max()) or 1)
+    _limit(ax, pd.Series(np.fmax(start, rows["high"].astype(float)), index=methods), whole)
     ax.tick_params(axis="y", length=0)
     ax.tick_params(axis="x", labelsize=8)
     ax.spines["left"].set_visible(False)
     ax.grid(True, axis="x")
 
 
-def _pieces_title(table: pd.DataFrame, what: str) -> str:
+def _limit(ax: Axes, reach: pd.Series, whole: pd.Series) -> None:
+    """The axis up to the longest bar; one beyond 1.6 times the next is cut off, and says how long the whole is."""
+    ordered = reach.sort_values()
+    cut = len(ordered) > 2 and ordered.iloc[-1] > 1.6 * ordered.iloc[-2] > 0
+    limit = 1.25 * ordered.iloc[-2] if cut else 1.04 * ordered.iloc[-1]
+    ax.set_xlim(0, limit or 1)
+    if cut:
+        name = ordered.index[-1]
+        box = dict(boxstyle="square,pad=0.25", facecolor="white", edgecolor="none")
+        text = f"cut: {milliseconds(whole[name])} →"
+        place = reach.index.get_loc(name)
+        ax.text(limit, place, text, ha="right", va="center", fontsize=8, bbox=box, zorder=5)
+
+
+def _pieces_title(table: pd.DataFrame, what: str, forward: str) -> str:
     ours = table[table["method"].isin(["block_shock_recompress", "block_shock"])]
     if cells.no_claim(table) or ours.empty:
         return f"Where the time of {cells.WORK[what]} goes"
@@ -128,25 +146,28 @@ def _pieces_title(table: pd.DataFrame, what: str) -> str:
         share = 100 * (row["compress"] + row["re-mask"]) / row["whole"]
         with_ = f" with {labels.optimizer(row['optimizer'])}" if row["optimizer"] else ""
         return f"At {row['shape']}, B={row['batch']}{with_}, compressing and re-masking take {share:.0f}% of T1's step"
+    bias = " and the bias" if forward.endswith("bias") else ""
     sent = 100 * (row["forward collective"] + row["dX collective"]) / row["whole"]
-    return f"At {row['shape']}, B={row['batch']}, the collectives alone are {sent:.0f}% of Block-Shock's {what}"
+    return f"At {row['shape']}, B={row['batch']}, the collectives{bias} alone are {sent:.0f}% of Block-Shock's {what}"
 
 
-def _pieces_alt(table: pd.DataFrame, named: list[str], name: str) -> str:
+def _pieces_alt(table: pd.DataFrame, named: dict[str, str], name: str) -> str:
     cell = table[np.isclose(table["size"], table["size"].max())]
     said = []
     for row in cell.to_dict("records"):
         who = " with ".join(filter(None, [labels.label(row["method"]), labels.optimizer(row["optimizer"])]))
-        pieces = ", ".join(f"{piece} {milliseconds(row[piece])}" for piece in named if row[piece] > 0)
+        pieces = ", ".join(f"{said} {milliseconds(row[piece])}" for piece, said in named.items() if row[piece] > 0)
         said.append(f"{who}: {milliseconds(row['whole'])} ({pieces}).")
     first = cell.iloc[0]
     return f"Stacked bars of {name}. At {first['shape']}, B={first['batch']}: {' '.join(said)}"
 
 
 def loss_curves(frame: pd.DataFrame) -> Figure:
-    """The loss of each method against the step, and below it the distance to the dense one; a panel an optimizer.
+    """The loss of each method against the step, and below it the distance to B1's; a panel an optimizer.
 
-    All groups' curves are drawn. Dense (A) lies broad below the others, so that what coincides with it can be seen.
+    B1 is sharded as Block-Shock is and rounds the same partial sums, so its loss is the one to compare with; without it
+    the distance is to the dense one. All groups' curves are drawn. Dense (A) lies broad below the others, so that what
+    coincides with it can be seen.
     """
     chosen, setting = cells.focus(
         frame[frame["metric"].isin(["loss", "check"])] if len(frame) else frame, ("optimizer",)
@@ -156,14 +177,15 @@ def loss_curves(frame: pd.DataFrame) -> Figure:
         return figures.empty("Loss curves", "no loss was recorded")
     optimizers = labels.ordered(rows["optimizer"], labels.OPTIMIZERS)
     methods = labels.methods_in(rows["method"])
-    gaps = _gaps(rows)
+    base = "row_parallel" if rows["method"].eq("row_parallel").any() else "dense"
+    gaps = _gaps(rows, base)
     with figures.theme():
         fig = figures.canvas(
             max(6.6, 0.9 + 3.9 * len(optimizers)),
             4.4 if len(gaps) else 2.7,
-            _loss_title(gaps),
+            _loss_title(gaps, base),
             figures.subtitle(setting, f"{rows['repeat'].max() + 1} steps, a line a method and group"),
-            _loss_alt(rows, gaps),
+            _loss_alt(rows, gaps, base),
         )
         heights = [3, 2] if len(gaps) else [1]
         shape = (len(heights), len(optimizers))
@@ -184,18 +206,18 @@ def loss_curves(frame: pd.DataFrame) -> Figure:
                 ax.grid(True, axis="y")
         axes[0, 0].set_ylabel("loss (mean squared error)")
         if len(gaps):
-            axes[1, 0].set_ylabel("distance to A (%)")
+            axes[1, 0].set_ylabel(f"distance to {labels.style(base).short} (%)")
         keys = [axes[0, 0].plot([], [], **_loss_look(m, i), label=labels.label(m))[0] for i, m in enumerate(methods)]
         fig.legend(handles=keys, loc="outside lower center", ncols=min(4, len(keys)), fontsize=8.5)
     return fig
 
 
-def _gaps(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of loss of the methods but A, where A has the same step, with `gap` in % of A's loss there."""
+def _gaps(rows: pd.DataFrame, base: str) -> pd.DataFrame:
+    """Rows of loss of the methods but `base`, where that has the same step, with `gap` in % of its loss there."""
     keys = ["case", "run", "group", "repeat"]
-    dense = rows[rows["method"].eq("dense")][[*keys, "value"]].rename(columns={"value": "dense"})
-    other = rows[rows["method"].ne("dense")].merge(dense, on=keys)
-    return other.assign(gap=100 * (other["value"] / other["dense"] - 1).abs())
+    against = rows[rows["method"].eq(base)][[*keys, "value"]].rename(columns={"value": "base"})
+    other = rows[rows["method"].ne(base)].merge(against, on=keys)
+    return other.assign(gap=100 * (other["value"] / other["base"] - 1).abs())
 
 
 def _loss_look(method: str, place: int) -> dict:
@@ -215,23 +237,24 @@ def _loss_line(ax: Axes, curve: pd.DataFrame, value: str, method: str, place: in
     )
 
 
-def _loss_title(gaps: pd.DataFrame) -> str:
+def _loss_title(gaps: pd.DataFrame, base: str) -> str:
     if gaps.empty:
         return "Loss against the step"
-    most = gaps.groupby("method")["gap"].max()
-    # B1 adds the same way and has no mask: its distance is rounding's own.
-    if {"row_parallel", "block_shock"} <= set(most.index):
-        said = ", ".join(f"{labels.label(m)} {most[m]:.2g}%" for m in ("block_shock", "row_parallel"))
-        return f"Largest distance from the dense loss at any step: {said}"
-    return f"No method's loss is further than {most.max():.2g}% from the dense one's at any step"
+    ours = gaps[gaps["method"].eq("block_shock")]
+    if ours.empty:
+        return f"No method's loss is further than {gaps['gap'].max():.2g}% from {labels.label(base)}'s at any step"
+    most = ours.groupby("optimizer")["gap"].max()
+    order = labels.ordered(most.index, labels.OPTIMIZERS)
+    said = ", ".join(" ".join(filter(None, [f"{most[name]:.2g}%", labels.optimizer(name)])) for name in order)
+    return f"Largest distance of Block-Shock's loss from {labels.label(base)}'s at any step: {said}"
 
 
-def _loss_alt(rows: pd.DataFrame, gaps: pd.DataFrame) -> str:
+def _loss_alt(rows: pd.DataFrame, gaps: pd.DataFrame, base: str) -> str:
     said = []
     for (optimizer, method), curve in rows.groupby(["optimizer", "method"], sort=False):
         curve = curve.sort_values("repeat")
         own = gaps[gaps["optimizer"].eq(optimizer) & gaps["method"].eq(method)]
-        far = f", at most {own['gap'].max():.2g}% from A" if len(own) else ""
+        far = f", at most {own['gap'].max():.2g}% from {labels.style(base).short}" if len(own) else ""
         ends = f"from {curve['value'].iloc[0]:.3g} to {curve['value'].iloc[-1]:.3g}"
         said.append(f"{labels.label(method)} with {labels.optimizer(optimizer)}: {ends}{far}.")
     return f"Lines of the loss against the step. {' '.join(said)}"

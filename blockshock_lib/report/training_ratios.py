@@ -8,7 +8,7 @@ from blockshock_lib.report import cells
 from blockshock_lib.report.interval import quotient_interval, ratio_interval
 
 DENSE, PACKED, RECOMPRESS = "row_parallel", "block_shock", "block_shock_recompress"
-_RATIOS = ("forward", "recompress", "packed", "shrink", "gain")
+_RATIOS = ("forward", "recompress", "packed", "shrink", "keep", "gain")
 COLUMNS = [
     *cells.CASE,
     "size",
@@ -20,11 +20,12 @@ COLUMNS = [
 
 
 def training_ratios(frame: pd.DataFrame) -> pd.DataFrame:
-    """Five ratios in "x" with their 99% intervals (`_low`, `_high`), a row a case that holds all their times.
+    """Six ratios in "x" with their 99% intervals (`_low`, `_high`), a row a case that holds all their times.
 
     `forward`, `recompress` and `packed` are speeds over B1: of Block-Shock's forward, of a training step that
-    recompresses (T1) and of one that trains the packed values (T3). `shrink` = recompress / forward, `gain` = packed /
-    recompress: both from the same fresh groups of processes, so that what a group shares cancels. `groups` counts them.
+    recompresses (T1) and of one that trains the packed values (T3). `shrink` = recompress / forward, `keep` =
+    packed / forward, `gain` = packed / recompress: from the same fresh groups of processes, so that what a group shares
+    cancels. `groups` counts them.
     """
     metrics = cells.time_metric(frame, "forward_kernel"), cells.time_metric(frame, "step_kernel")
     forward, step = (cells.samples(frame, metric) for metric in metrics)
@@ -42,6 +43,7 @@ def training_ratios(frame: pd.DataFrame) -> pd.DataFrame:
             ratio_interval(b1, t1),
             ratio_interval(b1, t3),
             quotient_interval((b1, t1), (b1_forward, forward_t3)),
+            quotient_interval((b1, t3), (b1_forward, forward_t3)),
             ratio_interval(t1, t3),
         )
         row = rows.iloc[0][cells.CASE].to_dict()

@@ -67,7 +67,8 @@ def tensor_table(frame: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-_RANK = (ABSENT, "pass", "unsupported", "not reached", "out of time", "out of memory", "FAIL")
+# Of a method that ran in some cases and cannot in others its checks are shown; the reasons stand in a table of their own.
+_RANK = (ABSENT, "unsupported", "pass", "not reached", "out of time", "out of memory", "FAIL")
 
 
 def _tensors_said(row: dict, passed: dict[str, bool | None]) -> dict[str, str]:
@@ -134,7 +135,13 @@ def pieces_table(frame: pd.DataFrame) -> pd.DataFrame:
     no such piece. What a step hides of them, or adds, is in the figure.
     """
     table = _pieces(frame)
-    return _shown(table, [name for name in PIECES if name in table])
+    return _shown(table, [name for name in PIECES if name in table]).rename(columns=piece_names(frame))
+
+
+def piece_names(frame: pd.DataFrame) -> dict[str, str]:
+    """How each of PIECES is called: the forward's collective is timed with the bias added, where there is a bias."""
+    biased = cells.complete(frame)["detail"].eq("db").any()
+    return {name: f"{name} + bias" if biased and name == "forward collective" else name for name in PIECES}
 
 
 def _pieces(frame: pd.DataFrame) -> pd.DataFrame:
@@ -230,47 +237,49 @@ def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def loss_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The loss curves in numbers, a row an (optimizer, method): first and last loss, and the largest distance from the
-    dense one (A's) at any step, over A's loss at that step, in %.
+    """The loss curves in numbers, a row an (optimizer, method): first and last loss, and the largest distance at any
+    step from B1's, which is sharded and rounded as the others are, and from the dense one (A's), each over the loss
+    that it is measured from, in %.
     """
     rows = cells.samples(frame, "loss")
     found = []
-    for (_, optimizer), part in rows.groupby(["case", "optimizer"], sort=False):
-        curves = part.pivot_table(index="repeat", columns="method", values="value")
-        for method in labels.methods_in(curves):
-            curve = curves[method].dropna()
-            row = {"optimizer": labels.optimizer(optimizer), "method": labels.label(method), "steps": len(curve)}
-            row |= {"first loss": curve.iloc[0], "last loss": curve.iloc[-1]}
-            if "dense" in curves and method != "dense":
-                gap = ((curve - curves["dense"]).abs() / curves["dense"]).dropna()
-                row |= {"largest gap to A (%)": 100 * gap.max(), "at step": str(gap.idxmax())}
-            found.append(row)
-    return rounded(pd.DataFrame(found)).fillna({"at step": ABSENT}) if found else pd.DataFrame()
+    for optimizer in labels.ordered(rows["optimizer"], labels.OPTIMIZERS):
+        part = rows[rows["optimizer"].eq(optimizer)]
+        for _, one in part.groupby("case", sort=True):
+            curves = one.pivot_table(index="repeat", columns="method", values="value")
+            for method in labels.methods_in(curves):
+                curve = curves[method].dropna()
+                row = {"optimizer": labels.optimizer(optimizer), "method": labels.label(method), "steps": len(curve)}
+                row |= {"first loss": curve.iloc[0], "last loss": curve.iloc[-1]}
+                for other, name in (("row_parallel", "B1"), ("dense", "A")):
+                    if other in curves and method != other:
+                        gap = ((curve - curves[other]).abs() / curves[other]).dropna()
+                        row |= {f"largest gap to {name} (%)": 100 * gap.max(), f"{name}: at step": str(gap.idxmax())}
+                found.append(row)
+    table = rounded(pd.DataFrame(found))
+    return table.fillna({name: ABSENT for name in table if name.endswith("at step")})
 
 
 def largest_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The largest N (a multiple of 4096) whose training state and step fit on this machine, a row an (optimizer,
-    method): by the formula, and as tried.
+    """The largest N (a multiple of 4096) whose training state and step fit on this machine by the methods' formulas, a
+    row a (B, optimizer, method); no run tried it.
     """
     rows = cells.valid(frame)
-    rows = rows[rows["metric"].eq("largest_n")]
-    wide = rows.pivot_table(index=["optimizer", "method"], columns="detail", values="value", aggfunc="min")
+    rows = rows[rows["metric"].eq("largest_n") & rows["detail"].eq("formula")]
+    least = rows.groupby(["batch", "optimizer", "method"])["value"].min()
     keys = [
-        (optimizer, method)
+        (batch, optimizer, method)
+        for batch in sorted(rows["batch"].unique())
         for optimizer in labels.ordered(rows["optimizer"], labels.OPTIMIZERS)
         for method in labels.methods_in(rows["method"])
-        if (optimizer, method) in wide.index
+        if (batch, optimizer, method) in least.index
     ]
-    table = wide.reindex(keys)
     return pd.DataFrame(
         {
-            "optimizer": [labels.optimizer(key[0]) for key in keys],
-            "method": [labels.label(key[1]) for key in keys],
-            **{
-                f"largest N, {by}": [ABSENT if pd.isna(n) else f"{n:.0f}" for n in table[by]]
-                for by in ("formula", "measured")
-                if by in table
-            },
+            "B": [key[0] for key in keys],
+            "optimizer": [labels.optimizer(key[1]) for key in keys],
+            "method": [labels.label(key[2]) for key in keys],
+            "largest N by formula, not tried": [f"{least[key]:.0f}" for key in keys],
         }
     )
 

@@ -128,7 +128,8 @@ def h2(frame: pd.DataFrame) -> Verdict:
     else:
         count = int(real["outcome"].eq("supports").sum())
         at = f"{labels.optimizer(row['optimizer'])} at {row['shape']}, B={row['batch']}"
-        why = f"s1/f {quotient_text(row, 'shrink')}, s3/s1 {quotient_text(row, 'gain')} with {at}"
+        said = {"s1/f": "shrink", "s3/f": "keep", "s3/s1": "gain"}
+        why = ", ".join(f"{text} {quotient_text(row, name)}" for text, name in said.items()) + f" with {at}"
         if largest["outcome"].eq("supports").all():
             verdict, why = "supported", f"{why}; {count} of {len(real)} cases agree"
         elif real["shrink_low"].gt(1).all() or real["gain_high"].lt(1).all():
@@ -136,6 +137,8 @@ def h2(frame: pd.DataFrame) -> Verdict:
         else:
             alone = "; a single group of processes gives no interval" if (real["groups"] < 2).any() else ""
             verdict, why = UNDECIDED, f"{why}; {count} of {len(real)} cases support it{alone}"
+        if real["forward"].lt(1).all():
+            why += f"; f's ratio is below 1 in all {len(real)} cases: no advantage was there to shrink"
     return Verdict(claim, _RULE_H2, row["shrink"], row["shrink_low"], row["shrink_high"], verdict, why, table)
 
 

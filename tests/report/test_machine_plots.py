@@ -1,4 +1,5 @@
 import numpy as np
+import pandas as pd
 import pytest
 
 from blockshock_lib.report import machine_plots
@@ -29,7 +30,16 @@ def test_memory_draws_the_largest_case_with_its_formula(frame):
 def test_the_peak_is_named_after_what_the_phase_runs(frame):
     for phase, work in (("phase1", "a forward"), ("phase2", "a forward and dX"), ("phase3", "a training step")):
         titles = [ax.get_title(loc="left") for ax in machine_plots.memory_bars(frame.assign(phase=phase)).axes]
-        assert titles == ["Weights", f"Peak of {work}"]
+        weights = "Weights" if phase == "phase1" else "Weights of the forward"
+        assert titles == [weights, f"Peak of {work}"]
+
+
+@pytest.mark.parametrize("how, held", [("2:4", "3.516 GiB"), ("dense masked", "1.758 GiB")])
+def test_the_title_counts_the_packed_copy_that_dx_reads(frame, how, held):
+    product = frame[frame["metric"].eq("compute_kernel")].assign(metric="dx_kernel", detail=how)
+    fig = machine_plots.memory_bars(pd.concat([frame, product]).assign(phase="phase2"))
+    title = fig.texts[0].get_text().replace("\n", " ")
+    assert f"Block-Shock holds {held} of weights" in title and ("copy for dX" in title) == (how == "2:4")
 
 
 def test_a_failed_check_takes_its_bar_away(frame):

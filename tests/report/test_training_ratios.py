@@ -19,7 +19,7 @@ def median(frame, method, metric, optimizer="sgd", batch=4096):
     return frame.loc[np.logical_and.reduce([frame[name].eq(value) for name, value in keys.items()]), "value"].median()
 
 
-def test_the_five_ratios_are_quotients_of_times_of_the_same_case():
+def test_the_six_ratios_are_quotients_of_times_of_the_same_case():
     frame = training_frame(**THREE, noise=1e-5)
     table = training_ratios(frame)
     assert len(table) == 2 * 2
@@ -27,6 +27,7 @@ def test_the_five_ratios_are_quotients_of_times_of_the_same_case():
     b1, t1, t3 = (median(frame, name, "step_kernel") for name in ("row_parallel", T1_STEP[0], "block_shock"))
     forward = median(frame, "row_parallel", "forward_kernel") / median(frame, *T3_FORWARD)
     expected = dict(forward=forward, recompress=b1 / t1, packed=b1 / t3, shrink=b1 / t1 / forward, gain=t1 / t3)
+    expected["keep"] = b1 / t3 / forward
     for name, value in expected.items():
         assert row[name] == pytest.approx(value, rel=0.01), name
         assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
@@ -37,6 +38,15 @@ def test_h2_is_supported_where_t1_loses_and_t3_does_not_in_the_largest_case_of_e
     verdict = verdicts.h2(training_frame(**THREE))
     assert verdict.verdict == "supported" and verdict.high < 1
     assert verdict.line.startswith("H2 supported: s1/f ") and "at 4096x4096, B=4096" in verdict.why
+
+
+def test_h2_says_what_t3_keeps_and_that_there_was_no_advantage_only_where_that_is_so():
+    slow = verdicts.h2(training_frame(**THREE))
+    row = slow.cells[slow.cells["batch"].eq(4096)].sort_values("shrink_high").iloc[-1]
+    assert f", s3/f {verdicts.quotient_text(row, 'keep')}, s3/s1 " in slow.why
+    assert (slow.cells["forward"] < 1).all() and "below 1 in all 4 cases: no advantage" in slow.why
+    fast = verdicts.h2(training_frame(**THREE, speedup={T3_FORWARD: 9}))
+    assert (fast.cells["forward"] > 1).all() and "no advantage" not in fast.why
 
 
 def test_one_optimizer_that_does_not_support_leaves_h2_undecided():
@@ -98,6 +108,6 @@ def test_what_a_group_shares_cancels_in_the_quotients():
     frame = training_frame(**THREE, noise=1e-4)
     lift = frame["value"].where(frame["unit"].ne("ms"), frame["value"] * (1 + frame["group"]))
     still, lifted = training_ratios(frame), training_ratios(frame.assign(value=lift))
-    for name in ("shrink", "gain"):
+    for name in ("shrink", "keep", "gain"):
         assert np.allclose(still[f"{name}_low"], lifted[f"{name}_low"])
         assert np.allclose(still[f"{name}_high"], lifted[f"{name}_high"])

@@ -146,7 +146,9 @@ def test_dw_strategies_are_told_apart_and_the_taken_one_is_named(phase3):
     table = training_tables.dw_table(phase3)
     assert np.allclose(table["full (ms)"] / table["periodic (ms)"], 2, rtol=0.01)
     assert np.allclose(table["exchange (ms)"] / table["periodic (ms)"], 1.2, rtol=0.01)
-    assert set(table["taken"]) == {"periodic"} and set(table["method"]) == {labels.label(m) for m in METHODS[5:]}
+    assert set(table["method"]) == {labels.label(m) for m in METHODS[5:]}
+    stock = table["method"].eq(labels.label("block_shock_torch"))
+    assert set(table.loc[stock, "taken"]) == {"full"} and set(table.loc[~stock, "taken"]) == {"periodic"}
 
 
 def test_a_strategy_that_cannot_run_leaves_a_gap_and_no_row_is_lost(phase3):
@@ -179,15 +181,33 @@ def test_the_largest_gap_of_a_loss_is_found_at_its_step():
     hit = frame["metric"].eq("loss") & frame["method"].eq("block_shock") & frame["repeat"].eq(17)
     frame["value"] = frame["value"].mask(hit, frame["value"] * 1.5)
     table = training_tables.loss_table(frame).set_index("method")
-    assert table.loc["Block-Shock", "at step"] == "17"
-    assert table.loc["Block-Shock", "largest gap to A (%)"] == pytest.approx(50, abs=0.5)
-    assert table.loc["A dense", "at step"] == "–" and table.loc["B1 row-parallel", "largest gap to A (%)"] < 1
+    for name in ("A", "B1"):
+        assert table.loc["Block-Shock", f"{name}: at step"] == "17"
+        assert table.loc["Block-Shock", f"largest gap to {name} (%)"] == pytest.approx(50, abs=0.5)
+    assert table.loc["A dense", "A: at step"] == "–" and table.loc["B1 row-parallel", "largest gap to A (%)"] < 1
+    assert table.loc["B1 row-parallel", "B1: at step"] == "–"
+
+
+def test_a_gap_is_over_the_loss_that_it_is_measured_from():
+    frame = training_frame(**SMALL, optimizers=("sgd",))
+    hit = frame["metric"].eq("loss") & frame["method"].eq("row_parallel") & frame["repeat"].eq(17)
+    frame["value"] = frame["value"].mask(hit, frame["value"] * 2)
+    table = training_tables.loss_table(frame).set_index("method")
+    assert table.loc["B1 row-parallel", "largest gap to A (%)"] == pytest.approx(100, abs=0.5)
+    assert table.loc["Block-Shock", "largest gap to B1 (%)"] == pytest.approx(50, abs=0.5)
+
+
+def test_the_forwards_collective_names_the_bias_only_where_there_is_one(phase3, phase2):
+    assert "forward collective + bias" in training_tables.pieces_table(phase3)
+    names = set(training_tables.pieces_table(phase2))
+    assert "forward collective" in names and not any("bias" in name for name in names)
 
 
 def test_the_largest_n_has_a_row_an_optimizer_and_method(phase3):
     table = training_tables.largest_table(phase3)
     assert len(table) == 2 * len(METHODS)
-    assert list(table.loc[0, ["optimizer", "method", "largest N, formula"]]) == ["SGD", "A dense", "61440"]
+    names = ["B", "optimizer", "method", "largest N by formula, not tried"]
+    assert list(table.loc[0, names]) == [4096, "SGD", "A dense", "61440"]
 
 
 def test_memory_deviations_from_the_formula_are_shown(phase3):
