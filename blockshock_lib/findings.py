@@ -1,6 +1,7 @@
 """The findings: every record that there is, read and weighed, and the notebook that answers the question from them.
 
-Nothing is measured here. Runs of different machines or settings are never put together.
+Nothing is measured here. Runs of different machines, as far as their cards tell them apart, or of different settings
+are never put together.
 """
 
 from __future__ import annotations
@@ -40,16 +41,30 @@ class Source:
 
     @property
     def setting(self) -> str:
-        """Machine, ranks, dtype, mask and input. What differs in one of them is never put together."""
+        """Machine as far as its card tells it, ranks, dtype, mask and input. What differs in one of them is never put
+        together; two machines with the same card cannot be told apart.
+        """
         asked, card = self.manifest["params"], self.manifest["machine"]
         hardware = asked["hardware"]
         ranks = f"{hardware['world_size']} ranks" + " played by one GPU" * hardware["emulated"]
         mask, workload = (asked[name]["name"] for name in ("mask", "workload"))
-        return f"{card['title']}, {ranks}, {asked['dtype']}, {mask} mask, {workload} input"
+        return f"{_machine(card)}, {ranks}, {asked['dtype']}, {mask} mask, {workload} input"
 
     @property
     def counts(self) -> bool:
         return self.use in (COUNTS, POOLED)
+
+
+def _machine(card: dict) -> str:
+    # A CPU's title names it already.
+    gpus = card.get("gpus") or []
+    if not gpus:
+        return card["title"]
+    watts = dict.fromkeys(gpu["power_limit_w"] for gpu in gpus if gpu.get("power_limit_w"))
+    limits = f"{' and '.join(f'{limit:g}' for limit in watts)} W" if watts else ""
+    driver = f"driver {card['driver']}" if card.get("driver") else ""
+    known = ", ".join(filter(None, (limits, driver, (card.get("cpu") or {}).get("model"))))
+    return f"{card['title']} ({known})" if known else card["title"]
 
 
 class Findings:

@@ -65,6 +65,18 @@ def test_what_was_measured_on_the_shipped_gpus_is_the_answer(shipped):
     assert table.loc["H1", "verdict"] == "refuted" and table.loc["H3", "verdict"] == "supported"
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"driver": "1"}, {"cpu": {"model": "other", "cores": 2}}, {"gpus": [{"name": "G", "power_limit_w": 350.0}]}],
+)
+def test_hosts_with_the_same_gpus_but_other_cards_are_not_put_together(tmp_path, other):
+    gpu = {"name": "G", "power_limit_w": 700.0}
+    card = manifest.read(CPU)["machine"] | {"title": "1x G", "gpus": [gpu], "driver": "0"}
+    copied(tmp_path, "here", machine=card)
+    copied(tmp_path, "there", machine=card | other)
+    assert uses(tmp_path) == {"here": COUNTS, "there": COUNTS}
+
+
 def test_the_newest_of_equal_runs_counts(tmp_path):
     copied(tmp_path, "old", started="2026-01-01T00:00:00+00:00", code={"sources": "aaa"})
     copied(tmp_path, "new", started="2026-01-02T00:00:00+00:00", code={"sources": "bbb"})

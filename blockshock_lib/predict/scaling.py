@@ -3,7 +3,7 @@ that nobody here has measured.
 
 A product takes an overhead and the longer of its arithmetic and its bytes; a collective a latency and its bytes; a
 forward is their sum. Fitted are one dense kernel, the 2:4 kernel for few rows of x and for many (the library takes
-another one), and one link: ten numbers for all cases.
+another one), and one link: eleven numbers for all cases, less the rate of a kernel that only its bytes bind.
 """
 
 from __future__ import annotations
@@ -259,9 +259,13 @@ class Plan(NamedTuple):
         if self.model is None:
             return self.why
         error = self.backtest["error"].abs()
-        tried = f"{error.median():.0%} (median) to {error.max():.0%} (largest)" if len(error) else "never tried"
+        most = self.backtest["ranks"].max()
+        tried = (
+            f"Of the measured ratios it misses {error.median():.0%} (median) to {error.max():.0%} (largest) when it "
+        )
+        tried += f"is fitted without their N; it was never tried beyond {most} GPUs."
         return (
-            f"Of the measured ratios the model misses {tried} when it is fitted without their N. Latency grows with "
+            f"The model is of the forward alone. {tried if len(error) else 'It was never tried.'} Latency grows with "
             f"log2 of the GPUs, from {self.model.link.latency * 1e3:.0f} us between two; beyond {NODE_GPUS} GPUs the "
             f"rings cross adapters of {NODE_LINK:.0f} GB/s a machine, used as well as the GPUs' own link."
         )

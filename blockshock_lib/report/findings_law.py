@@ -14,6 +14,7 @@ from blockshock_lib.report.training_tables import PIECES
 
 CLOSE = 0.03  # a residual that needs no reason
 _SHORT = {"dense": "a", "row_parallel": "b1", "masked_dense": "c", "block_shock": "ours"}
+BEYOND, OVER = "forward beyond its product", "parts less the whole"
 NAME = {metric: name for name, (metric, _) in PIECES.items()}
 STEPS = {"b1": "row_parallel", "t3": "block_shock", "t1": "block_shock_recompress"}
 
@@ -113,7 +114,9 @@ def step_rows(frame: pd.DataFrame) -> pd.DataFrame:
 def _step_law(parts: pd.DataFrame, ranks: int) -> tuple[float, float]:
     by = {(row.method, row.part): row.ms for row in parts.itertuples(index=False)}
     a = by.get(("dense", NAME["compute_kernel"]), np.nan)
-    full = parts["detail"].eq("full") & parts["part"].eq(NAME["dw_kernel"])
+    # Only Block-Shock's full dW computes twice what it keeps; B1's keeps all of it.
+    ours = parts["method"].str.startswith("block_shock")
+    full = ours & parts["detail"].eq("full") & parts["part"].eq(NAME["dw_kernel"])
     ms, forward = {}, {}
     for short, method in STEPS.items():
         product = a / ranks if short == "b1" else by.get((method, NAME["compute_kernel"]), np.nan)
@@ -132,8 +135,10 @@ def pieces(frame: pd.DataFrame) -> pd.DataFrame:
     """Where the time goes, a row a (case, method, part): CASE columns, `size`, `work`, `method`, `part`, `ms` and
     `detail`.
 
-    Of a forward (phase 1): the product, and exposed communication = forward - product. Of a step (phase 3): its pieces
-    as each was measured alone, and `hidden`: what they take together beyond the whole step, below 0 where it is longer.
+    Of a forward (phase 1): the product, and BEYOND = forward - product: what of the collective the product does not
+    hide, and a method's other work. Of a step (phase 3): its pieces as each was measured alone, and OVER = their sum -
+    the whole step. Above 0 the pieces overlap, or one ran at a higher clock in the step than alone; below 0 it was a
+    lower clock, there are gaps, or the step does what no piece holds.
     """
     found = []
     rows = cells.complete(frame)
@@ -142,8 +147,8 @@ def pieces(frame: pd.DataFrame) -> pd.DataFrame:
     if len(whole) and len(product):
         both = product.merge(whole[["case", "method", "median"]], on=["case", "method"], suffixes=("", "_whole"))
         found.append(both.assign(part=NAME["compute_kernel"], ms=both["median"], work="forward"))
-        exposed = (both["median_whole"] - both["median"]).clip(lower=0)
-        found.append(both.assign(part="exposed communication", ms=exposed, work="forward"))
+        beyond = (both["median_whole"] - both["median"]).clip(lower=0)
+        found.append(both.assign(part=BEYOND, ms=beyond, work="forward"))
     last = rows[rows["phase"].eq("phase3")]
     parts = []
     for name, (metric, _) in PIECES.items():
@@ -156,7 +161,7 @@ def pieces(frame: pd.DataFrame) -> pd.DataFrame:
     if parts and len(step):
         total = pd.concat(parts).groupby(["case", "method"])["ms"].sum().rename("total").reset_index()
         step = step.merge(total, on=["case", "method"])
-        found.append(step.assign(part="hidden", ms=step["total"] - step["median"], work="step"))
+        found.append(step.assign(part=OVER, ms=step["total"] - step["median"], work="step"))
     columns = [*cells.CASE, "size", "work", "method", "part", "ms", "detail"]
     if not found:
         return pd.DataFrame(columns=columns)

@@ -9,6 +9,7 @@ import pandas as pd
 
 from blockshock_lib.report import cells, labels
 from blockshock_lib.report.findings_law import NAME, STEPS, law_rows, pieces
+from blockshock_lib.report.training_ratios import training_ratios
 
 
 def needs(frame: pd.DataFrame) -> pd.DataFrame:
@@ -16,9 +17,9 @@ def needs(frame: pd.DataFrame) -> pd.DataFrame:
 
     `s_needed`: s at which the forwards are equal, with the communication that Block-Shock exposes held; nan where that
     alone is longer than B1's forward. `free`: the ratio if communication cost nothing. `link`: the bus bandwidth at
-    which the ratio is 1; nan where there is none: both send the same bytes, so that a slower link brings the ratio
-    towards 1 and never across. `alone`: the bus bandwidth (GB/s) from which Block-Shock on all ranks beats A on one
-    GPU; nan where its product alone does not. `bus`: the bandwidth reached.
+    which the ratio is 1; nan where there is none: in a forward both send the same bytes, so that a slower link brings
+    the ratio towards 1 and never across. `alone`: the bus bandwidth (GB/s) from which Block-Shock on all ranks beats A
+    on one GPU; nan where its product alone does not. `bus`: the bandwidth reached.
     """
     table = law_rows(frame)
     if table.empty:
@@ -97,20 +98,22 @@ def compress_needs(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 class Parts(NamedTuple):
-    """What `what_if` reckons with: `needs`, `compress_needs` and `pieces` of a frame."""
+    """What `what_if` reckons with: `needs`, `compress_needs`, `pieces` and `training_ratios` of a frame."""
 
     law: pd.DataFrame
     steps: pd.DataFrame
     pieces: pd.DataFrame
+    ratios: pd.DataFrame
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Parts:
-        return cls(needs(frame), compress_needs(frame), pieces(frame))
+        return cls(needs(frame), compress_needs(frame), pieces(frame), training_ratios(frame))
 
 
 def what_if(parts: Parts, s: float = 0.0, link: float = 0.0, compress: float = 1.0) -> pd.DataFrame:
     """Speed over B1 if some numbers were others, a row a (case, work, method): CASE columns, `size`, `work` ("forward"
-    or "step"), `method`, `ratio` as measured and `then`.
+    or "step"), `method`, `ratio` of medians as measured, `then`, and `low` and `high`: the ends of the measured 99%
+    interval, moved by the factor that `then` is moved by.
 
     Args:
         s: of every 2:4 product, over the dense one of its size; 0: as measured.
@@ -123,9 +126,10 @@ def what_if(parts: Parts, s: float = 0.0, link: float = 0.0, compress: float = 1
     slower = law["reduce"] * ((law["bus"] / link if link else 1.0) - 1)
     ours = law["ours_forward"] + slower + law["ours"] * ((law["s"] / s if s else 1.0) - 1)
     ratio = law["b1_forward"] / law["ours_forward"]
-    found = [
-        law[about].assign(work="forward", method="block_shock", ratio=ratio, then=(law["b1_forward"] + slower) / ours)
-    ]
+    then = (law["b1_forward"] + slower) / ours
+    ends = {end: then * law[end] / law["ratio"] for end in ("low", "high")}
+    found = [law[about].assign(work="forward", method="block_shock", ratio=ratio, then=then, **ends)]
+    measured = parts.ratios.set_index("case")
     for row in parts.steps.to_dict("records"):
         here = parts.pieces[parts.pieces["case"].eq(row["case"])]
         by = {(one.method, one.part): one.ms for one in here.itertuples(index=False)}
@@ -133,9 +137,16 @@ def what_if(parts: Parts, s: float = 0.0, link: float = 0.0, compress: float = 1
         after["t1"] += row["compress"] * (compress - 1)
         for short in ("t3", "t1"):
             one = {name: row[name] for name in about} | dict(work="step", method=STEPS[short])
-            found.append(pd.DataFrame([one | dict(ratio=row["b1"] / row[short], then=after["b1"] / after[short])]))
+            one |= dict(ratio=row["b1"] / row[short], then=after["b1"] / after[short])
+            name = _RATIO[short]
+            for end in ("low", "high"):
+                one[end] = one["then"] * measured[f"{name}_{end}"][row["case"]] / measured[name][row["case"]]
+            found.append(pd.DataFrame([one]))
     filled = [part for part in found if len(part)]
     return pd.concat(filled, ignore_index=True) if filled else found[0]
+
+
+_RATIO = {"t3": "packed", "t1": "recompress"}
 
 
 def _step_change(by: dict, method: str, row: dict, s: float, link: float) -> float:
@@ -145,10 +156,16 @@ def _step_change(by: dict, method: str, row: dict, s: float, link: float) -> flo
     if s and product and method != STEPS["b1"]:
         now = by.get(("dense", NAME["compute_kernel"]), np.nan) / product / (ranks / 2)
         change += (product + by.get((method, NAME["dx_kernel"]), 0.0)) * (now / s - 1)
-    # An all-reduce of 16-bit values, [B, out_features] forward and [B, in_features] backward.
+    # Of 16-bit values, [B, out_features] forward and [B, in_features] backward.
     for metric, features in (("reduce_kernel", "out_features"), ("reduce_dx_kernel", "in_features")):
         ms = by.get((method, NAME[metric]), 0.0)
         if link and ms:
-            sent = 4 * row["batch"] * row[features] * (ranks - 1) / ranks
+            passes = 1 if (method, metric) in _GATHERED else 2
+            sent = passes * 2 * row["batch"] * row[features] * (ranks - 1) / ranks
             change += sent / link / 1e6 - ms
     return change
+
+
+# All-gathers, each of which sends half the bytes of an all-reduce. B1's ranks hold different columns of dX, to be put
+# side by side; the two terms of Block-Shock each give a partial sum of all of it.
+_GATHERED = {(STEPS["b1"], "reduce_dx_kernel")}

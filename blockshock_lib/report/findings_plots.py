@@ -8,17 +8,19 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from blockshock_lib.report import cells, figures, findings_law, findings_needs, labels
 from blockshock_lib.report.figures import FAINT, INK, MUTED
-from blockshock_lib.report.findings_law import CLOSE, NAME, largest
+from blockshock_lib.report.findings_law import BEYOND, CLOSE, NAME, largest
+from blockshock_lib.report.training_tables import piece_names
 
 # One colour a kind of work (Okabe and Ito), and a hatch for what is communication.
 _PARTS = {
     NAME["compute_kernel"]: ("#0072B2", ""),
     NAME["dx_kernel"]: ("#56B4E9", ""),
     NAME["dw_kernel"]: ("#009E73", ""),
-    "exposed communication": ("#E69F00", "////"),
+    BEYOND: ("#F0B878", ""),
     NAME["reduce_kernel"]: ("#E69F00", "////"),
     NAME["reduce_dx_kernel"]: ("#F0E442", "////"),
     NAME["optimizer_kernel"]: ("#8C8C8C", ""),
@@ -78,16 +80,16 @@ def where(frame: pd.DataFrame) -> Figure:
         return figures.empty("Where the time goes", "no case holds the kernel times of its parts")
     said = cells.no_claim(parts)
     title = "Where the time goes" + (": no claim" if said else _where_title(parts))
-    known = [name for name in _PARTS if name in set(parts["part"])]
+    known, called = [name for name in _PARTS if name in set(parts["part"])], piece_names(frame)
     with figures.theme():
         fig = figures.canvas(
             9.2,
             0.5 + sum(0.5 + 0.3 * parts[parts["work"].eq(key[0])]["method"].nunique() for key in wholes),
             title,
             figures.subtitle(said, cells.setting(parts.iloc[0].replace({"sgd": "", "adamw": ""}))),
-            " ".join(_bar_text(*one) for one in parts.groupby(["work", "optimizer", "method"], sort=False)),
+            " ".join(_bar_text(*one, called) for one in parts.groupby(["work", "optimizer", "method"], sort=False)),
             "Each part as it was measured alone; the number is their sum, so what a step overlaps is in it twice. "
-            "Hatched: communication.",
+            "Hatched: a collective, alone. A forward beyond its product: what its collective adds, and other work.",
         )
         heights = [parts[parts["work"].eq(key[0])]["method"].nunique() + 1 for key in wholes]
         axes = fig.subplots(len(wholes), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -98,15 +100,19 @@ def where(frame: pd.DataFrame) -> Figure:
             name = f"training step with {labels.optimizer(optimizer)}" if work == "step" else "forward"
             ax.set_title(f"{name}, {shape}, B={batch}")
         axes[-1].set_xlabel("time over B1's (×)")
-        handles = [Line2D([], [], color=_PARTS[name][0], linewidth=7, label=name) for name in known]
+        handles = [_swatch(*_PARTS[name], called.get(name, name)) for name in known]
         axes[0].legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8.5)
     return fig
 
 
-def _bar_text(key: tuple[str, str, str], parts: pd.DataFrame) -> str:
+def _swatch(colour: str, hatch: str, label: str) -> Patch:
+    return Patch(facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0.4, label=label)
+
+
+def _bar_text(key: tuple[str, str, str], parts: pd.DataFrame, called: dict[str, str]) -> str:
     work, optimizer, method = key
     name = " ".join(filter(None, (work, labels.optimizer(optimizer), labels.label(method))))
-    return f"{name}: {', '.join(f'{r.part} {r.ms:.3g}' for r in _rows(parts))} ms."
+    return f"{name}: {', '.join(f'{called.get(r.part, r.part)} {r.ms:.3g}' for r in _rows(parts))} ms."
 
 
 def _where_title(parts: pd.DataFrame) -> str:
@@ -143,16 +149,15 @@ def parity(frame: pd.DataFrame) -> Figure:
     s, c = np.meshgrid(np.linspace(0.25, 3, 200), np.geomspace(min(0.02, share.min()), max(10, share.max()), 200))
     ratio = (1 + c) / (2 / s + c)
     said = cells.no_claim(table)
-    needed = table["s_needed"].median()
-    title = f"Parity takes s near 2 at any link speed; {table['s'].min():.2f} to {table['s'].max():.2f} was measured"
+    needed = table["s_needed"].dropna()
+    takes = f"s of {needed.min():.2f} to {needed.max():.2f}" if len(needed) else "more than any s"
+    title = f"Parity takes {takes}; {table['s'].min():.2f} to {table['s'].max():.2f} was measured"
     with figures.theme():
         fig = figures.canvas(
             7.4,
             4.5,
             "What parity takes: no claim" if said else title,
-            figures.subtitle(
-                said, cells.setting(table.iloc[0]), f"median s needed in the measured cases: {needed:.2f}"
-            ),
+            figures.subtitle(said, cells.setting(table.iloc[0]), "needed: with the communication of each case held"),
             " ".join(
                 f"{r.shape}, B={r.batch}: s={r.s:.2f}, communication {r.reduce / r.b1:.2f} of B1's product."
                 for r in _rows(table)
@@ -177,7 +182,7 @@ def parity(frame: pd.DataFrame) -> Figure:
         ax.set(yscale="log", xlim=(0.25, 3), ylim=(c.min(), c.max()))
         ax.set_xlabel("s: speed of the 2:4 product over the dense one (×)")
         ax.set_ylabel("communication over B1's product (×)")
-        _legend(ax, tints, markers, Line2D([], [], color=INK, linestyle=(0, (4, 3)), label="parity: s = 2"))
+        _legend(ax, tints, markers, Line2D([], [], color=INK, linestyle=(0, (4, 3)), label="parity by the law: s = 2"))
     return fig
 
 
@@ -187,8 +192,9 @@ def what_if(table: pd.DataFrame, said: str = "") -> Figure:
         return figures.empty("What if", "no case holds kernel times of A, B1 and Block-Shock")
     keys = table[["work", "method", "optimizer"]].drop_duplicates().itertuples(index=False, name=None)
     panels = [key for key in keys]
-    after, no_claim = table[table["work"].eq("forward")]["then"], cells.no_claim(table)
-    title = f"Then Block-Shock's forward is faster than B1 in {int(after.gt(1).sum())} of {len(after)} cases"
+    after, no_claim = table[table["work"].eq("forward")], cells.no_claim(table)
+    title = f"Then Block-Shock's forward reaches {after['then'].min():.2f} to {after['then'].max():.2f} of B1's speed: "
+    title += f"faster than B1 in {int(after['low'].gt(1).sum())} of {len(after)} cases"
     with figures.theme():
         fig = figures.canvas(
             max(6.4, 3.1 * len(panels)),
@@ -199,23 +205,28 @@ def what_if(table: pd.DataFrame, said: str = "") -> Figure:
                 f"{r.work}, {labels.label(r.method)}, {r.shape}, B={r.batch}: {r.ratio:.2f}x, {r.then:.2f}x then."
                 for r in _rows(table)
             ),
-            "Computed from measured parts, not measured. Hollow and dotted: as measured. Filled: then.",
+            "Computed from measured parts, not measured. Hollow and dotted: as measured. Filled: then. Faster: above 1 "
+            "with an interval as wide as the measured one.",
         )
         axes = fig.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         markers = _marks(table["size"])
         tints = dict(zip(markers, sns.color_palette("viridis_r", len(markers) + 1)[1:], strict=True))
         for ax, (work, method, optimizer) in zip(axes, panels, strict=True):
             rows = table[table["work"].eq(work) & table["method"].eq(method) & table["optimizer"].eq(optimizer)]
+            # One batch alone would put all sizes on one line: then they stand side by side.
+            along = "batch" if rows["batch"].nunique() > 1 else "size"
             for size, part in rows.groupby("size"):
                 part, style = part.sort_values("batch"), dict(color=tints[size], marker=markers[size])
-                ax.plot(part["batch"], part["ratio"], linestyle=":", markerfacecolor="white", linewidth=1, **style)
-                ax.plot(part["batch"], part["then"], linewidth=1.6, **style)
+                ax.plot(part[along], part["ratio"], linestyle=":", markerfacecolor="white", linewidth=1, **style)
+                ax.plot(part[along], part["then"], linewidth=1.6, **style)
             ax.axhline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+            ticks = sorted(rows[along].unique())
             ax.set_xscale("log", base=2)
-            ax.set_xticks(sorted(rows["batch"].unique()), [f"{b}" for b in sorted(rows["batch"].unique())])
+            ax.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
+            ax.margins(x=0.15)
             name = labels.style(method).short
             ax.set_title(f"{name}, {work}" + (f", {labels.optimizer(optimizer)}" if optimizer else ""))
-            ax.set_xlabel("B (rows of the input)")
+            ax.set_xlabel("B (rows of the input)" if along == "batch" else f"N (B = {rows['batch'].iloc[0]})")
         axes[0].set_ylabel("speed over B1 (×)")
         axes[0].set_ylim(0, 1.1 * max(1.0, table[["ratio", "then"]].max().max()))
         found = [Line2D([], [], color=tints[n], marker=markers[n], label=f"N = {n:.0f}") for n in markers]
@@ -232,10 +243,12 @@ def prediction(table: pd.DataFrame, note: str) -> Figure:
         fig = figures.canvas(
             6.8,
             3.4,
-            f"PREDICTION, not measured: with more GPUs the ratio nears 1, {top.min():.2f} to {top.max():.2f} with "
-            f"{table['ranks'].max()}",
+            f"PREDICTION, not measured: with more GPUs the forward's ratio nears 1, {top.min():.2f} to {top.max():.2f} "
+            f"with {table['ranks'].max()}",
             figures.subtitle(
-                f"N = {table['n'].iloc[0]}", "one weight split over all GPUs", "the two-GPU points too are the model's"
+                f"forward alone, N = {table['n'].iloc[0]}",
+                "one weight split over all GPUs",
+                "the two-GPU points too are the model's",
             ),
             " ".join(f"{r.ranks} GPUs, B={r.batch}: {r.ratio:.2f}x predicted." for r in _rows(table)),
             note,
@@ -256,7 +269,7 @@ def prediction(table: pd.DataFrame, note: str) -> Figure:
         ax.set_xticks(sorted(table["ranks"].unique()), [f"{w}" for w in sorted(table["ranks"].unique())])
         ax.set_ylim(0, 1.12)
         ax.set_xlabel("GPUs")
-        ax.set_ylabel("PREDICTED speed over B1 (×)")
+        ax.set_ylabel("PREDICTED forward speed over B1 (×)")
         ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
     return fig
 

@@ -10,6 +10,7 @@ import pandas as pd
 from blockshock_lib.report import cells, findings_law, findings_needs, labels, verdicts
 from blockshock_lib.report.findings_law import largest
 from blockshock_lib.report.tables import ABSENT, rounded
+from blockshock_lib.report.training_tables import piece_names
 from blockshock_lib.report.verdicts import Verdict, interval_text
 
 Frames = Mapping[str, pd.DataFrame]
@@ -61,19 +62,19 @@ def numbers(frames: Frames) -> pd.DataFrame:
 
 
 def _law_text(frame: pd.DataFrame, verdict: Verdict) -> str:
-    # The same quantity as the verdict's, in the same case.
+    # The same quantity as the verdict's, in the same case: of its largest cells the one that its rule takes.
+    cases = largest(verdict.cells)
+    if cases.empty:
+        return ABSENT
     if verdict.name == "H2":
-        table = findings_law.step_rows(frame)
-        hit = table[np.isclose(table["shrink"].astype(float), verdict.ratio, rtol=1e-9)]
-        value = hit["predicted_shrink"].iloc[0] if len(hit) else np.nan
+        case = cases.loc[cases["shrink_high"].idxmax(), "case"]
+        values = findings_law.step_rows(frame).set_index("case")["predicted_shrink"]
     else:
-        table = findings_law.law_rows(frame)
-        case = verdict.cells[verdict.cells["ratio"].eq(verdict.ratio)] if len(verdict.cells) else verdict.cells
-        hit = table[table["case"].isin(case["case"])] if len(case) else table.iloc[:0]
-        if verdict.name == "H1":
-            value = hit["predicted"].iloc[0] if len(hit) else np.nan
-        else:  # C multiplies as much as A
-            value = ((hit["a"] + hit["reduce"]) / (hit["ours"] + hit["reduce"])).iloc[0] if len(hit) else np.nan
+        case = cases.loc[cases["low"].idxmin(), "case"]
+        table = findings_law.law_rows(frame).set_index("case")
+        times_c = (table["a"] + table["reduce"]) / (table["ours"] + table["reduce"])  # C multiplies as much as A
+        values = table["predicted"] if verdict.name == "H1" else times_c
+    value = values.get(case, np.nan)
     return ABSENT if np.isnan(value) else f"{value:.2f}x"
 
 
@@ -131,7 +132,9 @@ def step_law_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def where_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Where the time goes in the largest case: a row a (work, method), a column a part, ms; "–" where there is none."""
+    """Where the time goes in the largest case: a row a (work, method), a column a part, ms; "–" where there is none.
+    The last column is how much longer a step's parts take one by one than the step: below 0, the step is longer.
+    """
     parts = largest(findings_law.pieces(frame))
     if parts.empty:
         return _nothing("phase1", "kernel time of its parts")
@@ -141,11 +144,11 @@ def where_table(frame: pd.DataFrame) -> pd.DataFrame:
     wide = wide.sort_values(
         ["work", "optimizer", "method"], key=lambda c: c.map(order).fillna(-1) if c.name != "work" else c
     )
-    names = [name for name in parts["part"].drop_duplicates() if name in wide]
+    names, called = [name for name in parts["part"].drop_duplicates() if name in wide], piece_names(frame)
     shown = wide[["work", "shape"]].assign(B=wide["batch"], optimizer=wide["optimizer"].map(labels.optimizer))
     shown["method"] = wide["method"].map(labels.label)
     for name in names:
-        shown[f"{name} (ms)"] = [ABSENT if pd.isna(v) else f"{v:.4g}" for v in wide[name]]
+        shown[f"{called.get(name, name)} (ms)"] = [ABSENT if pd.isna(v) else f"{v:.4g}" for v in wide[name]]
     return shown.drop(columns=[] if shown["optimizer"].any() else "optimizer").reset_index(drop=True)
 
 
@@ -222,7 +225,7 @@ def backtest_table(table: pd.DataFrame) -> pd.DataFrame:
     errors = {"b1_error": "B1's time, error (%)", "block_shock_error": "Block-Shock's time, error (%)"}
     errors |= {"error": "ratio, error (%)"}
     shown = pd.DataFrame({"N": table["n"].astype(str), "B": table["batch"].astype(str)})
-    shown["ratio predicted"], shown["ratio measured"] = (
+    shown["ratio of medians predicted"], shown["ratio of medians measured"] = (
         table[name].map("{:.2f}x".format) for name in ("predicted", "ratio")
     )
     for name, text in errors.items():
@@ -261,7 +264,7 @@ def model_table(plan) -> pd.DataFrame:
 
 
 def larger_table(table: pd.DataFrame) -> pd.DataFrame:
-    """PREDICTION: forward of B1 and Block-Shock on more GPUs of the measured kind."""
+    """PREDICTION: the forward of B1 and Block-Shock on more GPUs of the measured kind."""
     if table.empty:
         return _nothing("phase1", "enough cases on real GPUs")
     shown = pd.DataFrame({"GPUs": table["ranks"], "machines": table["machines"], "N": table["n"], "B": table["batch"]})
@@ -274,7 +277,7 @@ def larger_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def others_table(table: pd.DataFrame) -> pd.DataFrame:
-    """PREDICTION: speed of Block-Shock over B1 on two of other GPUs, a row a GPU, a column a batch."""
+    """PREDICTION: speed of Block-Shock's forward over B1's on two of other GPUs, a row a GPU, a column a batch."""
     if table.empty:
         return _nothing("phase1", "enough cases on real GPUs")
     wide = table.pivot_table(index=["gpu", "n"], columns="batch", values="ratio", sort=False)

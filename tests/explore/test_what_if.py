@@ -8,7 +8,7 @@ from tests.report.training_frames import training_frame
 
 @pytest.fixture(scope="module")
 def frame():
-    first = frames.make((4096, 16384), (16, 4096), groups=2, repeats=3)
+    first = frames.make((4096, 16384), (16, 4096), groups=3, repeats=3, noise=0.001)
     return pd.concat([first, training_frame((16384,), (4096,), groups=2, repeats=2)], ignore_index=True)
 
 

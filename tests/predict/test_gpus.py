@@ -18,7 +18,21 @@ def test_a_machine_is_known_by_its_title(title, name):
     assert named(title).name == name
 
 
-@pytest.mark.parametrize("title", ["CPU, 2 cores: AMD EPYC", "2x NVIDIA GeForce RTX 2080", "2x NVIDIA GH200 480GB"])
+@pytest.mark.parametrize(
+    "title",
+    [
+        "CPU, 2 cores: AMD EPYC",
+        "2x NVIDIA GeForce RTX 2080",
+        "2x NVIDIA GH200 480GB",
+        "2x NVIDIA H100 PCIe",
+        "2x NVIDIA H100 NVL",
+        "2x NVIDIA H200 NVL",
+        "2x NVIDIA A100-PCIE-40GB",
+        "2x NVIDIA A100-SXM4-40GB",
+        "1x NVIDIA GeForce RTX 4090 Laptop GPU",
+        "1x NVIDIA H200 + 1x NVIDIA B200",
+    ],
+)
 def test_another_machine_is_not_taken_for_one_of_the_table(title):
     assert named(title) is None
 

@@ -139,3 +139,4 @@ def test_a_plan_of_the_shipped_records_holds_every_table_and_says_how_good_it_is
     assert set(plan.larger["ranks"]) == {2, 4, 8, 64} and set(plan.larger["n"]) == {40960}
     assert list(plan.others["gpu"].unique()) == [gpu.name for gpu in GPUS]
     assert "median" in plan.note and "400 GB/s" in plan.note
+    assert "forward alone" in plan.note and "never tried beyond 2 GPUs" in plan.note

@@ -5,7 +5,7 @@ import pytest
 from blockshock_lib import records
 from blockshock_lib.manifest import ROOT
 from blockshock_lib.report import findings_law
-from blockshock_lib.report.findings_law import NAME
+from blockshock_lib.report.findings_law import NAME, OVER
 from tests.report import frames
 from tests.report.training_frames import training_frame
 
@@ -120,7 +120,7 @@ def test_the_parts_of_a_forward_sum_to_it_and_of_a_step_to_it_and_what_is_hidden
         mine = parts[parts["case"].eq(row.case) & parts["method"].eq("block_shock")]
         assert mine["ms"].sum() == pytest.approx(row.ours_forward)
     steps = parts[parts["work"].eq("step")]
-    signed = steps["ms"].where(steps["part"].ne("hidden"), -steps["ms"])
+    signed = steps["ms"].where(steps["part"].ne(OVER), -steps["ms"])
     whole = trained[trained["metric"].eq("step_kernel")].groupby(["case", "method"])["value"].median()
     found = signed.groupby([steps["case"], steps["method"]]).sum()
     assert np.allclose(found.sort_index(), whole.sort_index())
@@ -135,3 +135,17 @@ def test_without_times_every_table_is_empty(rows):
 def test_the_law_says_what_was_measured_on_the_shipped_gpus():
     rows = findings_law.law_rows(records.load(ROOT / "outputs" / "reference" / "phase1-cuda"))
     assert len(rows) == 20 and rows["residual"].abs().max() < 0.1 and rows["residual"].abs().median() < 0.025
+
+
+def test_a_dense_dw_is_full_and_counts_once(trained):
+    rows = trained[trained["metric"].eq("dw_kernel")]
+    assert set(rows.loc[rows["method"].isin(["dense", "row_parallel"]), "detail"]) == {"full"}
+    unnamed = trained.copy()
+    unnamed.loc[unnamed["metric"].eq("dw_kernel") & ~unnamed["method"].str.startswith("block_shock"), "detail"] = ""
+    said, without = findings_law.step_rows(trained), findings_law.step_rows(unnamed)
+    assert said["predicted_shrink"].equals(without["predicted_shrink"])
+
+
+def test_the_law_of_a_step_says_what_was_measured_on_the_shipped_gpus():
+    rows = findings_law.step_rows(records.load(ROOT / "outputs" / "reference" / "phase3-cuda"))
+    assert len(rows) == 6 and (rows["predicted_shrink"] / rows["shrink"] - 1).abs().max() < 0.08

@@ -4,7 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from blockshock_lib import records
+from blockshock_lib.manifest import ROOT
 from blockshock_lib.report import findings_needs
+from blockshock_lib.report.findings_law import NAME
 from blockshock_lib.report.findings_needs import Parts, what_if
 from tests.report import frames
 from tests.report.training_frames import training_frame
@@ -105,3 +108,28 @@ def test_without_times_there_is_nothing_to_ask():
     parts = Parts.of(pd.DataFrame())
     assert parts.law.empty and parts.steps.empty and what_if(parts).empty
     assert findings_needs.batch_needs(pd.DataFrame()).empty
+
+
+def test_b1_gathers_its_dx_and_sends_half_of_what_block_shock_sends(frame):
+    parts = Parts.of(frame)
+    there = what_if(parts, link=25.0)
+    for row in parts.steps.itertuples(index=False):
+        here = parts.pieces[parts.pieces["case"].eq(row.case)].set_index(["method", "part"])["ms"]
+        once = 2 * row.batch * row.in_features / 2 / 25e6  # ms of an all-gather on two ranks at 25 GB/s
+        names = [NAME[name] for name in ("reduce_kernel", "reduce_dx_kernel")]
+        b1 = row.b1 + 3 * once - sum(here["row_parallel", name] for name in names)
+        t3 = row.t3 + 4 * once - sum(here["block_shock", name] for name in names)
+        mine = there[there["case"].eq(row.case) & there["method"].eq("block_shock")]
+        assert mine["then"].item() == pytest.approx(b1 / t3)
+
+
+def test_a_slow_link_costs_the_shipped_step_what_it_costs_by_hand():
+    table = what_if(Parts.of(records.load(ROOT / "outputs" / "reference" / "phase3-cuda")), link=25.0)
+    row = table[table["size"].eq(40960) & table["optimizer"].eq("sgd") & table["method"].eq("block_shock")]
+    assert row["then"].item() == pytest.approx(53.6 / 68.5, rel=0.005)
+
+
+def test_an_interval_moves_with_its_ratio(frame):
+    now, then = what_if(Parts.of(frame)), what_if(Parts.of(frame), s=2.0)
+    assert (now["low"].lt(now["ratio"]) & now["high"].gt(now["ratio"])).all()
+    assert np.allclose(then["high"] / then["low"], now["high"] / now["low"])

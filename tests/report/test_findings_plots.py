@@ -3,7 +3,7 @@ import pytest
 
 from blockshock_lib.predict import scaling
 from blockshock_lib.report import figures, findings_plots
-from blockshock_lib.report.findings_needs import Parts, what_if
+from blockshock_lib.report.findings_needs import Parts, needs, what_if
 from tests.report import frames
 from tests.report.training_frames import training_frame
 
@@ -49,6 +49,30 @@ def test_bars_stand_for_the_forward_and_for_the_step_of_each_optimizer(both):
         "training step with AdamW",
     ]
     assert "compress" in figure.alt and "step SGD Block-Shock:" in figure.alt
+    looks = [(p.get_facecolor(), p.get_hatch()) for p in figure.axes[0].get_legend().get_patches()]
+    assert len(set(looks)) == len(looks) > 8, "two parts look alike in the legend"
+    assert "forward collective + bias" in figure.alt and "forward beyond its product" in figure.alt
+
+
+def test_the_sizes_of_a_single_batch_stand_side_by_side():
+    first = frames.make((4096, 16384), (4096,), groups=3, repeats=2)
+    both = pd.concat([first, training_frame((4096, 16384), (4096,), groups=3, repeats=2)], ignore_index=True)
+    figure = drawn(findings_plots.what_if(what_if(Parts.of(both))))
+    for ax in figure.axes:
+        places = [tuple(line.get_xdata()) for line in ax.lines if line.get_linestyle() == ":"]
+        assert sorted(places) == [(4096,), (16384,)]
+
+
+def test_what_if_calls_faster_only_what_its_interval_bears_out(both):
+    table = what_if(Parts.of(both), s=2.0)
+    forward = table["work"].eq("forward")
+    table.loc[forward, ["then", "low", "high"]] = [1.0002, 0.98, 1.02]
+    assert "1.00 to 1.00 of B1's speed: faster than B1 in 0 of 12" in findings_plots.what_if(table).alt
+
+
+def test_the_s_of_parity_is_what_the_cases_need(both):
+    needed = needs(both)["s_needed"]
+    assert f"Parity takes s of {needed.min():.2f} to {needed.max():.2f};" in findings_plots.parity(both).alt
 
 
 def test_what_if_has_a_panel_a_work(both):

@@ -1,6 +1,6 @@
-import pandas as pd
 import re
 
+import pandas as pd
 import pytest
 from matplotlib.text import Text
 
