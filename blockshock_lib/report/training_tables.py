@@ -67,7 +67,7 @@ def tensor_table(frame: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-# Of a method that ran in some cases and cannot in others its checks are shown; the reasons stand in a table of their own.
+# Of a method that ran in some cases and cannot in others its checks are shown; the reasons have a table of their own.
 _RANK = (ABSENT, "unsupported", "pass", "not reached", "out of time", "out of memory", "FAIL")
 
 
