@@ -47,9 +47,11 @@ def shipped():
 
 
 def test_the_shipped_runs_count_and_the_redrawn_one_does_not(shipped):
-    found = {source.folder.name: source for source in shipped.sources}
-    assert all(found[name].use == COUNTS for name in ("phase0-cpu", "phase0-cuda", "phase1-cpu", "phase1-cuda"))
-    assert found["redrawn"].use == "left out: it only redraws outputs/reference/phase1-cuda"
+    found = {source.folder.relative_to(REFERENCE).as_posix(): source for source in shipped.sources}
+    names = [f"phase{n}-{kind}" for n in range(4) for kind in ("cpu", "cuda")]
+    assert all(found[name].use == COUNTS for name in names)
+    for name in ("phase1-cuda", "phase2-cuda", "phase3-cuda"):
+        assert found[f"{name}/redrawn"].use == f"left out: it only redraws outputs/reference/{name}"
 
 
 def test_machines_are_never_put_together_and_gpus_come_first(shipped):
