@@ -193,10 +193,12 @@ def check_trained(trial: Trial, name: str, trainer: Trainer, dy: torch.Tensor) -
     """The weights, then y and dX with them: a copy of the weights that was left behind shows there."""
     runner, reference = trainer.runner, trial.problem.trained
     trainer.drop_gradients()
+    made = forward_and_dx(trial, name, runner, dy)  # before `to_dense`, which refreshes what the steps left behind
+    if made is None:
+        return False
     if not trial.check(name, "weight", [(runner.to_dense(), reference.weight, reference.exact_weight)]):
         return False
-    made = forward_and_dx(trial, name, runner, dy)
-    return made is not None and check_outputs(trial, name, made, trained=True, record=False)
+    return check_outputs(trial, name, made, trained=True, record=False)
 
 
 def weigh(trial: Trial, name: str, runner: Runner, peak: int | None) -> None:
