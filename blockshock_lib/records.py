@@ -42,7 +42,7 @@ METRICS = {
     **dict.fromkeys(("forward_call", "forward_kernel", "compute_kernel", "reduce_kernel", "kernel_time"), "ms"),
     # Backward: the gradient of the input alone, its collective, with it; of the weight by the chosen and by each way.
     **dict.fromkeys(("dx_kernel", "reduce_dx_kernel", "backward_kernel", "pass_kernel", "pass_call"), "ms"),
-    **dict.fromkeys(("dw_kernel", "dw_strategy_kernel"), "ms"),
+    **dict.fromkeys(("dw_kernel", "dw_strategy_kernel", "backward_order_kernel"), "ms"),
     # A training step and what follows the gradients in it.
     **dict.fromkeys(("optimizer_kernel", "remask_kernel", "compress_kernel", "refresh_kernel"), "ms"),
     **dict.fromkeys(("step_kernel", "step_call"), "ms"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from blockshock_lib.params import Params
 GRAPH_MS = 2.0
 # Calls one by one may take a few times as long as in a graph, for the host's part in them.
 CERTAIN = 4
+# Samples of each order of the backward, to choose by.
+ORDER_SAMPLES = 5
 
 _ceilings: dict[torch.dtype, roofline.Ceilings] = {}
 
@@ -126,7 +129,24 @@ class Session:
         sizes = [copies_past_cache(runner.weight_bytes(), self.device)]
         count = int(self.group.largest(sizes, self.device)[0])
         copies = self.trial.agree(name, lambda: [runner] + [self.copy(name) for _ in range(count - 1)])
-        return {} if copies is None else work.of(self.problem, copies, name, self.trial.phase, spares)
+        if copies is None:
+            return {}
+        if self.trial.phase.train and work.has_orders(self.problem, name):
+            self.choose_order(runner, copies)
+        return work.of(self.problem, copies, name, self.trial.phase, spares)
+
+    def choose_order(self, runner: Runner, copies: list[Runner]) -> None:
+        """Has dX's collective overlap dW where a few samples of the backward say that it is faster; on all ranks alike.
+
+        What is then reported of both orders is measured anew: the samples that chose are not those that are shown.
+        """
+        tasks = {one: self.graph(runner, work.backward(self.problem, copies, one), 1) for one in work.ORDERS}
+        taken = self.clock.interleave(tasks, warmup=1, samples=ORDER_SAMPLES, min_sample_ms=self.timing.min_sample_ms)
+        for task in tasks.values():
+            if task.fn is not None:
+                task.fn.release()
+        for one in copies:
+            one.overlap = min(taken, key=lambda order: statistics.median(taken[order]))
 
     def copy(self, name: str) -> Runner:
         """One more of a method that is already tuned; it finds the choice that the first one made."""
@@ -205,8 +225,8 @@ class Session:
         for key, values in taken.items():
             detail = works[name, key].detail
             metrics = [key.split()[0]]
-            if key == "dw_kernel" and works_of(works, name, "dw_strategy_kernel"):
-                metrics.append("dw_strategy_kernel")  # the chosen way is one of them
+            if key in work.WAYS and works_of(works, name, work.WAYS[key]):
+                metrics.append(work.WAYS[key])  # the chosen way is one of them
             for metric, (repeat, ms) in itertools.product(metrics, enumerate(values)):
                 self.rows.add(name, metric, ms, repeat, detail)
         for metric, value in roofline.phase_floors(self.problem, name, phase, _ceilings[self.problem.dtype]).items():

@@ -14,6 +14,12 @@ from blockshock_lib.engine.training import STANDSTILL, Trainer, eager_step
 
 Call = Callable[[], Any]
 
+ORDERS = {True: "overlapped", False: "in turn"}
+"""Whether dX's collective runs while dW is computed."""
+
+WAYS = {"dw_kernel": "dw_strategy_kernel", "backward_kernel": "backward_order_kernel"}
+"""What is timed each way that it can run: the chosen way under both names, the others under the second."""
+
 
 @dataclass
 class Work:
@@ -117,8 +123,20 @@ class Spares:
         return self._flat[what][: weight.numel()].view(weight.shape)
 
 
-def trained(problem: Problem, copies: list[Runner], spares: Spares | None) -> dict[str, Work]:
-    """The whole step as kernels and as a user's call; dX, dW and db; dW each way; the optimizer and what follows it.
+def backward(problem: Problem, copies: list[Runner], overlap: bool | None = None) -> Work:
+    """dX, dW and db; dX's collective in the order asked for, or else in that of the layers."""
+    x, dy = problem.x, problem.dy
+    return Work([lambda one=one: one.backward(dy, x, overlap=overlap) for one in copies])
+
+
+def has_orders(problem: Problem, name: str) -> bool:
+    """Whether the method's dX has a collective that can run beside dW: on ranks of their own, not emulated ones."""
+    return bool(problem.cost_dx(name).sent) and not problem.case.emulated
+
+
+def trained(problem: Problem, copies: list[Runner], name: str, spares: Spares | None) -> dict[str, Work]:
+    """The whole step as kernels and as a user's call; dX, dW and db, in both orders; dW each way; the optimizer and
+    what follows it.
 
     Every copy has an optimizer of its own, whose rate is so small that no weight moves.
 
@@ -141,9 +159,13 @@ def trained(problem: Problem, copies: list[Runner], spares: Spares | None) -> di
 
     found = {
         "step_kernel": Work([lambda t=t: t.step(x, dy) for t in trainers], heavy=True, keeps=True),
-        "backward_kernel": Work([lambda one=one: one.backward(dy, x) for one in copies]),
+        "backward_kernel": backward(problem, copies),
         "dw_kernel": Work(dw(first.dw_by), detail=first.dw_by),
     }
+    if has_orders(problem, name):
+        found["backward_kernel"].detail, other = ORDERS[first.overlap], not first.overlap
+        found[f"backward_order_kernel {ORDERS[other]}"] = backward(problem, copies, other)
+        found[f"backward_order_kernel {ORDERS[other]}"].detail = ORDERS[other]
     for by in first.dw_strategies():
         if by != first.dw_by:
             found[f"dw_strategy_kernel {by}"] = Work(dw(by), detail=by)
@@ -180,7 +202,7 @@ def of(problem: Problem, copies: list[Runner], name: str, phase: Phase, spares: 
         for work in found.values():
             work.heavy = False  # the pass or the step comes first, and leads in for all of them
         found |= input_gradient(problem, copies, name)
-        found = (trained(problem, copies, spares) if phase.train else frozen(problem, copies)) | found
+        found = (trained(problem, copies, name, spares) if phase.train else frozen(problem, copies)) | found
     for work in found.values():
         work.copies = copies
     return found

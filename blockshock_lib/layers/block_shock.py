@@ -202,7 +202,7 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
         dense = torch.mm(dy.t(), x)
         if self.stock:
             return torch.where(self.stock_mask, dense, dense.new_zeros(()))
-        return self.pattern.gather(dense)
+        return self.pattern.masked(dense, out=dense) if self.recompresses else self.pattern.gather(dense)
 
     def _half_dw(self, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """(the gradient [N, k/2] with this rank's half of the rows written, the other term's entries of that half)."""
@@ -233,7 +233,7 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
         return partials
 
     def in_layout(self, values: Tensor) -> Tensor:
-        """A gradient's packed values in the layout of the weight; a stock layer's gradient is dense already."""
+        """A gradient's packed values in the layout of the weight; a master's may be dense already."""
         return self.pattern.scatter(values) if self.recompresses and values.shape != self.weight.shape else values
 
     # What must follow a change of the weight
@@ -251,8 +251,8 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
             return
         if self.stock:
             torch.where(self.stock_mask, self.weight, self.weight.new_zeros(()), out=self.weight)
-        else:  # the packed values serve as scratch: `compress` writes them next
-            self.pattern.scatter(self.pattern.gather(self.weight, out=self.packed.values), out=self.weight.detach())
+        else:
+            self.pattern.masked(self.weight, out=self.weight.detach())
 
     @torch.no_grad()
     def _compress(self) -> None:
@@ -326,8 +326,8 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
     # Layout
 
     def from_dense(self, dense: Tensor) -> Tensor:
-        values = self.pattern.gather(dense[self.rows, self.cols])
-        return self.pattern.scatter(values) if self.recompresses else values
+        part = dense[self.rows, self.cols]
+        return self.pattern.masked(part) if self.recompresses else self.pattern.gather(part)
 
     def part_dense(self, tensor: Tensor) -> Tensor:
         return tensor if self.recompresses else self.pattern.scatter(tensor)

@@ -56,6 +56,8 @@ class BlockShockCosts:
             full = dense_dw(shape, n, k)
             if shape.stock:
                 return full._replace(read=full.read + dense + n * k, written=2 * dense, peak=2 * dense)
+            if shape.update == "recompress":
+                return full._replace(read=full.read + dense, written=2 * dense)
             cost = full._replace(read=full.read + dense, written=dense + kept, peak=dense + kept)
         if shape.update == "packed":
             return cost

@@ -32,12 +32,12 @@ class MaskedDenseLinear(TermParallelLinear):
 
     def local_dw(self, dy: torch.Tensor, x: torch.Tensor, by: str | None = None) -> torch.Tensor:
         dense = super().local_dw(dy, x)
-        return self.pattern.scatter(self.pattern.gather(dense), out=dense)
+        return self.pattern.masked(dense, out=dense)
 
     def from_dense(self, dense: torch.Tensor) -> torch.Tensor:
         if self.pattern is None:
             raise UnsupportedError("a frozen masked dense layer does not keep its mask: make it anew with the weight")
-        return self.pattern.scatter(self.pattern.gather(dense[self.rows, self.cols].contiguous()))
+        return self.pattern.masked(dense[self.rows, self.cols])
 
     @classmethod
     def cost(cls, shape: Shape) -> Cost:
@@ -53,9 +53,6 @@ class MaskedDenseLinear(TermParallelLinear):
 
     @classmethod
     def cost_dw(cls, shape: Shape, by: str = "full") -> Cost:
-        """The dense product, then one pass that gathers what the mask keeps and one that writes it back."""
+        """The dense product, then one pass over it that writes zeros in the holes."""
         product = dense_dw(shape, shape.out_features, shape.term_columns)
-        kept = product.written / 2
-        return product._replace(
-            read=product.read + product.written + kept, written=2 * product.written + kept, peak=product.peak + kept
-        )
+        return product._replace(read=product.read + product.written, written=2 * product.written)

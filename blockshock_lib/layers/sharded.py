@@ -54,8 +54,11 @@ class ShardedLinear(DenseView):
     Attributes:
         weight: this rank's share, a parameter in the method's own layout; None on a rank that stands by.
         bias: a parameter [N], or None.
+        overlap: whether dX's collective runs while dW is computed. Both kernels then share the GPU, which is not always
+            faster: phase 3 measures both orders. May be set at any time, to the same on all ranks.
     """
 
+    overlap = True
     uses_mask = False  # splits W into two terms
     gathers = False  # multiplies only the columns that a periodic mask keeps, as a dense product
     transposed_y = False  # y is the transposed view of a contiguous [N, B]
@@ -215,14 +218,21 @@ class ShardedLinear(DenseView):
         return values
 
     def backward(
-        self, dy: torch.Tensor, x: torch.Tensor | None, need: tuple[bool, bool, bool] = (True, True, True)
+        self,
+        dy: torch.Tensor,
+        x: torch.Tensor | None,
+        need: tuple[bool, bool, bool] = (True, True, True),
+        overlap: bool | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """(dX, dW, db) of dy [B, N]; `need` says which, None stands for the others. x [B, K] is needed for dW alone.
 
-        dX's collective runs while dW is computed. db is the sum of dy over the batch, which is the same on every rank.
-        As a product with ones it needs no temporary; `dy.sum(0)` took 128 MiB for 4096 x 4096 on an H200.
+        dX's collective runs while dW is computed, or before, as `overlap` or else the layer's own says. db is the sum
+        of dy over the batch, which is the same on every rank. As a product with ones it needs no temporary;
+        `dy.sum(0)` took 128 MiB for 4096 x 4096 on an H200.
         """
         dx = self.start_dx(self.local_dx(dy)) if need[0] else None
+        if dx is not None and not (self.overlap if overlap is None else overlap):
+            dx = Pending(dx.wait())
         dw = self.finish_dw(self.local_dw(dy, x)) if need[1] else None
         db = torch.mm(dy.new_ones(1, dy.shape[0]), dy)[0] if need[2] and self.bias is not None else None
         return None if dx is None else dx.wait(), dw, db

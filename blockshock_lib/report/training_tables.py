@@ -26,7 +26,6 @@ PIECES = {
     "refresh": ("refresh_kernel", "floor_refresh"),
 }
 STAGES = ("re-mask", "compress", "refresh")
-STRATEGIES = ("full", "periodic", "exchange")
 
 
 def tensor_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -127,7 +126,7 @@ def whole_table(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     table["tokens/s"] = rounded(1e3 * table["batch"].astype(float) / table["median"].astype(float)).round().astype(int)
     table["of floor (%)"] = (100 * table.pop(f"floor_{what}").astype(float) / table["median"].astype(float)).round(1)
     columns = [time, "p10–p90", "vs B1", "claim", "tokens/s", "call (ms)", "of floor (%)"]
-    return _shown(table, columns)
+    return shown(table, columns)
 
 
 def pieces_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -135,7 +134,7 @@ def pieces_table(frame: pd.DataFrame) -> pd.DataFrame:
     no such piece. What a step hides of them, or adds, is in the figure.
     """
     table = _pieces(frame)
-    return _shown(table, [name for name in PIECES if name in table]).rename(columns=piece_names(frame))
+    return shown(table, [name for name in PIECES if name in table]).rename(columns=piece_names(frame))
 
 
 def piece_names(frame: pd.DataFrame) -> dict[str, str]:
@@ -171,30 +170,7 @@ def stages_table(frame: pd.DataFrame) -> pd.DataFrame:
     table["time (ms)"], table["floor (ms)"] = (rounded(table[name].astype(float)) for name in ("median", "floor"))
     floors = table["floor"].astype(float)
     table["time / floor"] = rounded(table["median"].astype(float) / floors.mask(floors.eq(0)), digits=3)
-    return _shown(table, ["stage", "time (ms)", "floor (ms)", "time / floor"])
-
-
-def dw_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Median ms of dW by each strategy that can run, its exchange included, a row a (case, method), and which one the
-    layer took.
-    """
-    rows = cells.complete(frame)
-    strategy = rows["metric"].eq("dw_strategy_kernel")
-    table = pd.DataFrame()
-    for name in STRATEGIES:
-        part = cells.summary(rows[~strategy | rows["detail"].eq(name)], "dw_strategy_kernel")
-        if len(part):
-            part = part.rename(columns={"median": f"{name} (ms)"}).drop(columns=["p10", "p90"])
-            keys = [key for key in part if not key.endswith("(ms)")]
-            table = part if table.empty else table.merge(part, on=keys, how="outer")
-    if table.empty:
-        return table
-    taken = cells.samples(rows, "dw_kernel").drop_duplicates(["case", "method"])
-    table = table.merge(taken[["case", "method", "detail"]], on=["case", "method"], how="left")
-    table = table.rename(columns={"detail": "taken"}).fillna({"taken": ABSENT})
-    times = [name for name in table if name.endswith("(ms)")]
-    table[times] = rounded(table[times].astype(float))
-    return _shown(table, [*times, "taken"])
+    return shown(table, ["stage", "time (ms)", "floor (ms)", "time / floor"])
 
 
 def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -233,7 +209,7 @@ def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
     times = ["dense product (ms)", "2:4 product (ms)", "compress (ms)"]
     table[times] = rounded(table[times])
     table = table.assign(size=cells.size(table), method="block_shock_recompress")
-    return _shown(table, [*times, "dense / (both)", "pays within one", "pays after (products)"]).drop(columns="method")
+    return shown(table, [*times, "dense / (both)", "pays within one", "pays after (products)"]).drop(columns="method")
 
 
 def loss_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -290,7 +266,7 @@ def _with(table: pd.DataFrame, part: pd.DataFrame, name: str) -> pd.DataFrame:
     return table.merge(part, on=["case", "method"], how="left")
 
 
-def _shown(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+def shown(table: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """Rows in the order of size, B, optimizer and method: shape, B, what else differs, method, `columns`."""
     methods = {name: i for i, name in enumerate(labels.methods_in(table["method"]))}
     optimizers = {name: i for i, name in enumerate(labels.OPTIMIZERS)}

@@ -59,9 +59,10 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     require_support(unsupported(weight.device, weight.dtype), "cslt")
     packing.check_weight(weight, mask)
     # The op compresses by value: it would note another place for a kept zero, and values written later would go astray.
-    # Ones where the mask keeps give the metadata of the mask. Contiguous, as the op takes that for granted unseen.
-    ones = mask.to(weight.dtype, memory_format=torch.contiguous_format)
-    packed = Packed("cslt", tuple(weight.shape), weight.dtype, (torch._cslt_compress(ones),), {})
+    # Ones where the mask keeps give the metadata of the mask. Contiguous, as the op takes that for granted unseen. They
+    # are as large as the dense weight, and gone before its values are gathered.
+    data = torch._cslt_compress(mask.to(weight.dtype, memory_format=torch.contiguous_format))
+    packed = Packed("cslt", tuple(weight.shape), weight.dtype, (data,), {})
     Pattern.of(mask).gather(weight, out=packed.values)
     return packed
 

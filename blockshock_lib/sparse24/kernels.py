@@ -1,4 +1,4 @@
-"""The three moves of pattern.py as Triton kernels, for 16-bit values on a GPU; pattern.py is their oracle.
+"""The moves of pattern.py as Triton kernels, for 16-bit values on a GPU; pattern.py is their oracle.
 
 Each is bound by memory, so each reads and writes every byte once, in runs of at least 128 bytes:
 - two kept weights of a row of a tile are neighbours: one 32-bit word of the values;
@@ -35,8 +35,10 @@ BLOCKS = {
     "transpose_values": Block(64, 32, 16),
     "gather": Block(4, 128, 4),
     "scatter": Block(4, 128, 8),
+    "masked": Block(4, 128, 8),
 }
-"""With more than four tiles a thread Triton moves values through shared memory once more; `scatter` keeps to two."""
+"""With more than four tiles a thread Triton moves values through shared memory once more; what writes a dense
+matrix keeps to two."""
 
 
 def transpose_values(pattern: Pattern, values: Tensor, out: Tensor) -> None:
@@ -52,6 +54,11 @@ def gather(pattern: Pattern, dense: Tensor, out: Tensor) -> None:
 def scatter(pattern: Pattern, values: Tensor, out: Tensor) -> None:
     """values [N, K/2] -> out [N, K], +0.0 in the holes; both 16-bit, out contiguous."""
     _launch("scatter", _scatter, pattern, "words", _words(values, torch.int32), out.view(torch.int64))
+
+
+def masked(pattern: Pattern, dense: Tensor, out: Tensor) -> None:
+    """dense [N, K] -> out [N, K], +0.0 in the holes; both 16-bit, out contiguous, and may be `dense` itself."""
+    _launch("masked", _masked, pattern, "words", _words(dense, torch.int64), out.view(torch.int64))
 
 
 def _words(source: Tensor, dtype: torch.dtype) -> Tensor:
@@ -185,4 +192,31 @@ def _scatter(
         first = (words >> (4 * i) & 3) * 16
         second = (words >> (4 * i + 2) & 3) * 16
         four = (pair & 0xFFFF) << first.to(tl.uint64) | (pair >> 16) << second.to(tl.uint64)
+        tl.store(out + at, four.to(tl.int64, bitcast=True), mask=inside)
+
+
+@triton.jit
+def _masked(
+    dense,  # int64 [4 rows, cols]
+    out,  # int64 [4 rows, cols]
+    tiles,
+    table,
+    rows,
+    cols,
+    CODE: tl.constexpr,
+    NUMBERED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    c = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    inside = (r < rows)[:, None] & (c < cols)[None, :]
+    words = _codes(tiles, table, r, c, rows, cols, CODE, NUMBERED)
+    kept = tl.full((r.shape[0], c.shape[0]), 0xFFFF, tl.uint64)
+    for i in tl.static_range(4):
+        at = (4 * r + i).to(tl.int64)[:, None] * cols + c[None, :]
+        four = tl.load(dense + at, mask=inside, other=0).to(tl.uint64, bitcast=True)
+        first = (words >> (4 * i) & 3) * 16
+        second = (words >> (4 * i + 2) & 3) * 16
+        four = four & (kept << first.to(tl.uint64) | kept << second.to(tl.uint64))
         tl.store(out + at, four.to(tl.int64, bitcast=True), mask=inside)

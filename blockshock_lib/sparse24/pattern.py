@@ -2,9 +2,10 @@
 
 Training with a fixed mask never compresses. It moves values: out of a dense gradient (`gather`), back into a dense
 weight (`scatter`), and from the packed values of W to those of W^T (`transpose_values`), which is one permutation
-inside each 4x4 tile and a transposition of the grid of tiles.
+inside each 4x4 tile and a transposition of the grid of tiles. A dense matrix that is kept dense loses what the mask
+drops (`masked`).
 
-Each of the three is written twice. The torch version here runs anywhere in any dtype and is the oracle. On a CUDA
+Each of the four is written twice. The torch version here runs anywhere in any dtype and is the oracle. On a CUDA
 device 16-bit values go through one Triton kernel each (kernels.py). Neither reads a value back to the host, so both can
 be captured in a CUDA graph once they have run. Values are moved bit for bit, a NaN's too; nothing here has a gradient.
 
@@ -154,6 +155,23 @@ class Pattern:
             for part in _parts(self.tiles):
                 _by_rows(dense, part, 4).scatter_(3, self._places(part), _by_rows(values, part, 2))
         return _written(out, dense)
+
+    def masked(self, dense: Tensor, out: Tensor | None = None) -> Tensor:
+        """Dense [N, K] with +0.0 where nothing is kept, a NaN there too. Into `out` if given, which may be `dense`.
+
+        Raises:
+            ValueError: `dense` or `out` does not fit by shape, dtype or device, or `out` is not contiguous.
+        """
+        dense = self._fitting(dense, self.shape)
+        result = _result(out, dense, self.shape)
+        if _has_kernel(dense):
+            _kernels().masked(self, dense, result)
+        else:
+            for part in _parts(self.tiles):
+                groups, places = _by_rows(dense, part, 4), self._places(part)
+                kept = groups.gather(3, places)
+                _by_rows(result, part, 4).zero_().scatter_(3, places, kept)
+        return _written(out, result)
 
     def transpose_values(self, values: Tensor, out: Tensor | None = None) -> Tensor:
         """Packed values [K, N/2] of W^T from those of W, [N, K/2]. Into `out` if given.

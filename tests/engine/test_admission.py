@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from blockshock_lib import params
-from blockshock_lib.engine import curve, experiment, memory
+from blockshock_lib.engine import curve, experiment, memory, work
+from blockshock_lib.engine.timing import Clock
 from blockshock_lib.layers.block_shock import BlockShockLinear
+from blockshock_lib.layers.emulated import Emulated
 from blockshock_lib.layers.problem import LinearProblem
 from blockshock_lib.layers.row_parallel import RowParallelLinear
 from tests.cases import case
@@ -63,7 +65,7 @@ FAULTS = {
     ),
     "packed copies left behind": (
         "block_shock_recompress",
-        "dx after 3 steps",
+        "y after 3 steps",
         lambda patch: patch.setattr(BlockShockLinear, "_compress", lambda self: None),
     ),
     "dX with NaN": (
@@ -124,6 +126,38 @@ def test_a_step_is_timed_with_its_pieces(quick, tmp_path):
         ways = picked(rows, method, "dw_strategy_kernel")
         assert {row["detail"] for row in ways} == {"full", "periodic", "exchange"}
         assert {row["detail"] for row in picked(rows, method, "dw_kernel")} == {"periodic"}
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_the_faster_order_of_the_backward_is_taken_and_both_are_shown(quick, tmp_path, monkeypatch, faster):
+    """The choice follows samples of its own: here they say that the order `faster` takes half of the other's time."""
+    own, orders = Clock.interleave, []
+
+    def interleave(self, tasks, **how):
+        if set(tasks) != {True, False}:
+            return own(self, tasks, **how)
+        return {order: [1.0 + (order is not faster)] * how["samples"] for order in tasks}
+
+    real = Emulated.backward
+
+    def backward(self, dy, x, need=(True, True, True), overlap=None):
+        orders.append(self.overlap if overlap is None else overlap)
+        return real(self, dy, x, need, overlap)
+
+    monkeypatch.setattr(Clock, "interleave", interleave)
+    monkeypatch.setattr(work, "has_orders", lambda problem, name: True)
+    monkeypatch.setattr(Emulated, "backward", backward)
+    rows = run(quick, tmp_path)
+    (taken,) = {row["detail"] for row in picked(rows, "row_parallel", "backward_kernel")}
+    assert taken == work.ORDERS[faster]
+    shown = {row["detail"] for row in picked(rows, "row_parallel", "backward_order_kernel")}
+    assert shown == set(work.ORDERS.values()) and set(orders) == {True, False}
+
+
+def test_a_method_without_ranks_of_its_own_has_one_order(quick, tmp_path):
+    rows = run(quick, tmp_path)
+    assert not picked(rows, "row_parallel", "backward_order_kernel")
+    assert {row["detail"] for row in picked(rows, "row_parallel", "backward_kernel")} == {""}
 
 
 def test_a_pass_is_timed_where_weights_are_frozen(quick, tmp_path):

@@ -139,7 +139,7 @@ def _each_optimizer(patch, change):
 # fault -> the method that it breaks, the case that shows it, and the tensor that the check must name
 FAULTS = {
     transposed_copy_is_stale: ("block_shock", dict(optimizer="sgd"), "dx after 3 steps"),
-    compress_is_skipped: ("block_shock_recompress", dict(optimizer="adamw"), "dx after 3 steps"),
+    compress_is_skipped: ("block_shock_recompress", dict(optimizer="adamw"), "y after 3 steps"),
     mask_is_not_applied_again: ("block_shock_recompress", dict(optimizer="sgd", mask="random"), "weight"),
     parameter_is_a_copy_of_what_is_multiplied: ("block_shock", dict(optimizer="adamw"), "y after 3 steps"),
     optimizer_state_in_the_wrong_order: ("block_shock", dict(optimizer="adamw"), "weight"),

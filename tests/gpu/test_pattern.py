@@ -38,7 +38,10 @@ def test_the_kernels_give_the_oracles_bits(mask, shape, dtype):
         dense = torch.randint(-(1 << 15), 1 << 15, shape, dtype=torch.int16, device="cuda").view(dtype)
         values = ours.gather(dense)
         assert torch.equal(bits(values), bits(oracle.gather(dense.cpu())))
-        assert torch.equal(bits(ours.scatter(values)), bits(oracle.scatter(values.cpu())))
+        full = oracle.scatter(values.cpu())
+        assert torch.equal(bits(ours.scatter(values)), bits(full))
+        assert torch.equal(bits(ours.masked(dense)), bits(full))
+        assert torch.equal(bits(ours.masked(dense, out=dense)), bits(full))
         if ours.transposable:
             turned = oracle.transpose_values(values.cpu())
             assert torch.equal(bits(ours.transpose_values(values)), bits(turned))
@@ -54,6 +57,7 @@ def test_more_than_two_to_the_31_bytes_are_moved_right():
     assert torch.equal(bits(values[last]), bits(oracle.gather(dense[last].cpu())))
     assert torch.equal(bits(turned[:, -32:]), bits(oracle.transpose_values(values[last].cpu())))
     back = found.scatter(values).view(torch.int16)
+    assert torch.equal(found.masked(dense).view(torch.int16), back)
     assert torch.equal(back, dense.view(torch.int16).mul_(keep))
     assert torch.equal(found.t().scatter(turned).view(torch.int16).t(), back)
 
@@ -64,7 +68,7 @@ def test_the_moves_can_be_captured_in_a_graph_and_follow_new_values():
 
     def step():
         values = found.gather(dense)
-        return values, found.scatter(values), found.transpose_values(values)
+        return values, found.scatter(values), found.masked(dense), found.transpose_values(values)
 
     step()
     graph = torch.cuda.CUDAGraph()

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from blockshock_lib.report import labels, tables, training_tables
+from blockshock_lib.report import labels, tables, training_tables, training_ways
 from blockshock_lib.report.training_memory import memory_parts, training_memory_table
 from tests.report import frames
 from tests.report.training_frames import METHODS, training_frame
@@ -12,7 +12,8 @@ ALL = (
     training_tables.how_table,
     training_tables.pieces_table,
     training_tables.stages_table,
-    training_tables.dw_table,
+    training_ways.dw_table,
+    training_ways.order_table,
     training_tables.break_even_table,
     training_tables.loss_table,
     training_tables.largest_table,
@@ -140,21 +141,6 @@ def test_stages_stand_beside_their_floor(phase3):
     ours = table[table["method"].eq("Block-Shock")]
     assert set(ours["stage"]) == {"refresh"} and len(ours) == 8
     assert {"re-mask", "compress"} <= set(table["stage"])
-
-
-def test_dw_strategies_are_told_apart_and_the_taken_one_is_named(phase3):
-    table = training_tables.dw_table(phase3)
-    assert np.allclose(table["full (ms)"] / table["periodic (ms)"], 2, rtol=0.01)
-    assert np.allclose(table["exchange (ms)"] / table["periodic (ms)"], 1.2, rtol=0.01)
-    assert set(table["method"]) == {labels.label(m) for m in METHODS[5:]}
-    stock = table["method"].eq(labels.label("block_shock_torch"))
-    assert set(table.loc[stock, "taken"]) == {"full"} and set(table.loc[~stock, "taken"]) == {"periodic"}
-
-
-def test_a_strategy_that_cannot_run_leaves_a_gap_and_no_row_is_lost(phase3):
-    ours = phase3["method"].eq("block_shock") & phase3["detail"].eq("periodic")
-    table = training_tables.dw_table(phase3[~(ours & phase3["metric"].eq("dw_strategy_kernel"))])
-    assert table.loc[table["method"].eq("Block-Shock"), "periodic (ms)"].isna().all() and len(table) == 8 * 3
 
 
 def test_sparsifying_pays_where_compress_and_2_4_together_beat_dense():

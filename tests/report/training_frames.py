@@ -127,7 +127,13 @@ def _metrics(phase, method, t, kernel):
     step = forward + backward + t["optimizer"] + t["remask"] + t["compress"] + t["refresh"]
     found |= {("step_call", ""): step + 0.3}
     if kernel:
-        found |= {("backward_kernel", ""): backward, ("dw_kernel", dw_by): t["dw"], ("step_kernel", ""): step}
+        orders = {"overlapped": backward, "in turn": t["dw"] + t["dx"] + t["reduce_dx"]}
+        if method == "column_parallel":  # which is faster in turn
+            orders["in turn"] = 0.9 * backward
+        taken = min(orders, key=orders.get) if t["reduce_dx"] else ""
+        found |= {("backward_kernel", taken): orders.get(taken, backward), ("dw_kernel", dw_by): t["dw"]}
+        found |= {("backward_order_kernel", name): ms for name, ms in orders.items() if taken}
+        found |= {("step_kernel", ""): step}
         found |= {(f"{name}_kernel", ""): t[name] for name in ("optimizer", "remask", "compress", "refresh")}
         if method in OURS:
             by = {"full": 2.0, "periodic": 1.0, "exchange": 1.2}

@@ -209,8 +209,9 @@ def probing(monkeypatch):
     monkeypatch.setattr(cslt_tune.Probe, "clock", lambda self, setting, samples: times[setting.alg_id])
 
 
-def search(shape=(128, 1024), rows=16, **options):
-    return cslt_tune.search(shape, rows, torch.bfloat16, torch.device("cpu"), **options)
+def search(shape=(128, 1024), rows=16, seconds=600, **options):
+    """With time for every candidate, on a busy machine too."""
+    return cslt_tune.search(shape, rows, torch.bfloat16, torch.device("cpu"), seconds=seconds, **options)
 
 
 def test_a_search_tries_every_algorithm_and_the_librarys_pick(probing):

@@ -30,19 +30,22 @@ def kernels():
 
 
 def check(kernels, keep, dtype):
-    """The three kernels give the oracle's bits, and write all of their output."""
+    """The kernels give the oracle's bits, and write all of their output."""
     found = Pattern.of(keep)
     rows, columns = keep.shape
     generator = torch.Generator().manual_seed(rows + columns)
     dense = torch.randint(-(1 << 15), 1 << 15, keep.shape, dtype=torch.int16, generator=generator).view(dtype)
     values = found.gather(dense)
-    moves = [(kernels.gather, dense, values), (kernels.scatter, values, found.scatter(values))]
+    full = found.scatter(values)
+    moves = [(kernels.gather, dense, values), (kernels.scatter, values, full), (kernels.masked, dense, full)]
     if found.transposable:
         moves.append((kernels.transpose_values, values, found.transpose_values(values)))
     for move, source, wanted in moves:
         out = torch.full_like(wanted, 7)
         move(found, source, out)
         assert torch.equal(out.view(torch.int16), wanted.view(torch.int16)), move.__name__
+    kernels.masked(found, dense, dense)
+    assert torch.equal(dense.view(torch.int16), full.view(torch.int16))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -37,6 +37,10 @@ def test_gather_and_scatter_are_what_the_mask_says(name, term, shape, dtype):
     assert values.is_contiguous() and torch.equal(values, dense[keep].view(shape[0], shape[1] // 2))
     back = found.scatter(values)
     assert back.dtype == dtype and torch.equal(back, torch.where(keep, dense, 0)) and not back[~keep].signbit().any()
+    dense[~keep] = -torch.nan
+    masked = found.masked(dense)
+    assert torch.equal(masked, back) and not masked[~keep].signbit().any()
+    assert found.masked(dense, out=dense) is dense and torch.equal(dense, back)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -129,6 +133,7 @@ def test_results_do_not_depend_on_the_size_of_the_chunks(monkeypatch):
     parts = Pattern.of(keep)
     assert torch.equal(parts.tiles, whole.tiles) and torch.equal(parts.gather(dense), values)
     assert torch.equal(parts.scatter(values), torch.where(keep, dense, 0))
+    assert torch.equal(parts.masked(dense), torch.where(keep, dense, 0))
     assert torch.equal(parts.transpose_values(values), turned)
 
 
@@ -142,6 +147,7 @@ def test_values_are_moved_bit_for_bit_nan_and_minus_zero_too(dtype):
     values = found.gather(bits.view(dtype))
     assert torch.equal(values.view(torch.int16), bits[keep].view(64, 32))
     assert torch.equal(found.scatter(values).view(torch.int16), torch.where(keep, bits, 0))
+    assert torch.equal(found.masked(bits.view(dtype)).view(torch.int16), torch.where(keep, bits, 0))
     turned = found.transpose_values(values)
     assert torch.equal(turned.view(torch.int16), bits.t()[keep.t()].view(64, 32))
 
@@ -151,6 +157,7 @@ def test_a_strided_input_is_read_as_its_copy():
     found = Pattern.of(keep)
     for dense in (wide[:, 65:129], wide[:, :64].t()):
         assert torch.equal(found.gather(dense), found.gather(dense.contiguous()))
+        assert torch.equal(found.masked(dense), found.masked(dense.contiguous()))
         values = dense[:, :32]
         assert torch.equal(found.scatter(values), found.scatter(values.contiguous()))
         assert torch.equal(found.transpose_values(values), found.transpose_values(values.contiguous()))
@@ -180,12 +187,12 @@ def test_packed_copies_of_both_directions_follow_the_values():
     assert torch.equal(fresh, torch.where(keep, 3 * dense, 0)) and not torch.equal(stale, fresh)
 
 
-@pytest.mark.parametrize("move", ["gather", "scatter", "transpose_values"])
+@pytest.mark.parametrize("move", ["gather", "scatter", "masked", "transpose_values"])
 def test_what_does_not_fit_is_refused(move):
     found = Pattern.of(mask_of("checkerboard", (64, 128)))
     call = getattr(found, move)
-    given = torch.zeros(64, 128 if move == "gather" else 64)
-    shape = {"gather": (64, 64), "scatter": (64, 128), "transpose_values": (128, 32)}[move]
+    given = torch.zeros(64, 128 if move in ("gather", "masked") else 64)
+    shape = {"gather": (64, 64), "scatter": (64, 128), "masked": (64, 128), "transpose_values": (128, 32)}[move]
     with pytest.raises(ValueError, match="64x128"):
         call(torch.zeros(64, 32))
     wrong = (torch.zeros(7, 7), torch.zeros(shape).double(), torch.zeros(shape[1], shape[0]).t())

@@ -1,0 +1,138 @@
+"""The trial of the largest N: its search, its words, and one small trial on the CPU."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import largest_n
+from benchmarks.largest_n import BUILDING, NAMES, Attempt, first_fault, in_words, largest, search
+from blockshock_lib.engine import capacity, memory
+from blockshock_lib.errors import DeadlineError, RankError
+from blockshock_lib.layers.case_costs import CaseCosts
+from blockshock_lib.sparse24 import masks
+from tests.cases import case
+
+N, B = 256, 32
+
+
+def of(name, **changes):
+    return case(phase="phase3", methods=(name,), optimizer="sgd", emulated=False, batch=B, **changes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_n_is_the_librarys_own(name):
+    problem = CaseCosts(replace(of(name), batch=16384))
+    problem.x = torch.empty(0, dtype=torch.bfloat16)
+    for room in range(8 * memory.GIB, 140 * memory.GIB, 6 * memory.GIB):
+        n = largest(problem.case, room, capacity.STEP)
+        assert n == capacity.largest_n(SimpleNamespace(problem=problem), name, room) > capacity.STEP
+
+
+def searched(monkeypatch, outcomes, ceiling=1 << 30, name="block_shock", room=memory.GIB):
+    """(row, ceiling, the N tried) of a search whose attempts end by `outcomes`: N -> (outcome, bound)."""
+    seen = []
+
+    def attempt(one, n, room, seconds):
+        seen.append(n)
+        outcome, bound = outcomes(n)
+        return Attempt(name, one.optimizer, n, 1.0, outcome=outcome, bound=bound)
+
+    monkeypatch.setattr(largest_n, "attempt", attempt)
+    return *search(of(name), room, 128, 1, ceiling), seen
+
+
+def test_where_the_formulas_n_trains_one_more_step_is_tried(monkeypatch):
+    formula = largest(of("block_shock"), memory.GIB, 128)
+    row, _, seen = searched(monkeypatch, lambda n: ("trained" if n <= formula else "out of memory in a step", None))
+    assert seen == [formula, formula + 128] and row["largest"]["n"] == row["formula_n"] == formula
+    assert row["above"] == "out of memory in a step"
+    row, _, seen = searched(monkeypatch, lambda n: ("trained", None))
+    assert row["largest"]["n"] == formula + 128 and row["above"] == "not tried"
+
+
+def test_where_it_fails_n_goes_down_by_4_percent_until_it_trains(monkeypatch):
+    formula = largest(of("block_shock"), memory.GIB, 128)
+    row, ceiling, seen = searched(monkeypatch, lambda n: ("trained" if n < 0.9 * formula else "crashed", None))
+    assert row["largest"]["n"] == seen[-1] < 0.9 * formula <= seen[-2] and row["above"] == "crashed"
+    assert all(n % 128 == 0 and 0.02 < 1 - n / last < 0.06 for last, n in pairwise(seen))
+    assert ceiling == 1 << 30
+
+
+def test_what_cannot_be_built_is_skipped_and_not_tried_with_another_optimizer(monkeypatch):
+    formula = largest(of("block_shock"), memory.GIB, 128)
+    short = (f"out of memory {BUILDING}", 0.8 * formula)
+    row, ceiling, seen = searched(monkeypatch, lambda n: ("trained", None) if n < 0.8 * formula else short)
+    assert len(seen) == 2 and 0.8 * formula - 128 < seen[1] <= 0.8 * formula
+    assert ceiling == row["largest"]["n"] == seen[1]
+    row, _, seen = searched(monkeypatch, lambda n: ("trained", None), ceiling=ceiling)
+    assert seen == [ceiling] and row["above"] == f"out of memory {BUILDING}"
+
+
+def test_a_search_that_nothing_satisfies_ends_without_an_answer(monkeypatch):
+    row, _, seen = searched(monkeypatch, lambda n: ("crashed in a step", None))
+    assert row["largest"] is None and row["above"] == "crashed in a step" and seen[-1] >= row["formula_n"] / 2
+
+
+def test_an_attempt_that_dies_is_told_in_words():
+    memory_gone = RankError(1, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 3.00 GiB.", "")
+    assert in_words(memory_gone, "in a step") == "out of memory in a step"
+    refused = RankError(0, "RuntimeError", "CUDA error: x when calling `cusparseLtMatmul`", "")
+    assert in_words(refused, BUILDING).startswith("cuSPARSELt failed while building: RuntimeError: CUDA error")
+    inside = RankError(0, "AcceleratorError", "CUDA error: illegal", "    y = torch._cslt_sparse_mm(\n")
+    assert in_words(inside, "in a step").startswith("cuSPARSELt failed in a step")
+    assert in_words(RankError(0, "SIGSEGV", "", ""), BUILDING).startswith("crashed while building: SIGSEGV")
+    assert in_words(DeadlineError(60, {}), "in a step") == "crashed in a step: no answer from all ranks within 60 s"
+
+
+def test_the_bytes_asked_for_are_read_off_the_allocators_message():
+    said = "CUDA out of memory. Tried to allocate 37.25 GiB. GPU 0 has a total capacity of 139.80 GiB"
+    assert largest_n.asked(said) == 37.25 * 2**30 and largest_n.asked("CUDA error: out of memory") == 0
+
+
+def right_step(term):
+    """(layer, what was given, what a right step makes of it) of the rank that holds a term, or its columns of W."""
+    seed = torch.Generator().manual_seed(3)
+    row, bias, x, dy = (torch.randn(*shape, generator=seed).bfloat16() for shape in ((N,), (N,), (B, N), (B, N)))
+    row = row * N**-0.5
+    weight = row.float().expand(N, N)
+    dw, layer = dy.t().float() @ x.float(), SimpleNamespace(cols=slice(0, N), term=term)
+    if term is None:
+        layer.cols = slice(N // 2, N)
+        dw = dw[:, layer.cols]
+    else:
+        keep = masks.make(of("block_shock").mask, (N, N))
+        dw = dw[~keep if term else keep].view(N, N // 2)
+    made = {"y": x.float() @ weight.t() + bias.float(), "dx": dy.float() @ weight, "dw": dw}
+    made = {what: value.bfloat16() for what, value in made.items()}
+    return layer, {"row": row, "bias": bias, "x": x, "dy": dy}, made
+
+
+@pytest.mark.parametrize("term", [None, 0, 1])
+def test_a_right_step_has_no_fault_and_a_wrong_last_row_has(term):
+    layer, given, made = right_step(term)
+    one = of("block_shock", in_features=N, out_features=N)
+    assert first_fault(layer, one, given, made) == ""
+    for what, change in (
+        ("y", lambda t: t[:, -1].add_(1)),
+        ("dX", lambda t: t[:, -1].add_(20)),
+        ("dW", lambda t: t[-1].copy_(t[-3].clone())),
+        ("y", lambda t: t[0, 0].fill_(torch.nan)),
+    ):
+        wrong = {key: value.clone() for key, value in made.items()}
+        change(wrong[what.lower()])
+        assert first_fault(layer, one, given, wrong).startswith(f"{what} is off by")
+
+
+def test_a_small_trial_trains_the_formulas_n_in_real_processes(tmp_path, capsys):
+    sizes = ["--room", "0.002", "--step", "128", "--b", "16"]
+    options = ["--device", "cpu", *sizes, "--methods", "block_shock", "--optimizers", "sgd", "--json"]
+    assert largest_n.main([*options, str(tmp_path / "found.json")]) == 0
+    (row,) = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert row["largest"]["n"] == row["formula_n"] > 128 and row["above"].startswith("needs more than the room")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"block_shock sgd N={row['formula_n']}: trained (GiB: building -, step -")
+    assert said[2].split()[:2] == ["method", "optimizer"] and said[3].split()[:2] == ["block_shock", "sgd"]
