@@ -17,6 +17,7 @@ _WHERE = {
     "RowParallelLinear": "layers",
     "Group": "comm",
     "Mask": "params",
+    "clip_grad_norm_": "clipping",
     "compare": "comparison",
     "open_run": "run",
 }

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from blockshock_lib import custodian, manifest, ownership, params, records
 from blockshock_lib.errors import first_line
 from blockshock_lib.manifest import ROOT, shown
-from blockshock_lib.report import page, verdicts
+from blockshock_lib.report import verdicts
 from blockshock_lib.run import OUTPUTS, Run, now, open_run
 
 __all__ = ["NOTEBOOKS", "OUTPUTS", "ROOT", "Outcome", "Run", "draw", "execute", "open_run", "runs"]
@@ -160,6 +160,8 @@ def runs(out: Path = OUTPUTS) -> pd.DataFrame:
 
 def make_page(notebook: Path) -> Path | None:
     """The notebook's page; None, with a warning, where it cannot be made: the run and its records are worth more."""
+    from blockshock_lib.report import page  # a kernel, which makes none, starts in half the time without it
+
     try:
         return page.write_html(notebook)
     except Exception as error:

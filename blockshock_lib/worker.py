@@ -150,8 +150,10 @@ def _answer(fn, *args) -> Answer:
 
 
 def _join(place: Place) -> RankContext:
+    gc.disable()  # an import makes objects that stay: looking for garbage among torch's takes a sixth of a rank's start
     import torch
 
+    gc.enable()
     torch.set_num_threads(place.threads)
     device = torch.device("cpu")
     if place.device == "cuda":

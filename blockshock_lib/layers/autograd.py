@@ -7,9 +7,10 @@ Eagerly it is an `autograd.Function`. Under `torch.compile` the same two bodies 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,7 +48,19 @@ register_optimizer_step_post_hook(_count_step)
 
 
 def linear(layer: ShardedLinear | Emulated, x: Tensor) -> Tensor:
-    """y [..., N] of x [..., K], differentiable wrt x, the layer's weights and its bias."""
+    """y [..., N] of x [..., K], differentiable wrt x, the layer's weights and its bias; all in the weights' dtype.
+
+    Under autocast x may have any floating dtype, and its gradient comes back in that: packed values, unlike x, cannot
+    be cast for each call.
+
+    Raises:
+        ValueError: x has another dtype than the weights, outside autocast.
+    """
+    dtype = layer.weights[0].dtype
+    if x.dtype != dtype:
+        if not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+            raise ValueError(f"x is {x.dtype}, the layer {dtype}: convert one of them, or use torch.autocast")
+        x = x.to(dtype)
     if torch.compiler.is_compiling():
         layout = (layer.out_features, layer.transposed_y, layer.transposed_dx)
         return torch.ops.blockshock.linear(x, layer.weight, layer.bias, layer.handle, *layout)
@@ -57,15 +70,34 @@ def linear(layer: ShardedLinear | Emulated, x: Tensor) -> Tensor:
     return _forward(layer, x)
 
 
+def _without_autocast(body: Callable) -> Callable:
+    """`body(layer, tensor, ...)` as it runs outside autocast, which would cast a dense product and not a packed one."""
+
+    @functools.wraps(body)
+    def run(layer, tensor, *args):
+        if not torch.is_autocast_enabled(tensor.device.type):
+            return body(layer, tensor, *args)
+        with torch.autocast(tensor.device.type, enabled=False):
+            return body(layer, tensor, *args)
+
+    return run
+
+
+@_without_autocast
 def _forward(layer: ShardedLinear | Emulated, x: Tensor) -> Tensor:
+    if x.numel() == 0:  # 2:4 kernels take no empty batch; it is as empty on every rank, so all of them skip alike
+        return _empty(x, x.shape[:-1], layer.out_features, layer.owners[0].transposed_y)
     # A CUDA graph replays no look at a version: what it captures refreshes every time.
     layer.prepare(always=x.is_cuda and torch.cuda.is_current_stream_capturing())
     y = layer.reduce(layer.local(x.reshape(-1, layer.in_features)))
     return y.reshape(*x.shape[:-1], layer.out_features)
 
 
+@_without_autocast
 def _backward(layer: ShardedLinear | Emulated, dy: Tensor, x: Tensor | None, need: tuple[bool, bool, bool]) -> tuple:
     lead = dy.shape[:-1]
+    if dy.numel() == 0:
+        return _backward_of_nothing(layer, dy, need)
     dy = dy.reshape(-1, layer.out_features)
     if 1 not in dy.stride():  # an expanded gradient, as a plain sum gives: no product reads it
         dy = dy.contiguous()
@@ -73,6 +105,16 @@ def _backward(layer: ShardedLinear | Emulated, dy: Tensor, x: Tensor | None, nee
     layer.prepare()
     dx, dw, db = layer.backward(dy, x, need)
     return None if dx is None else dx.reshape(*lead, layer.in_features), dw, db
+
+
+def _backward_of_nothing(layer: ShardedLinear | Emulated, dy: Tensor, need: tuple[bool, bool, bool]) -> tuple:
+    """(dX, dW, db) of an empty batch: nothing, and zeros."""
+    zeros = [torch.zeros_like(w, memory_format=torch.contiguous_format) for w in layer.weights] if need[1] else [None]
+    return (
+        _empty(dy, dy.shape[:-1], layer.in_features, layer.owners[0].transposed_dx) if need[0] else None,
+        zeros if len(zeros) > 1 else zeros[0],
+        dy.new_zeros(layer.out_features) if need[2] else None,
+    )
 
 
 @contextlib.contextmanager

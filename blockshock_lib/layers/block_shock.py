@@ -153,8 +153,8 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
             dense = self.weight if self.recompresses else self._unpack()
             self.packed_t = stock.compress(dense.t().contiguous())
         elif self.packed_t is None:
-            turned, values = self.pattern.t(), self.pattern.transpose_values(self.packed.values)
-            self.packed_t = self.backend.pack(turned.scatter(values), turned.mask())
+            self.packed_t = self.backend.blank(self.pattern.t().mask(), self.packed.dtype)
+            self.pattern.transpose_values(self.packed.values, out=self.packed_t.values)
         return self.packed_t
 
     @property

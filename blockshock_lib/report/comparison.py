@@ -247,8 +247,10 @@ def _time(one: list[np.ndarray], other: list[np.ndarray], level: float) -> dict[
 
 def _ordered(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """COLUMNS of `rows`: regressions first, checks before the rest; then by ratio, those without one last."""
-    table = pd.DataFrame(rows, columns=COLUMNS).astype({name: float for name in ("a", "b", "ratio", "low", "high")})
+    # A column that no row fills would be one of numbers, which takes no text.
+    kinds = dict.fromkeys(("a", "b", "ratio", "low", "high"), float) | dict.fromkeys(("note", "work"), object)
     counts = ("groups_a", "groups_b")
+    table = pd.DataFrame(rows, columns=COLUMNS).astype(kinds)
     table = table.fillna({"note": "", "work": ""} | dict.fromkeys(counts, 0)).astype(dict.fromkeys(counts, int))
     bare, regressed = table["ratio"].isna(), table["outcome"].eq(REGRESSION)
     place = np.select([regressed & bare, regressed, ~bare], [0, 1, 2], 3)

@@ -58,13 +58,17 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     """
     require_support(unsupported(weight.device, weight.dtype), "cslt")
     packing.check_weight(weight, mask)
-    # The op compresses by value: it would note another place for a kept zero, and values written later would go astray.
-    # Ones where the mask keeps give the metadata of the mask. Contiguous, as the op takes that for granted unseen. They
-    # are as large as the dense weight, and gone before its values are gathered.
-    data = torch._cslt_compress(mask.to(weight.dtype, memory_format=torch.contiguous_format))
-    packed = Packed("cslt", tuple(weight.shape), weight.dtype, (data,), {})
+    packed = blank(mask, weight.dtype)
     Pattern.of(mask).gather(weight, out=packed.values)
     return packed
+
+
+def blank(mask: Tensor, dtype: torch.dtype) -> Packed:
+    """The packed form of a 2:4 mask, bool [N, K], as `pack` gives it, with values that are still to be written."""
+    # The op compresses by value: it would note another place for a kept zero, and values written later would go astray.
+    # Ones where the mask keeps give the metadata of the mask. Contiguous, as the op takes that for granted unseen.
+    ones = mask.to(dtype, memory_format=torch.contiguous_format)
+    return Packed("cslt", tuple(mask.shape), dtype, (torch._cslt_compress(ones),), {})
 
 
 def linear(x: Tensor, packed: Packed) -> Tensor:

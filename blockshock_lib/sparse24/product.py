@@ -34,6 +34,8 @@ class Backend:
         name: its key in `BACKENDS`.
         unsupported: (device, dtype) -> why it cannot run there, "" when it can.
         pack: (weight [N, K], mask bool [N, K]) -> Packed. ValueError, UnsupportedError.
+        blank: (mask bool [N, K], dtype) -> Packed, its `values` still to be written: needs no dense weight. The mask is
+            2:4, which is not looked at again.
         linear: (x [B, K], packed) -> y [B, N], contiguous, in x's dtype. x may be a slice of a wider tensor.
         tune: (x [B, K], packed) -> None: choose what is fastest for this batch size, once, before timing.
     """
@@ -41,14 +43,17 @@ class Backend:
     name: str
     unsupported: Callable[[torch.device, torch.dtype], str]
     pack: Callable[[Tensor, Tensor], Packed]
+    blank: Callable[[Tensor, torch.dtype], Packed]
     linear: Callable[[Tensor, Packed], Tensor]
     tune: Callable[[Tensor, Packed], None]
 
 
 BACKENDS: dict[str, Backend] = {
-    "reference": Backend("reference", reference.unsupported, reference.pack, reference.linear, reference.tune),
-    "torch": Backend("torch", stock.unsupported, stock.pack, stock.linear, stock.tune),
-    "cslt": Backend("cslt", cslt.unsupported, cslt.pack, cslt.linear, cslt_tune.tune),
+    "reference": Backend(
+        "reference", reference.unsupported, reference.pack, reference.blank, reference.linear, reference.tune
+    ),
+    "torch": Backend("torch", stock.unsupported, stock.pack, stock.blank, stock.linear, stock.tune),
+    "cslt": Backend("cslt", cslt.unsupported, cslt.pack, cslt.blank, cslt.linear, cslt_tune.tune),
 }
 
 

@@ -24,6 +24,11 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     return Packed("reference", tuple(weight.shape), weight.dtype, packing.pack(weight, mask))
 
 
+def blank(mask: Tensor, dtype: torch.dtype) -> Packed:
+    """The packed form of a 2:4 mask, bool [N, K], with values that are still to be written."""
+    return pack(mask.to(dtype), mask)
+
+
 def linear(x: Tensor, packed: Packed) -> Tensor:
     """x [B, K] times the packed weight [N, K] transposed: [B, N], contiguous. x may be a slice of a wider tensor.
 

@@ -20,7 +20,7 @@ from blockshock_lib.sparse24 import packing
 from blockshock_lib.sparse24.cslt import unsupported
 from blockshock_lib.sparse24.packed import Packed, check_input, require_support
 
-__all__ = ["compress", "linear", "pack", "tune", "unsupported"]
+__all__ = ["blank", "compress", "linear", "pack", "tune", "unsupported"]
 
 
 def pack(weight: Tensor, mask: Tensor) -> Packed:
@@ -37,6 +37,11 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     packing.check_weight(weight, mask)
     # torch.where, as weight * mask leaves -0.0 in the holes.
     return compress(torch.where(mask, weight.detach(), weight.new_zeros(())))
+
+
+def blank(mask: Tensor, dtype: torch.dtype) -> Packed:
+    """The packed form of a 2:4 mask, bool [N, K], with values that are still to be written; it holds no kept zero."""
+    return compress(mask.to(dtype))
 
 
 def compress(kept: Tensor) -> Packed:

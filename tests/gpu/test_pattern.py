@@ -105,6 +105,16 @@ def test_a_kept_zero_stays_kept_and_written_values_reach_the_product(name, mask)
         assert_right(backend.linear(x, packed), x, changed, keep)
 
 
+@pytest.mark.parametrize("name", ["cslt", "reference", "torch"])
+def test_values_written_into_a_blank_reach_the_product(name):
+    backend = backend_for(name)
+    x, weight, keep = problem(512, 1024, 64)
+    weight.masked_fill_(torch.rand(weight.shape, device="cuda") < 0.3, 0)
+    packed = backend.blank(keep, weight.dtype)
+    packed.values.copy_(weight[keep].view(512, 512))
+    assert_right(backend.linear(x, packed), x, weight, keep)
+
+
 def test_the_stock_products_values_are_a_view_of_its_buffer():
     backend = backend_for("torch")
     x, weight, keep = problem(512, 1024, 64)

@@ -69,6 +69,17 @@ def test_a_column_slice_of_a_wider_input_is_multiplied_as_its_copy():
     )
 
 
+def test_values_written_into_a_blank_give_the_packed_weight():
+    x, weight, mask = problem()
+    weight.masked_fill_(torch.rand(weight.shape, generator=torch.Generator().manual_seed(1)) < 0.3, 0)
+    backend = product.BACKENDS["reference"]
+    blank = backend.blank(mask, weight.dtype)
+    blank.values.copy_(weight[mask].view_as(blank.values))
+    for ours, packed in zip(blank.data, backend.pack(weight, mask).data, strict=True):
+        assert torch.equal(ours, packed)
+    assert passes_gate(backend.linear(x, blank), x, weight, mask)
+
+
 @pytest.mark.parametrize("fault", ["swapped group", "shifted metadata", "stale copy", "other term"])
 def test_the_gate_catches_a_planted_fault(fault):
     x, weight, mask = problem()
