@@ -10,8 +10,11 @@ RUN    ?=
 # A folder of wheels to install from, for a machine without internet: make wheelhouse fills it.
 WHEELHOUSE ?=
 
-# Files of tests side by side on all cores, at most four at once: some tests hold deadlines.
-SPREAD := --numprocesses=logical --maxprocesses=4 --dist=loadfile
+# Files of tests side by side on all cores, at most four at once: some tests hold deadlines. More threads a process would
+# only wait for each other. The order of the files is ours (tests/conftest.py).
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+SPREAD := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+NBVAL  := --nbval --nbval-cell-timeout 600 -p tests.nbval_runs
 
 .DEFAULT_GOAL := help
 .PHONY: help setup phase0 phase1 phase2 phase3 findings report compare share list lab test test-faults test-browser test-gpu nbval nbval-update lint wheelhouse clean
@@ -62,11 +65,11 @@ lab: setup ## open JupyterLab on the notebooks; this machine only, with a token
 	$(VENV)/bin/jupyter lab --ip=127.0.0.1 --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 test: setup lint ## all tests that need no GPU and no browser, the committed notebooks among them
-	$(VENV)/bin/python -m pytest tests --ignore=tests/browser $(SPREAD) $(ARGS)
-	@$(MAKE) --no-print-directory nbval
+	@rm -rf .cache/nbval
+	$(PYTEST) tests notebooks --ignore=tests/browser $(NBVAL) $(SPREAD) $(ARGS)
 
 test-faults: setup ## the faults that the workbook must survive, alone
-	$(VENV)/bin/python -m pytest tests/faults $(SPREAD) $(ARGS)
+	$(PYTEST) tests/faults $(SPREAD) $(ARGS)
 
 test-browser: $(VENV)/.browser ## the pages and the explore notebook in a headless Chromium, which must be installed
 	$(VENV)/bin/python -m pytest tests/browser $(ARGS)
@@ -80,7 +83,7 @@ test-gpu: setup ## the tests that need an NVIDIA GPU
 
 nbval: setup ## re-run the committed notebooks on the CPU and compare their deterministic tables
 	@rm -rf .cache/nbval
-	CUDA_VISIBLE_DEVICES= BLOCKSHOCK_OUTPUTS=.cache/nbval $(VENV)/bin/python -m pytest --nbval --nbval-cell-timeout 300 -p no:cacheprovider notebooks
+	$(PYTEST) notebooks $(NBVAL) $(SPREAD) $(ARGS)
 
 nbval-update: setup ## re-execute the committed notebooks, show what changed in their tables; COMMIT=1 commits them
 	CUDA_VISIBLE_DEVICES= BLOCKSHOCK_OUTPUTS=.cache/notebooks $(VENV)/bin/python -m tools.update_notebooks $(if $(COMMIT),--commit) notebooks/*.ipynb

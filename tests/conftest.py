@@ -1,4 +1,4 @@
-"""Fixtures of the tests that make whole runs."""
+"""Fixtures of the tests that make whole runs, and the order of the files."""
 
 import multiprocessing
 import subprocess
@@ -8,6 +8,30 @@ from pathlib import Path
 import pytest
 
 from blockshock_lib import workbook
+
+# The files that take longest come first, so that no worker is left alone with one of them at the end.
+LONG = (
+    "notebooks/phase3_training.ipynb",
+    "tests/faults/test_workers.py",
+    "notebooks/phase2_backward.ipynb",
+    "notebooks/phase1_forward.ipynb",
+    "tests/layers/test_training.py",
+    "tests/test_joined.py",
+    "tests/test_workbook.py",
+    "tests/test_run.py",
+    "notebooks/findings.ipynb",
+    "tests/tools/test_offline.py",
+    "tests/faults/test_two_runs.py",
+    "tests/faults/test_training_survives.py",
+    "tests/faults/test_interrupts.py",
+    "tests/sparse24/test_tuner.py",
+    "tests/engine/test_admission.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    places = {workbook.ROOT / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from ruamel.yaml import YAML
 
+from tests.conftest import LONG
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DECLARED = [Requirement(text) for text in PROJECT["dependencies"]]
@@ -232,3 +234,7 @@ def test_the_rule_sees_every_way_to_reach_torch_distributed(source):
 )
 def test_the_rule_is_not_fooled_by_a_name_that_starts_alike(source):
     assert not any(within(module, NEVER["sparse24"]) for module in imports(source, "blockshock_lib.sparse24"))
+
+
+def test_the_test_files_that_are_begun_first_are_there():
+    assert all((ROOT / name).is_file() for name in LONG)
