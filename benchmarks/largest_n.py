@@ -1,10 +1,11 @@
-"""Does the largest N that the memory formulas promise really train, and is it the largest?
+"""Does the largest N that the engine foretells really train, and is it the largest?
 
     python benchmarks/largest_n.py --optimizers sgd adamw --json largest.json
 
-For each method and optimizer two ranks build a square layer (bf16, checkerboard, bias) of the formula's N and take two
-training steps. Where that fails they try about 4% less, and so on; where it works they try one step of N above. Each
-attempt has processes of its own, so that none inherits a lost CUDA context or a cut-up allocator.
+For each method and optimizer two ranks build a square layer (bf16, checkerboard, bias) of the foretold N, which the
+memory formula bounds or the 2:4 library, and take two training steps. Where that fails they try about 4% less, and so
+on; where it works they try one step of N above. Each attempt has processes of its own, so that none inherits a lost
+CUDA context or a cut-up allocator.
 
 Building and stepping are measured apart, as a layer can need more memory to be made than to be trained. To need little
 itself, the benchmark gives a weight whose rows are all equal: one row, expanded. So the right y and dX are known as
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import bisect
 import json
+import math
 import re
 import sys
 import tempfile
@@ -41,7 +43,7 @@ from blockshock_lib.sparse24 import masks  # noqa: E402
 
 NAMES = ("row_parallel", "block_shock", "block_shock_recompress")
 LESS = 0.04  # how much smaller the next N is after a failure
-LEAST = 0.5  # of the formula's N: below that the search ends without an answer
+LEAST = 0.5  # of the foretold N: below that the search ends without an answer
 RATE = 1e-2  # large enough that nearly every weight moves in the first step
 MOST = 0.8  # of a row's weights; by SGD one with a small gradient stays
 ROWS = 8  # rows of y and dX that are compared
@@ -188,8 +190,15 @@ def needed(case: plan.Case, n: int) -> float:
 
 
 def largest(case: plan.Case, room: float, step: int) -> int:
-    """The largest multiple of `step` that needs no more than `room` bytes; what engine.capacity says for its STEP."""
-    return step * bisect.bisect_right(range(1, 1 << 20), room, key=lambda i: needed(case, i * step))
+    """The largest multiple of `step` that needs no more than `room` bytes and that the method can multiply; what
+    engine.capacity says for its STEP.
+    """
+    known = CaseCosts(case)
+
+    def asks(i: int) -> float:
+        return math.inf if known.too_large(case.methods[0], i * step) else needed(case, i * step)
+
+    return step * bisect.bisect_right(range(1, 1 << 20), room, key=asks)
 
 
 def attempt(case: plan.Case, n: int, room: float, seconds: float) -> Attempt:
@@ -230,6 +239,8 @@ def in_words(error: errors.LaunchError, stage: str) -> str:
     if not isinstance(error, errors.RankError):
         return f"crashed {stage}: {errors.first_line(error)}"
     text = error.message.lower()
+    if error.kind == errors.UnsupportedError.__name__:
+        return f"unsupported: {errors.first_line(error.message)}"
     if "OutOfMemory" in error.kind or any(words in text for words in launch.OUT_OF_MEMORY):
         return f"out of memory {stage}"
     by = "cuSPARSELt failed" if "cusparselt" in text or "_cslt_" in error.traceback else "crashed"
@@ -247,15 +258,15 @@ def search(case: plan.Case, room: float, step: int, seconds: float, ceiling: int
         print(found.line, flush=True)
         return found
 
-    formula, refused = largest(case, room, step), ""
-    n = min(formula, ceiling)
-    if n < formula:
+    foretold, refused = largest(case, room, step), ""
+    n = min(foretold, ceiling)
+    if n < foretold:
         refused = f"out of memory {BUILDING}"
         print(
-            f"{case.methods[0]} {case.optimizer} N={formula}: larger than what could be built; from {n} on", flush=True
+            f"{case.methods[0]} {case.optimizer} N={foretold}: larger than what could be built; from {n} on", flush=True
         )
     found = tried(n)
-    if found.trained and n == formula:
+    if found.trained and n == foretold:
         above = tried(n + step)
         found, refused = (above, "not tried") if above.trained else (found, above.outcome)
     while not found.trained:
@@ -263,25 +274,25 @@ def search(case: plan.Case, room: float, step: int, seconds: float, ceiling: int
         n = int(min(n - max(1, round(LESS * n / step)) * step, (found.bound or n) // step * step))
         if found.bound:
             ceiling = n
-        if n < max(step, LEAST * formula):
+        if n < max(step, LEAST * foretold):
             break
         found = tried(n)
-    row = {"method": case.methods[0], "optimizer": case.optimizer, "formula_n": formula, "above": refused}
+    row = {"method": case.methods[0], "optimizer": case.optimizer, "foretold_n": foretold, "above": refused}
     return row | {"largest": asdict(found) if found.trained else None}, ceiling
 
 
 def table(rows: list[dict]) -> str:
     """Fixed-width text: the two N, GiB of the larger one that trained, seconds, and what ended the search."""
     lines = [
-        f"{'method':<22} {'optimizer':<9} {'formula N':>9} {'trained N':>9} {'building':>8} {'step':>6} {'formula':>7} "
-        f"{'s/step':>7}  one above"
+        f"{'method':<22} {'optimizer':<9} {'foretold N':>10} {'trained N':>9} {'building':>8} {'step':>6} "
+        f"{'formula':>7} {'s/step':>7}  one above"
     ]
     for row in rows:
         best = row["largest"] or {}
         seconds = "-" if best.get("step_seconds") is None else f"{best['step_seconds']:.3f}"
         sizes = [gib(best.get(f"{what}_bytes")) for what in ("building", "step", "formula")]
         lines.append(
-            f"{row['method']:<22} {row['optimizer']:<9} {row['formula_n']:>9} {best.get('n', '-'):>9} {sizes[0]:>8} "
+            f"{row['method']:<22} {row['optimizer']:<9} {row['foretold_n']:>10} {best.get('n', '-'):>9} {sizes[0]:>8} "
             f"{sizes[1]:>6} {sizes[2]:>7} {seconds:>7}  {row['above']}"
         )
     return "\n".join(lines)

@@ -211,6 +211,15 @@ def test_a_case_that_cannot_fit_has_its_sentence_and_the_others_have_none(cpu, h
     assert not predict.does_not_fit(asked("phase1", "cuda"), h200)  # the shipped run did fit
 
 
+def test_a_term_that_the_2_4_library_multiplies_wrongly_is_told_beforehand(h200):
+    methods = ["row_parallel", "block_shock"]
+    text = predict.dry_run(asked(hardware="cuda", methods=methods, sweep__n=[65664], sweep__b=[16]), h200)
+    assert "cannot run: a weight of 65664x65664 has more than 2^32 entries" in " ".join(text.split())
+    for hardware, n in (("cuda", 65536), ("cuda-4", 65792)):
+        table = predict.plan(asked(hardware=hardware, methods=methods, sweep__n=[n], sweep__b=[16]), h200)
+        assert set(table["unsupported"]) == {""}
+
+
 def test_an_estimate_is_scaled_by_the_run_it_names(cpu, tmp_path):
     effective = asked("phase1")
     own = duration.estimate(effective, cpu, {"bf16": None}, tmp_path)

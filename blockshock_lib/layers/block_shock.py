@@ -75,7 +75,7 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
         self.recompresses = self.update == "recompress" and not self.frozen
         self.stock = self.recompresses and self.product == "torch"
         self.backend = choose(self.product, weight.device)
-        if reason := self.backend.unsupported(weight.device, weight.dtype):
+        if reason := self.backend.unsupported(weight.device, weight.dtype) or self.backend.too_large(w.shape):
             raise UnsupportedError(reason)
         self._pattern = None if self.frozen else Pattern.of(kept)
         self.stock_mask = kept if self.stock else None

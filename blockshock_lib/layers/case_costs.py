@@ -7,6 +7,7 @@ import torch
 from blockshock_lib.layers.costs import MOMENTS, Cost, Holding, Shape
 from blockshock_lib.methods import METHODS
 from blockshock_lib.plan import Case
+from blockshock_lib.sparse24.product import choose
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -17,7 +18,8 @@ class CaseCosts:
     def __init__(self, case: Case):
         self.case = case
 
-    def _shape(self, name: str) -> Shape:
+    def _shape(self, name: str, features: int | None = None) -> Shape:
+        """With `features`, that of a square weight of so many instead of the case's."""
         case = self.case
         sizes = (case.batch, case.in_features, case.out_features, DTYPES[case.dtype].itemsize, case.world_size)
         update = METHODS[name].update if case.optimizer else None
@@ -25,7 +27,8 @@ class CaseCosts:
         shape = Shape(*sizes, case.mask, update=update or "packed", dw=case.dw, stock=stock)
         # Emulated ranks have nobody to swap entries with.
         alone = case.emulated and METHODS[name].load().dw_choice(shape) == "exchange"
-        return shape._replace(dw="full") if alone else shape
+        shape = shape._replace(dw="full") if alone else shape
+        return shape if features is None else shape._replace(in_features=features, out_features=features)
 
     def _ranks(self, name: str) -> int:
         return METHODS[name].load().ranks(self.case.world_size) if self.case.emulated else 1
@@ -69,10 +72,19 @@ class CaseCosts:
 
     def training_bytes(self, name: str, features: int | None = None) -> Holding:
         """What a step holds; with `features`, that of a square weight of so many instead of the case's."""
-        shape, ranks = self._shape(name), self._ranks(name)
-        if features is not None:
-            shape = shape._replace(in_features=features, out_features=features)
+        shape, ranks = self._shape(name, features), self._ranks(name)
         one = METHODS[name].load().training_bytes(shape, self.case.optimizer)
         held = {part: ranks * getattr(one, part) for part in ("weights", "copies", "gradients", "optimizer")}
         # Of emulated ranks all partial results are alive at once.
         return one._replace(**held, scratch=one.scratch + (ranks - 1) * max(shape.y, shape.x))
+
+    def too_large(self, name: str, features: int | None = None) -> str:
+        """Why the 2:4 product of method `name` cannot multiply what one rank holds; "" when it can, or there is none.
+
+        `features` as in `training_bytes`.
+        """
+        method, shape = METHODS[name], self._shape(name, features)
+        if method.product is None:
+            return ""
+        term = (shape.out_features, int(shape.term_columns))
+        return choose(method.product or self.case.product, self.case.device).too_large(term)

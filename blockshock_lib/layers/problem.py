@@ -124,9 +124,10 @@ class LinearProblem(CaseCosts):
     def _options(self, name: str) -> dict[str, object]:
         return METHODS[name].options(self.case.product, frozen=not self.case.optimizer, dw=self.case.dw)
 
-    def unsupported(self, name: str) -> str:
-        """Why method `name` cannot run this case here; "" when it can."""
-        return METHODS[name].load().unsupported(self.case.mask, self.device, self.dtype, **self._options(name))
+    def unsupported(self, name: str, features: int | None = None) -> str:
+        """Why method `name` cannot run this case here; "" when it can. `features` as in `training_bytes`."""
+        layer, options = METHODS[name].load(), self._options(name)
+        return layer.unsupported(self.case.mask, self.device, self.dtype, **options) or self.too_large(name, features)
 
     def build(self, name: str, group: Group) -> ShardedLinear | Emulated:
         """This process's share of method `name`: one rank's layer, or all of them where the case is emulated."""

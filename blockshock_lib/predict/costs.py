@@ -78,5 +78,7 @@ def cannot(case: Case, name: str, card: dict) -> str:
     method, device = METHODS[name], torch.device(case.device)
     options, dtype = method.options(case.product), DTYPES[case.dtype]
     if device.type == "cpu" or dtype is torch.float32 or options.get("product", "reference") == "reference":
-        return method.load().unsupported(case.mask, device, dtype, **options)
-    return card["unsupported"].get("cslt", "")
+        reason = method.load().unsupported(case.mask, device, dtype, **options)
+    else:
+        reason = card["unsupported"].get("cslt", "")
+    return reason or CaseCosts(case).too_large(name)

@@ -14,6 +14,7 @@ from blockshock_lib.report.tables import ABSENT, against_b1, rounded
 
 _GATE = {"error_max_ratio": 2.0, "error_rms_ratio": 1.25}
 _WORDS = {"oom": "out of memory", "timeout": "out of time", "unsupported": "unsupported"}
+_BOUNDS = {"formula": "memory, by formula", "2:4 library": "2:4 library"}
 PIECES = {
     "forward product": ("compute_kernel", "floor_compute"),
     "forward collective": ("reduce_kernel", "floor_reduce"),
@@ -237,12 +238,13 @@ def loss_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def largest_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The largest N (a multiple of 4096) whose training state and step fit on this machine by the methods' formulas, a
-    row a (B, optimizer, method); no run tried it.
+    """The largest N (a multiple of 4096) that can train on this machine and what bounds it, memory by the method's
+    formula or its 2:4 library; a row a (B, optimizer, method). No run tried it; older records know of memory alone.
     """
     rows = cells.valid(frame)
-    rows = rows[rows["metric"].eq("largest_n") & rows["detail"].eq("formula")]
-    least = rows.groupby(["batch", "optimizer", "method"])["value"].min()
+    rows = rows[rows["metric"].eq("largest_n") & rows["detail"].isin(list(_BOUNDS))]
+    rows = rows.sort_values("value", kind="stable")
+    least = rows.groupby(["batch", "optimizer", "method"])[["value", "detail"]].first()
     keys = [
         (batch, optimizer, method)
         for batch in sorted(rows["batch"].unique())
@@ -255,7 +257,8 @@ def largest_table(frame: pd.DataFrame) -> pd.DataFrame:
             "B": [key[0] for key in keys],
             "optimizer": [labels.optimizer(key[1]) for key in keys],
             "method": [labels.label(key[2]) for key in keys],
-            "largest N by formula, not tried": [f"{least[key]:.0f}" for key in keys],
+            "largest N, not tried": [f"{least.loc[key, 'value']:.0f}" for key in keys],
+            "bound by": [_BOUNDS[least.loc[key, "detail"]] for key in keys],
         }
     )
 

@@ -15,6 +15,8 @@ Facts that this file rests on, read from aten/src/ATen/native/sparse/cuda/cuSPAR
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,6 +27,13 @@ from blockshock_lib.sparse24.pattern import Pattern
 from blockshock_lib.sparse24.tuning import Setting
 
 ROWS_MULTIPLE = 8
+MOST_WEIGHTS = 2**32
+"""N K of the largest weight that cuSPARSELt multiplies rightly; its index of a weight seems to have 32 bits.
+
+Measured on an H200 (torch 2.11.0 with CUDA 13.0, cuSPARSELt 0.8.0, bf16): 65536x65536 is right with all six algorithms
+tried. At 81920x81920 and 98304x98304 the rows whose weights lie beyond the 2^32-th are wrong, by 5 standard deviations
+and without an error, with every algorithm alike and though `Packed.values` is right.
+"""
 
 
 def unsupported(device: torch.device, dtype: torch.dtype) -> str:
@@ -46,6 +55,16 @@ def unsupported(device: torch.device, dtype: torch.dtype) -> str:
     return ""
 
 
+def too_large(shape: tuple[int, ...]) -> str:
+    """Why a weight of this shape, [N, K], cannot be multiplied; "" when it can."""
+    if math.prod(shape) <= MOST_WEIGHTS:
+        return ""
+    return (
+        f"a weight of {'x'.join(map(str, shape))} has more than 2^32 entries, and beyond those cuSPARSELt gives wrong "
+        'values without an error; take more ranks (from 4 on a term has fewer columns) or product="reference"'
+    )
+
+
 def pack(weight: Tensor, mask: Tensor) -> Packed:
     """Compress weight [N, K], bf16 or fp16 on a GPU, by mask, bool [N, K]: a kept weight that is zero stays kept.
 
@@ -56,7 +75,7 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
         ValueError: see `packing.check_weight`.
         UnsupportedError: this device, dtype or shape cannot be packed.
     """
-    require_support(unsupported(weight.device, weight.dtype), "cslt")
+    require_support(unsupported(weight.device, weight.dtype) or too_large(weight.shape), "cslt")
     packing.check_weight(weight, mask)
     packed = blank(mask, weight.dtype)
     Pattern.of(mask).gather(weight, out=packed.values)
@@ -64,7 +83,12 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
 
 
 def blank(mask: Tensor, dtype: torch.dtype) -> Packed:
-    """The packed form of a 2:4 mask, bool [N, K], as `pack` gives it, with values that are still to be written."""
+    """The packed form of a 2:4 mask, bool [N, K], as `pack` gives it, with values that are still to be written.
+
+    Raises:
+        UnsupportedError: more than MOST_WEIGHTS.
+    """
+    require_support(too_large(mask.shape), "cslt")
     # The op compresses by value: it would note another place for a kept zero, and values written later would go astray.
     # Ones where the mask keeps give the metadata of the mask. Contiguous, as the op takes that for granted unseen.
     ones = mask.to(dtype, memory_format=torch.contiguous_format)

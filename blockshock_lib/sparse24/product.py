@@ -33,15 +33,17 @@ class Backend:
     Attributes:
         name: its key in `BACKENDS`.
         unsupported: (device, dtype) -> why it cannot run there, "" when it can.
+        too_large: (shape [N, K]) -> why no weight of that size can be multiplied, "" when one can. Asks no device.
         pack: (weight [N, K], mask bool [N, K]) -> Packed. ValueError, UnsupportedError.
         blank: (mask bool [N, K], dtype) -> Packed, its `values` still to be written: needs no dense weight. The mask is
-            2:4, which is not looked at again.
+            2:4, which is not looked at again. UnsupportedError.
         linear: (x [B, K], packed) -> y [B, N], contiguous, in x's dtype. x may be a slice of a wider tensor.
         tune: (x [B, K], packed) -> None: choose what is fastest for this batch size, once, before timing.
     """
 
     name: str
     unsupported: Callable[[torch.device, torch.dtype], str]
+    too_large: Callable[[tuple[int, ...]], str]
     pack: Callable[[Tensor, Tensor], Packed]
     blank: Callable[[Tensor, torch.dtype], Packed]
     linear: Callable[[Tensor, Packed], Tensor]
@@ -50,10 +52,16 @@ class Backend:
 
 BACKENDS: dict[str, Backend] = {
     "reference": Backend(
-        "reference", reference.unsupported, reference.pack, reference.blank, reference.linear, reference.tune
+        "reference",
+        reference.unsupported,
+        reference.too_large,
+        reference.pack,
+        reference.blank,
+        reference.linear,
+        reference.tune,
     ),
-    "torch": Backend("torch", stock.unsupported, stock.pack, stock.blank, stock.linear, stock.tune),
-    "cslt": Backend("cslt", cslt.unsupported, cslt.pack, cslt.blank, cslt.linear, cslt_tune.tune),
+    "torch": Backend("torch", stock.unsupported, stock.too_large, stock.pack, stock.blank, stock.linear, stock.tune),
+    "cslt": Backend("cslt", cslt.unsupported, cslt.too_large, cslt.pack, cslt.blank, cslt.linear, cslt_tune.tune),
 }
 
 

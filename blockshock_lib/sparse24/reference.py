@@ -19,6 +19,11 @@ def unsupported(device: torch.device, dtype: torch.dtype) -> str:
     return "" if dtype.is_floating_point else f"weights of floating point are needed, not {dtype}"
 
 
+def too_large(shape: tuple[int, ...]) -> str:
+    """No weight is too large: always ""."""
+    return ""
+
+
 def pack(weight: Tensor, mask: Tensor) -> Packed:
     """Pack weight [N, K] by mask, bool [N, K]; see `packing.pack` for the errors."""
     return Packed("reference", tuple(weight.shape), weight.dtype, packing.pack(weight, mask))

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.sparse import SparseSemiStructuredTensor, to_sparse_semi_structured
 
 from blockshock_lib.sparse24 import packing
-from blockshock_lib.sparse24.cslt import unsupported
+from blockshock_lib.sparse24.cslt import too_large, unsupported
 from blockshock_lib.sparse24.packed import Packed, check_input, require_support
 
-__all__ = ["blank", "compress", "linear", "pack", "tune", "unsupported"]
+__all__ = ["blank", "compress", "linear", "pack", "too_large", "tune", "unsupported"]
 
 
 def pack(weight: Tensor, mask: Tensor) -> Packed:
@@ -33,21 +33,30 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
         ValueError: see `packing.check_weight`.
         UnsupportedError: this device, dtype or shape cannot be packed.
     """
-    require_support(unsupported(weight.device, weight.dtype), "torch")
+    require_support(unsupported(weight.device, weight.dtype) or too_large(weight.shape), "torch")
     packing.check_weight(weight, mask)
     # torch.where, as weight * mask leaves -0.0 in the holes.
     return compress(torch.where(mask, weight.detach(), weight.new_zeros(())))
 
 
 def blank(mask: Tensor, dtype: torch.dtype) -> Packed:
-    """The packed form of a 2:4 mask, bool [N, K], with values that are still to be written; it holds no kept zero."""
+    """The packed form of a 2:4 mask, bool [N, K], with values that are still to be written; it holds no kept zero.
+
+    Raises:
+        UnsupportedError: see `compress`.
+    """
+    require_support(too_large(mask.shape), "torch")  # before the mask is written as weights
     return compress(mask.to(dtype))
 
 
 def compress(kept: Tensor) -> Packed:
     """Compress a weight [N, K] that is masked already, unchecked: what training by the public interface repeats each
     step. Reads no value back to the host.
+
+    Raises:
+        UnsupportedError: more weights than the library multiplies rightly, see `cslt.MOST_WEIGHTS`.
     """
+    require_support(too_large(kept.shape), "torch")
     forced = SparseSemiStructuredTensor._FORCE_CUTLASS
     try:
         # PyTorch's CUTLASS kernels run on compute capability 8.x only.

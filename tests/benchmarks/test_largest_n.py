@@ -23,13 +23,17 @@ def of(name, **changes):
     return case(phase="phase3", methods=(name,), optimizer="sgd", emulated=False, batch=B, **changes)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_first_n_is_the_librarys_own(name):
-    problem = CaseCosts(replace(of(name), batch=16384))
-    problem.x = torch.empty(0, dtype=torch.bfloat16)
+def test_the_first_n_is_the_librarys_own(name, device):
+    problem = CaseCosts(replace(of(name), batch=16384, device=device))
+    problem.x, problem.unsupported = torch.empty(0, dtype=torch.bfloat16), problem.too_large
+    bounds = set()
     for room in range(8 * memory.GIB, 140 * memory.GIB, 6 * memory.GIB):
-        n = largest(problem.case, room, capacity.STEP)
-        assert n == capacity.largest_n(SimpleNamespace(problem=problem), name, room) > capacity.STEP
+        n, bound = capacity.largest_n(problem, name, room)
+        assert largest(problem.case, room, capacity.STEP) == n > capacity.STEP
+        bounds.add(bound)
+    assert (capacity.LIBRARY in bounds) == (device == "cuda" and name != "row_parallel")
 
 
 def searched(monkeypatch, outcomes, ceiling=1 << 30, name="block_shock", room=memory.GIB):
@@ -48,7 +52,7 @@ def searched(monkeypatch, outcomes, ceiling=1 << 30, name="block_shock", room=me
 def test_where_the_formulas_n_trains_one_more_step_is_tried(monkeypatch):
     formula = largest(of("block_shock"), memory.GIB, 128)
     row, _, seen = searched(monkeypatch, lambda n: ("trained" if n <= formula else "out of memory in a step", None))
-    assert seen == [formula, formula + 128] and row["largest"]["n"] == row["formula_n"] == formula
+    assert seen == [formula, formula + 128] and row["largest"]["n"] == row["foretold_n"] == formula
     assert row["above"] == "out of memory in a step"
     row, _, seen = searched(monkeypatch, lambda n: ("trained", None))
     assert row["largest"]["n"] == formula + 128 and row["above"] == "not tried"
@@ -74,7 +78,7 @@ def test_what_cannot_be_built_is_skipped_and_not_tried_with_another_optimizer(mo
 
 def test_a_search_that_nothing_satisfies_ends_without_an_answer(monkeypatch):
     row, _, seen = searched(monkeypatch, lambda n: ("crashed in a step", None))
-    assert row["largest"] is None and row["above"] == "crashed in a step" and seen[-1] >= row["formula_n"] / 2
+    assert row["largest"] is None and row["above"] == "crashed in a step" and seen[-1] >= row["foretold_n"] / 2
 
 
 def test_an_attempt_that_dies_is_told_in_words():
@@ -84,6 +88,8 @@ def test_an_attempt_that_dies_is_told_in_words():
     assert in_words(refused, BUILDING).startswith("cuSPARSELt failed while building: RuntimeError: CUDA error")
     inside = RankError(0, "AcceleratorError", "CUDA error: illegal", "    y = torch._cslt_sparse_mm(\n")
     assert in_words(inside, "in a step").startswith("cuSPARSELt failed in a step")
+    large = RankError(1, "UnsupportedError", "a weight of 69632x69632 has more than 2^32 entries: cuSPARSELt\nmore", "")
+    assert in_words(large, BUILDING) == "unsupported: a weight of 69632x69632 has more than 2^32 entries: cuSPARSELt"
     assert in_words(RankError(0, "SIGSEGV", "", ""), BUILDING).startswith("crashed while building: SIGSEGV")
     assert in_words(DeadlineError(60, {}), "in a step") == "crashed in a step: no answer from all ranks within 60 s"
 
@@ -132,7 +138,7 @@ def test_a_small_trial_trains_the_formulas_n_in_real_processes(tmp_path, capsys)
     options = ["--device", "cpu", *sizes, "--methods", "block_shock", "--optimizers", "sgd", "--json"]
     assert largest_n.main([*options, str(tmp_path / "found.json")]) == 0
     (row,) = json.loads((tmp_path / "found.json").read_text())["rows"]
-    assert row["largest"]["n"] == row["formula_n"] > 128 and row["above"].startswith("needs more than the room")
+    assert row["largest"]["n"] == row["foretold_n"] > 128 and row["above"].startswith("needs more than the room")
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith(f"block_shock sgd N={row['formula_n']}: trained (GiB: building -, step -")
+    assert said[0].startswith(f"block_shock sgd N={row['foretold_n']}: trained (GiB: building -, step -")
     assert said[2].split()[:2] == ["method", "optimizer"] and said[3].split()[:2] == ["block_shock", "sgd"]

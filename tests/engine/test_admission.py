@@ -1,15 +1,20 @@
 """No tensor of a training step passes unchecked: each planted fault is refused, and the row names the tensor."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from blockshock_lib import params
-from blockshock_lib.engine import curve, experiment, memory, work
+from blockshock_lib.comm import Group
+from blockshock_lib.engine import capacity, curve, experiment, memory, work
 from blockshock_lib.engine.timing import Clock
+from blockshock_lib.engine.trial import Rows, Trial
 from blockshock_lib.layers.block_shock import BlockShockLinear
 from blockshock_lib.layers.emulated import Emulated
 from blockshock_lib.layers.problem import LinearProblem
 from blockshock_lib.layers.row_parallel import RowParallelLinear
+from blockshock_lib.sparse24 import product
 from tests.cases import case
 from tests.engine.test_experiment import CPU, picked
 
@@ -247,3 +252,35 @@ def test_the_largest_weight_fits_and_the_next_does_not(quick, tmp_path, monkeypa
         room = 0.95 * 16 * 2**30
         needed = [problem.training_bytes(method, size).peak + 16 * size * 2 for size in (n, n + 4096)]
         assert needed[0] <= room < needed[1]
+
+
+@pytest.mark.parametrize(("world_size", "most"), [(2, 65536), (4, 90112)])
+def test_the_largest_weight_is_one_that_the_2_4_library_multiplies_rightly(monkeypatch, tmp_path, world_size, most):
+    """Two terms of 2^32 weights; with 4 ranks a term has half of the columns, and N^2 / 2 <= 2^32 up to 92681."""
+    monkeypatch.setitem(
+        product.BACKENDS, "cslt", replace(product.BACKENDS["cslt"], unsupported=lambda device, dtype: "")
+    )
+    monkeypatch.setattr(memory, "total", lambda device: 4 << 40)
+    problem = LinearProblem(
+        case(phase="phase3", optimizer="sgd", in_features=128, product="cslt", world_size=world_size), CPU
+    )
+    trial = Trial(problem, Group.of(), Rows())
+    capacity.largest(trial, ("dense", "block_shock"))
+    (dense,), (ours,) = (picked(trial.rows.rows, name, "largest_n") for name in ("dense", "block_shock"))
+    assert dense["detail"] == "formula" and dense["value"] > 2 * most
+    assert (ours["value"], ours["detail"]) == (most, "2:4 library")
+    monkeypatch.setattr(memory, "total", lambda device: 16 << 30)  # where memory ends first, it is what bounds
+    capacity.largest(trial, ("block_shock",))
+    assert picked(trial.rows.rows, "block_shock", "largest_n")[-1]["detail"] == "formula"
+
+
+def test_a_case_that_the_2_4_library_multiplies_wrongly_is_unsupported_before_anything_is_built(
+    quick, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(
+        product.BACKENDS, "reference", replace(product.BACKENDS["reference"], too_large=lambda shape: f"{shape}: no")
+    )
+    monkeypatch.setattr(LinearProblem, "build", lambda self, name, group: pytest.fail("it was built"))
+    rows = run(quick, tmp_path, methods=("block_shock",))
+    (row,) = picked(rows, "block_shock", "check")
+    assert (row["status"], row["reason"]) == ("unsupported", "(128, 128): no")

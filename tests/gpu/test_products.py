@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.sparse24 import choices, cslt, cslt_tune, masks, packing, product, tuner
 from blockshock_lib.sparse24.tuning import Setting
 
@@ -91,6 +92,19 @@ def test_packed_storage_is_nine_sixteenths_of_dense(name, n, k):
     backend = backend_for(name)
     _, weight, mask = problem(n, k, 8)
     assert backend.pack(weight, mask).nbytes == n * k * 2 * 9 // 16
+
+
+@pytest.mark.parametrize("name", ["torch", "cslt"])
+def test_a_weight_that_would_be_multiplied_wrongly_is_refused_and_costs_no_memory(name):
+    backend = backend_for(name)
+    weight = torch.zeros(1, 1, dtype=torch.bfloat16, device="cuda").expand(65536, 65600)
+    mask = torch.ones(1, 1, dtype=torch.bool, device="cuda").expand(65536, 65600)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    for make in (lambda: backend.pack(weight, mask), lambda: backend.blank(mask, weight.dtype)):
+        with pytest.raises(UnsupportedError, match="65536x65600 has more than"):
+            make()
+    assert torch.cuda.max_memory_allocated() == before
 
 
 @pytest.mark.parametrize("name", list(product.BACKENDS))

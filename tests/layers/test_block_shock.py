@@ -1,6 +1,7 @@
 """What a Block-Shock layer holds, when it refreshes its copies, and what it refuses."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from blockshock_lib.layers import BlockShockLinear
 from blockshock_lib.layers.costs import Shape
 from blockshock_lib.layers.emulated import Emulated
 from blockshock_lib.params import Mask
+from blockshock_lib.sparse24 import product
+from blockshock_lib.sparse24.pattern import Pattern
 from tests.cases import MASKS
 
 N, K, B = 128, 256, 6
@@ -236,6 +239,14 @@ def test_a_strategy_that_the_mask_cannot_run_is_refused_with_those_it_can():
         pair("random", dw="periodic")
     with pytest.raises(ValueError, match="dw='fast': there are auto, full, periodic, exchange"):
         pair(dw="fast")
+
+
+def test_a_term_that_its_backend_cannot_multiply_is_refused_before_anything_is_made_of_it(monkeypatch):
+    small = replace(product.BACKENDS["reference"], too_large=lambda shape: f"{shape} has too many weights")
+    monkeypatch.setitem(product.BACKENDS, "reference", small)
+    monkeypatch.setattr(Pattern, "of", lambda mask: pytest.fail("its pattern was made"))
+    with pytest.raises(UnsupportedError, match=rf"\[{N}, {K}\]\) has too many weights"):
+        pair()
 
 
 def test_strategies_of_a_layer_by_its_mask():

@@ -1,9 +1,12 @@
 """Inputs come from independent seeds, and the truth is float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from blockshock_lib.layers.problem import LinearProblem, inputs
+from blockshock_lib.sparse24 import product
 from tests.cases import case
 
 CPU = torch.device("cpu")
@@ -54,3 +57,22 @@ def test_uniform_inputs_stay_in_their_range():
 def test_unknown_distribution_is_named():
     with pytest.raises(ValueError, match="cauchy"):
         inputs("cauchy", 1, 64, torch.Generator(), CPU)
+
+
+def test_a_term_that_the_2_4_library_multiplies_wrongly_is_unsupported_and_only_there(monkeypatch):
+    names = ("masked_dense", "block_shock", "block_shock_torch")
+
+    def refused(features=None, **changes):
+        problem = LinearProblem(case(methods=names, **changes), CPU)
+        return [name for name in names if "wrong values" in problem.too_large(name, features)]
+
+    assert refused(65536, device="cuda") == [] and refused(65600, device="cuda") == ["block_shock", "block_shock_torch"]
+    assert refused(device="cuda") == []  # 128x256, the case's own
+    assert refused(65600, device="cuda", world_size=4) == []  # its terms have half of the columns
+    assert refused(131072, device="cuda", product="reference") == ["block_shock_torch"]
+    assert refused(131072) == ["block_shock_torch"]  # on a CPU "auto" is the reference
+    problem = LinearProblem(case(methods=names, product="cslt"), CPU)
+    everywhere = replace(product.BACKENDS["cslt"], unsupported=lambda device, dtype: "")
+    monkeypatch.setitem(product.BACKENDS, "cslt", everywhere)
+    assert problem.unsupported("block_shock") == problem.unsupported("block_shock", 65536) == ""
+    assert "wrong values" in problem.unsupported("block_shock", 65600)

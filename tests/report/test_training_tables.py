@@ -192,8 +192,19 @@ def test_the_forwards_collective_names_the_bias_only_where_there_is_one(phase3, 
 def test_the_largest_n_has_a_row_an_optimizer_and_method(phase3):
     table = training_tables.largest_table(phase3)
     assert len(table) == 2 * len(METHODS)
-    names = ["B", "optimizer", "method", "largest N by formula, not tried"]
-    assert list(table.loc[0, names]) == [4096, "SGD", "A dense", "61440"]
+    names = ["B", "optimizer", "method", "largest N, not tried", "bound by"]
+    assert list(table.loc[0, names]) == [4096, "SGD", "A dense", "61440", "memory, by formula"]
+
+
+def test_the_largest_n_says_what_bounds_it_and_the_smallest_of_several_runs_counts(phase3):
+    one = phase3[phase3["optimizer"].eq("sgd")]
+    hit = one["metric"].eq("largest_n") & one["detail"].eq("formula") & one["method"].eq("block_shock")
+    detail = one["detail"].mask(hit, "2:4 library")
+    other = one.assign(run="other", value=one["value"].mask(hit, 40960), detail=detail)
+    for frame in (pd.concat([one, other], ignore_index=True), pd.concat([other, one], ignore_index=True)):
+        table = training_tables.largest_table(frame).set_index("method")
+        assert list(table.loc["Block-Shock", ["largest N, not tried", "bound by"]]) == ["40960", "2:4 library"]
+        assert set(table["bound by"].drop("Block-Shock")) == {"memory, by formula"}
 
 
 def test_memory_deviations_from_the_formula_are_shown(phase3):

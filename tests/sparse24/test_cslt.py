@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.sparse24 import choices, cslt, cslt_tune, masks, tuner
+from blockshock_lib.sparse24 import choices, cslt, cslt_tune, masks, product, stock, tuner
 from blockshock_lib.sparse24.tuning import BrokenContextError, Error, Found, Setting, Trial
 
 from .fake_cusparselt import Matmul, compress
@@ -92,6 +92,29 @@ def test_a_mask_that_keeps_three_of_four_never_reaches_the_op():
     mask[0, :4] = torch.tensor([True, True, True, False])
     with pytest.raises(ValueError, match="keep 3 of 4"):
         cslt.pack(weight, mask)
+
+
+def test_two_to_the_32_weights_are_multiplied_and_one_tile_more_is_refused_by_name():
+    for shape in ((65536, 65536), (8192, 524288), (128, 192)):
+        assert cslt.too_large(shape) == ""
+    for shape in ((65536, 65536 + 64), (65536 + 64, 65536)):
+        reason = cslt.too_large(shape)
+        assert f"{shape[0]}x{shape[1]} has more than 2^32 entries" in reason and "wrong values" in reason
+        assert "more ranks" in reason and 'product="reference"' in reason
+    assert product.BACKENDS["reference"].too_large((65536, 131072)) == ""
+
+
+@pytest.mark.parametrize("name", ["torch", "cslt"])
+def test_a_weight_that_would_be_multiplied_wrongly_is_refused_before_anything_is_made_of_it(name, monkeypatch):
+    backend = product.BACKENDS[name]
+    monkeypatch.setattr(stock, "unsupported", lambda device, dtype: "")
+    # Without storage: whatever computed with them would fail.
+    weight, mask = (torch.empty(65536, 65600, dtype=d, device="meta") for d in (torch.bfloat16, torch.bool))
+    makers = [lambda: backend.pack(weight, mask), lambda: backend.blank(mask, weight.dtype)]
+    makers += [lambda: stock.compress(weight)] if name == "torch" else []
+    for make in makers:
+        with pytest.raises(UnsupportedError, match=f"{name!r} cannot run: a weight of 65536x65600 has more than"):
+            make()
 
 
 @pytest.fixture
