@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from blockshock_lib.layers.part import Part
 from blockshock_lib.layers.row_parallel import RowParallelLinear
-from blockshock_lib.layers.sharded import Part
 
 
 class InterleavedLinear(RowParallelLinear):

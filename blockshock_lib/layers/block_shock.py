@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import autograd, periodic
 from blockshock_lib.layers.block_shock_costs import BlockShockCosts
-from blockshock_lib.layers.sharded import Part, TermParallelLinear, term_mask
+from blockshock_lib.layers.part import Part, term_mask
+from blockshock_lib.layers.term_parallel import TermParallelLinear
 from blockshock_lib.params import Mask
 from blockshock_lib.sparse24 import masks, stock
 from blockshock_lib.sparse24.packed import Packed

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from blockshock_lib.layers.costs import Cost, Shape, dense_dw
-from blockshock_lib.layers.sharded import Part, ShardedLinear, column_shard
+from blockshock_lib.layers.part import Part, column_shard
+from blockshock_lib.layers.sharded import ShardedLinear
 
 
 class ColumnParallelLinear(ShardedLinear):

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from blockshock_lib.comm import Pending
 from blockshock_lib.layers.costs import Cost, Shape, dense_dw, summed, summed_dx
-from blockshock_lib.layers.sharded import Part, ShardedLinear
+from blockshock_lib.layers.part import Part
+from blockshock_lib.layers.sharded import ShardedLinear
 
 
 class DenseLinear(ShardedLinear):

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.costs import Cost, Shape, dense_dw, summed, summed_dx
-from blockshock_lib.layers.sharded import Part, TermParallelLinear, term_mask
+from blockshock_lib.layers.part import Part, term_mask
+from blockshock_lib.layers.term_parallel import TermParallelLinear
 from blockshock_lib.sparse24.pattern import Pattern
 
 

@@ -12,7 +12,8 @@ import torch
 from blockshock_lib import sparse24
 from blockshock_lib.layers import periodic
 from blockshock_lib.layers.costs import Cost, Shape, dense_dw, summed, summed_dx
-from blockshock_lib.layers.sharded import Part, TermParallelLinear
+from blockshock_lib.layers.part import Part
+from blockshock_lib.layers.term_parallel import TermParallelLinear
 from blockshock_lib.params import Mask
 
 

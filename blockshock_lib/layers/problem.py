@@ -15,8 +15,9 @@ from blockshock_lib import sparse24
 from blockshock_lib.comm import Group
 from blockshock_lib.layers.case_costs import DTYPES, CaseCosts
 from blockshock_lib.layers.emulated import Emulated
+from blockshock_lib.layers.part import Part, term_mask
 from blockshock_lib.layers.reference import Reference
-from blockshock_lib.layers.sharded import Part, ShardedLinear, term_mask
+from blockshock_lib.layers.sharded import ShardedLinear
 from blockshock_lib.methods import METHODS
 from blockshock_lib.plan import Case
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from blockshock_lib.layers.sharded import Part, part_of, term_mask
+from blockshock_lib.layers.part import Part, part_of, term_mask
 
 # Rows of W that are turned to float64 at once: 1.3 GB at K = 40960.
 TRUTH_ROWS = 4096

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from blockshock_lib.comm import Pending
 from blockshock_lib.layers.costs import Cost, Shape, dense_dw, summed
-from blockshock_lib.layers.sharded import Part, ShardedLinear, column_shard
+from blockshock_lib.layers.part import Part, column_shard
+from blockshock_lib.layers.sharded import ShardedLinear
 
 
 class RowParallelLinear(ShardedLinear):

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from blockshock_lib import sparse24
 from blockshock_lib.comm import Group, Pending
-from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import autograd
-from blockshock_lib.layers.costs import MOMENTS, Cost, Holding, Shape
 from blockshock_lib.layers.dense_view import DenseView
+from blockshock_lib.layers.layer_costs import LayerCosts
+from blockshock_lib.layers.part import Part, part_of
 from blockshock_lib.params import Mask
 
-__all__ = ["Cost", "Holding", "Part", "Shape", "ShardedLinear", "TermParallelLinear"]
 
-
-@dataclass(frozen=True)
-class Part:
-    """The part of W that one rank multiplies: mask term (None = all entries), output rows, input columns."""
-
-    term: int | None
-    rows: slice
-    cols: slice
-
-
-def column_shard(in_features: int, index: int, count: int) -> slice:
-    """The `index`-th of `count` equal runs of input columns. ValueError when they do not divide."""
-    if in_features % count:
-        raise ValueError(f"{in_features} features do not split into {count} equal shards")
-    step = in_features // count
-    return slice(index * step, (index + 1) * step)
-
-
-class ShardedLinear(DenseView):
+class ShardedLinear(LayerCosts, DenseView):
     """One rank's share of y = x W^T + b; W is [out_features, in_features]. Trains like `nn.Linear`.
 
     A subclass says which part each rank holds (`part`), how it is stored (`hold`), multiplied (`local`, `local_dx`,
@@ -269,71 +249,6 @@ class ShardedLinear(DenseView):
         """A tensor in the layout of `self.weight` as this rank's [rows, columns] of W, +0.0 where it holds nothing."""
         return tensor
 
-    # Costs, one rank's
-
-    @classmethod
-    def cost(cls, shape: Shape) -> Cost:
-        """Of the forward."""
-        raise NotImplementedError(f"{cls.__name__} must say what it costs")
-
-    @classmethod
-    def cost_dx(cls, shape: Shape) -> Cost:
-        """Of dX, with its collective."""
-        raise NotImplementedError(f"{cls.__name__} must say what dX costs")
-
-    @classmethod
-    def cost_dw(cls, shape: Shape, by: str = "full") -> Cost:
-        """Of dW by a strategy."""
-        raise NotImplementedError(f"{cls.__name__} must say what dW costs")
-
-    @classmethod
-    def cost_stages(cls, shape: Shape) -> dict[str, Cost]:
-        """Of what must follow an optimizer's step; the keys of `stages`."""
-        return {}
-
-    @classmethod
-    def entries(cls, shape: Shape) -> float:
-        """Entries of the parameter `weight` of one rank, those kept at zero included."""
-        return cls.cost(shape).weights / shape.itemsize
-
-    @classmethod
-    def training_bytes(cls, shape: Shape, optimizer: str) -> Holding:
-        """Bytes held in a step with `optimizer`: "sgd", "adamw", or "" for a forward and dX of frozen weights."""
-        trained = cls.entries(shape) * shape.itemsize if optimizer else 0.0
-        return Holding(
-            weights=cls.stored_bytes(shape, optimizer),
-            copies=cls.copies_bytes(shape, optimizer),
-            gradients=trained,
-            optimizer=MOMENTS[optimizer] * trained,
-            activations=2 * shape.y + shape.x,
-            scratch=cls.scratch_bytes(shape, optimizer),
-        )
-
-    @classmethod
-    def scratch_bytes(cls, shape: Shape, optimizer: str) -> float:
-        """Bytes of the largest temporary of any one piece of a step, beyond what that piece finds: in the forward there
-        is neither dX nor a gradient yet.
-        """
-        trained = cls.entries(shape) * shape.itemsize if optimizer else 0.0
-        forward, dx, dw = cls.cost(shape), cls.cost_dx(shape), cls.cost_dw(shape, cls.dw_choice(shape))
-        scratch = [forward.peak - forward.weights - shape.y - shape.x - trained, dx.peak - dx.weights - shape.x, 0.0]
-        return max(scratch + [dw.peak - trained] * bool(optimizer))
-
-    @classmethod
-    def dw_choice(cls, shape: Shape) -> str:
-        """The strategy for dW that a layer of this shape takes by itself."""
-        return cls.dw_by
-
-    @classmethod
-    def stored_bytes(cls, shape: Shape, optimizer: str) -> float:
-        """Bytes of the parameter's own storage, in a step with `optimizer`."""
-        return cls.cost(shape).weights
-
-    @classmethod
-    def copies_bytes(cls, shape: Shape, optimizer: str) -> float:
-        """Bytes of packed copies and the pattern of the mask beside it, in a step with `optimizer`."""
-        return 0.0
-
     def extra_repr(self) -> str:
         mask = f", mask={self.mask.name}" if self.mask else ""
         return f"{self.in_features}, {self.out_features}, rank {self.group.rank} of {self.group.world_size}{mask}"
@@ -345,45 +260,3 @@ def _sum(partials: list[torch.Tensor]) -> torch.Tensor:
     for partial in partials[1:]:
         total.add_(partial)
     return total
-
-
-def part_of(weight: torch.Tensor, keep: torch.Tensor | None, part: Part) -> torch.Tensor:
-    """A contiguous copy of one part of W [N, K], with +0.0 where the part's term does not hold the entry."""
-    w = weight[part.rows, part.cols]
-    if part.term is None:
-        return w.clone(memory_format=torch.contiguous_format)
-    return torch.where(term_mask(keep, part), w, torch.zeros((), dtype=w.dtype, device=w.device))
-
-
-def term_mask(keep: torch.Tensor, part: Part) -> torch.Tensor:
-    """[rows, cols] bool: where this part's term holds the entry."""
-    k = keep[part.rows, part.cols]
-    return k if part.term == 0 else ~k
-
-
-class TermParallelLinear(ShardedLinear):
-    """Superposition: W = W(0) + W(1) by a mask. Rank r holds term r % 2 of input shard r // 2; one all-reduce adds
-    them.
-
-    Two ranks hold one term each of the whole input; four and eight split each term by input columns as well.
-    """
-
-    uses_mask = True
-
-    @classmethod
-    def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:
-        if world_size % 2:
-            raise UnsupportedError(f"two terms need an even number of ranks, not {world_size}")
-        return Part(rank % 2, slice(0, out_features), column_shard(in_features, rank // 2, world_size // 2))
-
-    def place_dx(self, made: torch.Tensor) -> torch.Tensor:
-        """dX of this rank's columns -> [B, K] with zeros elsewhere, ready for the sum over all ranks.
-
-        From four ranks on, only the two ranks of a shard add up and the shards stand side by side. One all-reduce over
-        all ranks does both, and moves as many bytes as an all-gather of every rank's columns would.
-        """
-        if made.shape[1] == self.in_features:
-            return made
-        dx = made.new_zeros(made.shape[0], self.in_features)
-        dx[:, self.cols] = made
-        return dx

@@ -7,7 +7,7 @@ from blockshock_lib.comm import Group
 from blockshock_lib.engine.phases import PHASES
 from blockshock_lib.engine.roofline import Ceilings, compute, floors, link, measure, phase_floors
 from blockshock_lib.layers.case_costs import CaseCosts
-from blockshock_lib.layers.sharded import Shape
+from blockshock_lib.layers.costs import Shape
 from blockshock_lib.methods import METHODS
 from blockshock_lib.params import Mask
 from tests.cases import case

@@ -14,7 +14,8 @@ from blockshock_lib.layers.block_shock import BlockShockLinear
 from blockshock_lib.layers.column_parallel import ColumnParallelLinear
 from blockshock_lib.layers.emulated import Emulated
 from blockshock_lib.layers.permuted_dense import PermutedDenseLinear
-from blockshock_lib.layers.sharded import ShardedLinear, TermParallelLinear
+from blockshock_lib.layers.sharded import ShardedLinear
+from blockshock_lib.layers.term_parallel import TermParallelLinear
 
 
 def bias_dropped(patch):

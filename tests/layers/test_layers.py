@@ -7,8 +7,8 @@ from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import BlockShockLinear, DenseLinear, PermutedDenseLinear, RowParallelLinear
 from blockshock_lib.layers.emulated import Emulated
+from blockshock_lib.layers.part import Part, part_of
 from blockshock_lib.layers.problem import LinearProblem
-from blockshock_lib.layers.sharded import Part, part_of
 from blockshock_lib.methods import METHODS
 from blockshock_lib.params import Mask
 from tests.cases import MASKS, case
