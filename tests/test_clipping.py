@@ -59,3 +59,13 @@ def test_a_model_without_shared_layers_is_clipped_as_by_torch():
 def test_a_norm_that_zeros_would_change_is_refused(norm_type):
     with pytest.raises(ValueError, match="norm_type must be over 0"):
         clip_grad_norm_(nn.Linear(2, 2), 1.0, norm_type)
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
+def test_a_norm_of_16_bit_gradients_is_not_rounded_to_16_bits(norm_type):
+    model = torch.nn.Linear(256, 64, dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)).bfloat16()
+    entries = torch.cat([parameter.grad.flatten().double() for parameter in model.parameters()])
+    norm = clip_grad_norm_(model, 1e9, norm_type)
+    assert norm.item() == pytest.approx(torch.linalg.vector_norm(entries, norm_type).item(), rel=1e-5)

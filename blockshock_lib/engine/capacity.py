@@ -11,7 +11,7 @@ from blockshock_lib.engine.trial import Trial
 STEP = 4096
 # What the driver, the communication library and the allocator's rounding take of a GPU's memory.
 USABLE = 0.95
-FORMULA, LIBRARY = "formula", "2:4 library"
+MEMORY, LIBRARY = "memory", "2:4 library"
 """What bounds the largest N: the detail of its row."""
 
 
@@ -38,7 +38,7 @@ def largest_n(problem: Problem, name: str, room: float) -> tuple[int, str]:
 
     n = last(fits)
     if not problem.unsupported(name, n):
-        return n, FORMULA
+        return n, MEMORY
     return last(lambda n: not problem.unsupported(name, n)), LIBRARY
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from blockshock_lib import sparse24
 from blockshock_lib.comm import Group, Pending
+from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import autograd
 from blockshock_lib.layers.dense_view import DenseView
 from blockshock_lib.layers.layer_costs import LayerCosts
@@ -156,6 +157,10 @@ class ShardedLinear(LayerCosts, DenseView):
         return self._add_bias(_sum(partials))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.active:
+            raise UnsupportedError(
+                f"rank {self.group.rank} stands by in {type(self).__name__}: it holds no weight to use"
+            )
         if not x.shape[-1] == self.in_features:
             raise ValueError(f"x has {x.shape[-1]} features, the layer {self.in_features}")
         return autograd.linear(self, x)

@@ -81,4 +81,4 @@ def cannot(case: Case, name: str, card: dict) -> str:
         reason = method.load().unsupported(case.mask, device, dtype, **options)
     else:
         reason = card["unsupported"].get("cslt", "")
-    return reason or CaseCosts(case).too_large(name)
+    return CaseCosts(case).too_large(name) or reason

@@ -39,9 +39,9 @@ def _ways_table(frame: pd.DataFrame, metric: str, ways: tuple[str, ...], chosen:
             table = part if table.empty else table.merge(part, on=keys, how="outer")
     if table.empty:
         return table
-    taken = cells.samples(rows, chosen).drop_duplicates(["case", "method"])
-    table = table.merge(taken[["case", "method", "detail"]], on=["case", "method"], how="left")
-    table = table.rename(columns={"detail": "taken"}).fillna({"taken": ABSENT})
+    table = table.merge(_taken(cells.samples(rows, chosen)), on=["case", "method"], how="left").fillna(
+        {"taken": ABSENT}
+    )
     times = [name for name in table if name.endswith("(ms)")]
     ratio = []
     if len(ways) == 2 and len(times) == 2:
@@ -50,3 +50,13 @@ def _ways_table(frame: pd.DataFrame, metric: str, ways: tuple[str, ...], chosen:
         table[ratio[0]] = rounded(second / first, digits=3)
     table[times] = rounded(table[times].astype(float))
     return shown(table, [*times, *ratio, "taken"])
+
+
+def _taken(rows: pd.DataFrame) -> pd.DataFrame:
+    """The way that a case's method took, a row a (case, method); where its groups differ, in how many of them each."""
+    found = []
+    for (case, method), one in rows.groupby(["case", "method"], sort=False):
+        counts = one.groupby("detail")["group"].nunique().sort_values(ascending=False, kind="stable")
+        words = [f"{way} in {count} of {counts.sum()}" if len(counts) > 1 else way for way, count in counts.items()]
+        found.append((case, method, ", ".join(words)))
+    return pd.DataFrame(found, columns=["case", "method", "taken"])

@@ -248,7 +248,7 @@ def test_the_largest_weight_fits_and_the_next_does_not(quick, tmp_path, monkeypa
     for method in ("dense", "block_shock"):
         (row,) = picked(rows, method, "largest_n")
         n = int(row["value"])
-        assert row["detail"] == "formula" and n % 4096 == 0 and n > 0
+        assert row["detail"] == "memory" and n % 4096 == 0 and n > 0
         room = 0.95 * 16 * 2**30
         needed = [problem.training_bytes(method, size).peak + 16 * size * 2 for size in (n, n + 4096)]
         assert needed[0] <= room < needed[1]
@@ -267,11 +267,11 @@ def test_the_largest_weight_is_one_that_the_2_4_library_multiplies_rightly(monke
     trial = Trial(problem, Group.of(), Rows())
     capacity.largest(trial, ("dense", "block_shock"))
     (dense,), (ours,) = (picked(trial.rows.rows, name, "largest_n") for name in ("dense", "block_shock"))
-    assert dense["detail"] == "formula" and dense["value"] > 2 * most
+    assert dense["detail"] == "memory" and dense["value"] > 2 * most
     assert (ours["value"], ours["detail"]) == (most, "2:4 library")
     monkeypatch.setattr(memory, "total", lambda device: 16 << 30)  # where memory ends first, it is what bounds
     capacity.largest(trial, ("block_shock",))
-    assert picked(trial.rows.rows, "block_shock", "largest_n")[-1]["detail"] == "formula"
+    assert picked(trial.rows.rows, "block_shock", "largest_n")[-1]["detail"] == "memory"
 
 
 def test_a_case_that_the_2_4_library_multiplies_wrongly_is_unsupported_before_anything_is_built(

@@ -17,8 +17,11 @@ N, K, B = 64, 128, 3
 
 def built(name: str, mask: str, weight: torch.Tensor, bias: torch.Tensor | None, **changes) -> ShardedLinear:
     """This rank's layer of a method, trainable."""
+    overlap = changes.pop("overlap", True)
     options = METHODS[name].options("reference", frozen=False) | changes
-    return METHODS[name].load()(weight, bias, mask=Mask.named(mask), group=Group.of(), **options)
+    layer = METHODS[name].load()(weight, bias, mask=Mask.named(mask), group=Group.of(), **options)
+    layer.overlap = overlap
+    return layer
 
 
 def problem(dtype=torch.float64) -> tuple[torch.Tensor, ...]:

@@ -84,6 +84,13 @@ def test_gathered_products_of_a_packed_gradient_peak_as_the_formula_says(mask):
     assert peak(lambda: layer.local_dw(dy, x, "periodic")) == pytest.approx(want, rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["masked_dense", "block_shock_recompress"])
+def test_holes_are_cleared_in_the_dense_gradient_itself(name):
+    cost, dense = METHODS[name].load().cost_dw(shape(name, "random"), "full"), N * K * 2
+    product = B * N * 2 + B * K * 2  # dy and x
+    assert (cost.read, cost.written, cost.peak) == (product + dense, 2 * dense, dense)
+
+
 def test_a_step_holds_the_sum_of_its_parts():
     cls = METHODS["block_shock"].load()
     one = cls.training_bytes(shape("block_shock"), "adamw")

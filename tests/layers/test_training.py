@@ -22,6 +22,7 @@ CASES += [
     for update, dw in VARIANTS
 ]
 EVERY = [("dense", "checkerboard", {}), *CASES]
+EVERY += [(name, "checkerboard", {"overlap": False}) for name in ("row_parallel", "column_parallel", "block_shock")]
 TERMS = [case for case in CASES if case[0].startswith("block_shock")]
 
 

@@ -198,7 +198,7 @@ def test_the_largest_n_has_a_row_an_optimizer_and_method(phase3):
 
 def test_the_largest_n_says_what_bounds_it_and_the_smallest_of_several_runs_counts(phase3):
     one = phase3[phase3["optimizer"].eq("sgd")]
-    hit = one["metric"].eq("largest_n") & one["detail"].eq("formula") & one["method"].eq("block_shock")
+    hit = one["metric"].eq("largest_n") & one["detail"].eq("memory") & one["method"].eq("block_shock")
     detail = one["detail"].mask(hit, "2:4 library")
     other = one.assign(run="other", value=one["value"].mask(hit, 40960), detail=detail)
     for frame in (pd.concat([one, other], ignore_index=True), pd.concat([other, one], ignore_index=True)):

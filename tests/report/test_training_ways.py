@@ -38,3 +38,12 @@ def test_both_orders_of_the_backward_stand_beside_each_other(phase3):
 def test_a_way_measured_alone_has_no_ratio(phase3):
     one = phase3[~(phase3["metric"].eq("backward_order_kernel") & phase3["detail"].eq("in turn"))]
     assert list(training_ways.order_table(one))[-2:] == ["overlapped (ms)", "taken"]
+
+
+def test_where_groups_chose_differently_each_choice_is_counted(phase3):
+    mixed = phase3["metric"].eq("backward_kernel") & phase3["method"].eq("row_parallel") & phase3["group"].eq(1)
+    one = phase3.assign(detail=phase3["detail"].mask(mixed, "in turn"))
+    table = training_ways.order_table(one)
+    b1 = table["method"].eq(labels.label("row_parallel"))
+    assert set(table.loc[b1, "taken"]) == {"in turn in 1 of 2, overlapped in 1 of 2"}
+    assert set(table.loc[~b1, "taken"]) == set(training_ways.ORDERS)

@@ -175,5 +175,5 @@ def _largest(methods, optimizer):
     found = []
     for place, method in enumerate(methods):
         n = (61440 if optimizer == "sgd" else 45056) + 4096 * place
-        found += [row(method, "largest_n", "1", n, detail=by) for by in ("formula", "measured")]
+        found += [row(method, "largest_n", "1", n, detail=by) for by in ("memory", "measured")]
     return found
