@@ -177,7 +177,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _figure(args: argparse.Namespace) -> int:
-    from blockshock_lib.report import index_plots, plots
+    from blockshock_lib.report import plots
+    from blockshock_lib.report.pages import index_plots
 
     frame = records.load(args.folder)
     if frame.empty:

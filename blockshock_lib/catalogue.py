@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from blockshock_lib import manifest, records
 from blockshock_lib.errors import BlockShockError, RecordError, first_line
-from blockshock_lib.report import index_page
-from blockshock_lib.report.index_page import Entry, Picture
+from blockshock_lib.report.pages import index
+from blockshock_lib.report.pages.index import Entry, Picture
 from blockshock_lib.run import CACHE, OUTPUTS
 
 DRAWN = 1  # counted up when the small figures are drawn otherwise: those in the cache are then left alone
@@ -35,7 +35,7 @@ def write_index(out: Path = OUTPUTS, cache: Path = CACHE / "pictures") -> Path:
     found = [_entry(folder, out, Path(cache)) for folder in seen]
     found.sort(key=lambda pair: (pair[0], pair[1].folder), reverse=True)
     target = out / "index.html"
-    records.write_atomic(target, index_page.html([entry for _, entry in found]))
+    records.write_atomic(target, index.html([entry for _, entry in found]))
     return target
 
 
@@ -102,7 +102,7 @@ def _picture(folder: Path, found: dict, out: Path, cache: Path) -> Picture:
 
 
 def _drawn(folder: Path, phase: str) -> Picture:
-    from blockshock_lib.report import index_plots  # drawing takes a second to import
+    from blockshock_lib.report.pages import index_plots  # drawing takes a second to import
 
     try:
         with warnings.catch_warnings():

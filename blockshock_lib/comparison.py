@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 from blockshock_lib import manifest, records
 from blockshock_lib.errors import CompareError, RecordError
 from blockshock_lib.manifest import ROOT, shown
-from blockshock_lib.report import cells, compare_plots, compare_tables, comparison, figures, labels
+from blockshock_lib.report import cells, figures, labels
+from blockshock_lib.report.compare import changes, plots, tables
 
 ALLOW = ("hardware", "dtype", "dirty")
 SHOWN = 20  # rows of the table that a page shows unfolded beside the regressions
@@ -50,11 +51,11 @@ class Comparison:
 
     Attributes:
         a, b: the runs' names.
-        found: every row as numbers; see report.comparison.Compared.
+        found: every row as numbers; see report.compare.changes.Compared.
         notes: what else a reader must know: other libraries, other parameters, what only one run has, no claim.
     """
 
-    def __init__(self, a: Side, b: Side, found: comparison.Compared, notes: tuple[str, ...]):
+    def __init__(self, a: Side, b: Side, found: changes.Compared, notes: tuple[str, ...]):
         self.a, self.b, self.found, self.notes = a.name, b.name, found, notes
 
     @property
@@ -64,12 +65,12 @@ class Comparison:
     @cached_property
     def table(self) -> pd.DataFrame:
         """Every row to be read: regressions first, then the largest ratio b / a."""
-        return compare_tables.readable(self.rows)
+        return tables.readable(self.rows)
 
     @property
     def regressions(self) -> pd.DataFrame:
         """The rows of `table` that are regressions."""
-        return self.table[self.rows["outcome"].eq(comparison.REGRESSION)]
+        return self.table[self.rows["outcome"].eq(changes.REGRESSION)]
 
     @property
     def ok(self) -> bool:
@@ -83,7 +84,7 @@ class Comparison:
         if count:
             level = f"{100 * each:.{2 if each < 0.999 else 4}f}"
             text += (
-                f"The {count} intervals of times hold at {comparison.LEVEL:.0%} together (Bonferroni: {level}% each): "
+                f"The {count} intervals of times hold at {changes.LEVEL:.0%} together (Bonferroni: {level}% each): "
                 "an unchanged library raises an alarm in at most 1 of 100 comparisons. What all groups of a run share "
                 "(another day, its heat, its neighbours) is in no interval. "
             )
@@ -91,18 +92,18 @@ class Comparison:
 
     def figure(self) -> Figure:
         """The ratios of times with their intervals, a panel a method; cells with a regression marked."""
-        return compare_plots.ratios(self.rows, self.a, self.b, self.caption())
+        return plots.ratios(self.rows, self.a, self.b, self.caption())
 
     def line(self) -> str:
         """One line: what was found, the worst of it by name, and what is not compared."""
         count = Counter(self.rows["outcome"])
-        bad, total = count[comparison.REGRESSION], len(self.rows)
+        bad, total = count[changes.REGRESSION], len(self.rows)
         parts = [f"{bad} regression{'s' * (bad != 1)} in {total} comparisons" if bad else f"no regression in {total}"]
         if bad:
-            parts[0] += f", first {compare_tables.told(self.rows.iloc[0])}"
-        parts += [f"{count[name]} {name}" for name in (comparison.IMPROVED, comparison.UNDECIDED) if count[name]]
-        if count[comparison.NO_INTERVAL]:
-            parts.append(f"{count[comparison.NO_INTERVAL]} times without an interval (one group), so without a claim")
+            parts[0] += f", first {tables.told(self.rows.iloc[0])}"
+        parts += [f"{count[name]} {name}" for name in (changes.IMPROVED, changes.UNDECIDED) if count[name]]
+        if count[changes.NO_INTERVAL]:
+            parts.append(f"{count[changes.NO_INTERVAL]} times without an interval (one group), so without a claim")
         return " · ".join([f"compare {self.a} with {self.b}: {parts[0]}", *parts[1:], *self.notes])
 
     def text(self, most: int = SHOWN) -> str:
@@ -113,18 +114,14 @@ class Comparison:
         return f"{self.table.head(bad + most).to_string(index=False)}{more}\n{self.caption()}\n{self.line()}"
 
     def _repr_html_(self) -> str:
-        first = self.rows["outcome"].isin([comparison.REGRESSION, comparison.IMPROVED])
+        first = self.rows["outcome"].isin([changes.REGRESSION, changes.IMPROVED])
         rest = self.table[~first]
         short, long = pd.concat([self.table[first], rest.head(SHOWN)]), rest.iloc[SHOWN:]
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
         head = f"<p><b>{html.escape(self.line().split(' · ')[0])}</b></p><ul>{notes}</ul>"
-        fold = (
-            f"<details><summary>{len(long)} more rows</summary>{compare_tables.page(long)}</details>"
-            if len(long)
-            else ""
-        )
+        fold = f"<details><summary>{len(long)} more rows</summary>{tables.page(long)}</details>" if len(long) else ""
         image = figures.show(self.figure()).data
-        return f"{head}{compare_tables.page(short)}{fold}<p>{html.escape(self.caption())}</p>{image}"
+        return f"{head}{tables.page(short)}{fold}<p>{html.escape(self.caption())}</p>{image}"
 
 
 def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
@@ -144,8 +141,8 @@ def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
     if unknown := set(allow) - set(ALLOW):
         raise CompareError(f"allow: {', '.join(sorted(map(repr, unknown)))}; allowed: {', '.join(ALLOW)}")
     sides = _read(a), _read(b)
-    loose = [name for kind in allow for name in comparison.LOOSE.get(kind, ())]
-    known = [comparison.cases(side.frame) for side in sides]
+    loose = [name for kind in allow for name in changes.LOOSE.get(kind, ())]
+    known = [changes.cases(side.frame) for side in sides]
     faults = {"hardware": _hardware(*sides), "dtype": _dtypes(*known), "dirty": [*map(_dirty, sides)]}
     refused = {kind: "; ".join(filter(None, found)) for kind, found in faults.items() if kind not in allow}
     names = f"a = {sides[0].name} and b = {sides[1].name}"
@@ -153,9 +150,9 @@ def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
         said = "; ".join(f"{kind}: {text}" for kind, text in refused.items() if text)
         kinds = [kind for kind, text in refused.items() if text]
         raise CompareError(f"{names} are not compared unless told (allow {','.join(kinds)}): {said}")
-    if not comparison.pairs(*known, loose):
+    if not changes.pairs(*known, loose):
         raise CompareError(f"{names} share no case: {_what(known[0])} in a, {_what(known[1])} in b")
-    found = comparison.compare(sides[0].frame, sides[1].frame, loose=loose, b_short=bool(sides[1].lost))
+    found = changes.compare(sides[0].frame, sides[1].frame, loose=loose, b_short=bool(sides[1].lost))
     told = [f"allowed all the same, {kind}: {'; '.join(filter(None, faults[kind]))}" for kind in allow]
     return Comparison(*sides, found, tuple([*(note for note in told if note[-2:] != ": "), *_notes(*sides, found)]))
 
@@ -237,7 +234,7 @@ def _hardware_facts(card: Mapping[str, Any]) -> dict[str, str]:
 
 def _dtypes(a: pd.DataFrame, b: pd.DataFrame) -> list[str]:
     """Cases that would be alike in another dtype only."""
-    found = comparison.pairs(a, b, comparison.LOOSE["dtype"])
+    found = changes.pairs(a, b, changes.LOOSE["dtype"])
     other = Counter((one["dtype"], two["dtype"]) for one, two in found if one["dtype"] != two["dtype"])
     return [f"{count} cases are {one} in a and {two} in b" for (one, two), count in other.items()]
 
@@ -255,7 +252,7 @@ def _dirty(side: Side) -> str:
     return f"{side.name} {' and '.join(why)}" if why else ""
 
 
-def _notes(a: Side, b: Side, found: comparison.Compared) -> list[str]:
+def _notes(a: Side, b: Side, found: changes.Compared) -> list[str]:
     notes = [
         {"cpu": "a CPU: no claim about GPUs", "emulated": cells.NO_CLAIM["emulated"]}.get(kind, "")
         for kind in sorted(set(cells.kind(a.frame)) | set(cells.kind(b.frame)))

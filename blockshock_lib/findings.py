@@ -22,7 +22,8 @@ from blockshock_lib.errors import ParamsError, RecordError, first_line
 from blockshock_lib.manifest import ROOT, shown
 from blockshock_lib.predict import scaling
 from blockshock_lib.predict.earlier import REFERENCE
-from blockshock_lib.report import cells, findings_tables
+from blockshock_lib.report import cells
+from blockshock_lib.report.findings import tables
 from blockshock_lib.run import OUTPUTS, new_folder, now
 
 NOTEBOOK = "findings.ipynb"
@@ -117,7 +118,7 @@ class Findings:
 
     def conclude(self) -> str:
         """Writes what the answer rests on, the verdict and the end into the manifest; returns the verdict's line."""
-        line = findings_tables.one_line(self.frames)
+        line = tables.one_line(self.frames)
         rests_on = [
             {
                 "run": shown(source.folder),

@@ -22,7 +22,7 @@ from blockshock_lib import archive, manifest, records
 from blockshock_lib.catalogue import write_index
 from blockshock_lib.errors import RecordError, ShareError, first_line
 from blockshock_lib.manifest import shown
-from blockshock_lib.report import page
+from blockshock_lib.report.pages import page
 from blockshock_lib.workbook import OUTPUTS, now
 
 __all__ = ["pack", "unpack", "write_index"]

@@ -160,7 +160,7 @@ def runs(out: Path = OUTPUTS) -> pd.DataFrame:
 
 def make_page(notebook: Path) -> Path | None:
     """The notebook's page; None, with a warning, where it cannot be made: the run and its records are worth more."""
-    from blockshock_lib.report import page  # a kernel, which makes none, starts in half the time without it
+    from blockshock_lib.report.pages import page  # a kernel, which makes none, starts in half the time without it
 
     try:
         return page.write_html(notebook)

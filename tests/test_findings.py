@@ -8,6 +8,7 @@ from blockshock_lib import findings, manifest, records, workbook
 from blockshock_lib.__main__ import main
 from blockshock_lib.errors import ParamsError, RecordError
 from blockshock_lib.findings import COUNTS, POOLED, weigh
+from blockshock_lib.report.findings import tables
 from tests import runs
 
 REFERENCE = manifest.ROOT / "outputs" / "reference"
@@ -62,7 +63,7 @@ def test_machines_are_never_put_together_and_gpus_come_first(shipped):
 
 
 def test_what_was_measured_on_the_shipped_gpus_is_the_answer(shipped):
-    table = findings.findings_tables.numbers(shipped.frames).loc[shipped.setting]
+    table = tables.numbers(shipped.frames).loc[shipped.setting]
     assert table.loc["H1", "verdict"] == "refuted" and table.loc["H3", "verdict"] == "supported"
 
 

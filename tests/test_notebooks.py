@@ -10,7 +10,8 @@ import nbformat
 import pytest
 
 from blockshock_lib import workbook
-from blockshock_lib.report import h2_tables, training_tables
+from blockshock_lib.report.training import h2
+from blockshock_lib.report.training import tables as training_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -143,7 +144,7 @@ def test_the_deterministic_tables_are_all_there():
 def test_the_training_notebook_shows_every_table_and_figure_of_training():
     shown = {name for cell in code(nbformat.read(TRAINING, 4)) for name in calls(cell)}
     tables = {name for name in vars(training_tables) if name.endswith("_table")} - {"how_table"}
-    tables |= {name for name in vars(h2_tables) if name.endswith("_table")}
+    tables |= {name for name in vars(h2) if name.endswith("_table")}
     assert shown >= {*tables, "training_memory_table", "training_memory", "pieces_figure", "loss_curves", "timeline"}
     assert sum("ratio_heatmap" in calls(cell) for cell in code(nbformat.read(TRAINING, 4))) == 2, "T3 and T1"
 

@@ -190,7 +190,7 @@ def test_a_page_that_cannot_be_made_costs_the_page_only(outputs, monkeypatch):
     def fail(path):
         raise ValueError("no template called 'lab'")
 
-    monkeypatch.setattr("blockshock_lib.report.page.write_html", fail)
+    monkeypatch.setattr("blockshock_lib.report.pages.page.write_html", fail)
     with pytest.warns(UserWarning, match="no HTML page.*no template called 'lab'"):
         outcome = workbook.execute("phase0", redraw=written(outputs).name, out=outputs)
     assert outcome.ok and outcome.html is None and outcome.line().endswith(".ipynb")

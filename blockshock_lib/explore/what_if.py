@@ -8,8 +8,9 @@ import pandas as pd
 
 from blockshock_lib.explore import controls
 from blockshock_lib.explore.view import View
-from blockshock_lib.report import figures, findings_plots
-from blockshock_lib.report.findings_needs import Parts, what_if
+from blockshock_lib.report import figures
+from blockshock_lib.report.findings import plots
+from blockshock_lib.report.findings.needs import Parts, what_if
 
 SPEEDS = {"as measured": 0.0} | {f"{s:g}": s for s in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0)}
 LINKS = {"as measured": 0.0} | {f"{gbs}": float(gbs) for gbs in (25, 50, 100, 200, 400, 900)} | {"free": math.inf}
@@ -32,7 +33,7 @@ def make(frame: pd.DataFrame, s: float = 2.0) -> View:
 
     def draw(s: float, link: float, compress: float) -> str:
         words = [f"{name} {text(value)}" for name, value, text in zip(_NAMES, (s, link, compress), _TEXTS, strict=True)]
-        return figures.show(findings_plots.what_if(what_if(parts, s, link, compress), ", ".join(words))).data
+        return figures.show(plots.what_if(what_if(parts, s, link, compress), ", ".join(words))).data
 
     found = {
         "s": controls.steps("s", SPEEDS.items(), s, "speed of the 2:4 product over the dense one of its size"),

@@ -4,15 +4,15 @@ An empty frame, or one without the rows a figure needs, gives a figure that says
 that played several ranks, say that they carry no claim about speed.
 """
 
-from blockshock_lib.report.compare_plots import ratios
+from blockshock_lib.report.compare.plots import ratios
 from blockshock_lib.report.figures import png, show
 from blockshock_lib.report.machine_plots import memory_bars, roofline
 from blockshock_lib.report.mask_plots import masks_figure
 from blockshock_lib.report.ratio_plots import law, ratio_heatmap
 from blockshock_lib.report.time_plots import stacked, time_vs_n
-from blockshock_lib.report.trace_plots import timeline
-from blockshock_lib.report.training_memory import training_memory
-from blockshock_lib.report.training_plots import loss_curves, pieces_figure
+from blockshock_lib.report.timeline.plots import timeline
+from blockshock_lib.report.training.memory import training_memory
+from blockshock_lib.report.training.plots import loss_curves, pieces_figure
 
 __all__ = [
     "law",

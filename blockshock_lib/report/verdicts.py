@@ -9,7 +9,7 @@ import pandas as pd
 
 from blockshock_lib.report import cells, labels
 from blockshock_lib.report.interval import ratio_interval
-from blockshock_lib.report.training_ratios import training_ratios
+from blockshock_lib.report.training.ratios import training_ratios
 
 FASTER, SLOWER, UNDECIDED, NO_CLAIM = "faster", "slower", "undecided", "no claim"
 RATIO_COLUMNS = [*cells.CASE, "size", "ratio", "low", "high", "groups", "outcome", "metric"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blockshock_lib import share
-from blockshock_lib.report import page as pages
+from blockshock_lib.report.pages import page as pages
 from tests.browser.conftest import keep
 from tests.faults import hostile
 

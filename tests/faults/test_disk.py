@@ -12,7 +12,7 @@ import pytest
 
 from blockshock_lib import manifest, records
 from blockshock_lib.errors import RecordError
-from blockshock_lib.report import page
+from blockshock_lib.report.pages import page
 from tests.cases import METHODS, case
 from tests.faults.workers import CONTEXT
 from tests.runs import TINY

@@ -13,7 +13,7 @@ from bs4 import BeautifulSoup
 
 from blockshock_lib import archive, manifest, share
 from blockshock_lib.errors import ShareError
-from blockshock_lib.report import page, sanitise
+from blockshock_lib.report.pages import page, sanitise
 from tests.faults import hostile
 
 SHELL = {"html", "head", "meta", "title", "style", "script", "body", "header", "nav", "main", "button"}

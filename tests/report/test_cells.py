@@ -109,7 +109,7 @@ def test_the_columns_are_those_of_loaded_records(small):
 def test_reports_read_records_and_run_nothing():
     # page.py also reads the manifest beside its notebook, for the verdict.
     files = {"page.py": ("blockshock_lib.manifest", "blockshock_lib.records")}
-    for path in Path(report.__file__).parent.glob("*.py"):
+    for path in Path(report.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):

@@ -1,0 +1,1 @@
+"""Two runs side by side: what became wrong, slower or larger."""

@@ -1,0 +1,1 @@
+"""The traces of profiled calls: what each rank did, and when."""
