@@ -9,7 +9,7 @@ from blockshock_lib import sources  # noqa: F401  # notes now which code is impo
 
 _WHERE = {
     "BlockShockLinear": "layers",
-    "BlockShockParallel": "parallel",
+    "BlockShockParallel": "model.parallel",
     "ColumnParallelLinear": "layers",
     "DenseLinear": "layers",
     "MaskedDenseLinear": "layers",
@@ -17,7 +17,8 @@ _WHERE = {
     "RowParallelLinear": "layers",
     "Group": "comm",
     "Mask": "params",
-    "clip_grad_norm_": "clipping",
+    "checkpoint": "model",
+    "clip_grad_norm_": "model.clipping",
     "compare": "comparison",
     "open_run": "run",
 }

@@ -23,9 +23,9 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.tensor import DTensor
 
-from blockshock_lib import stored
 from blockshock_lib.errors import CheckpointError, UnsupportedError, first_line
 from blockshock_lib.layers import ShardedLinear
+from blockshock_lib.model import stored
 
 SUMMARY = "checkpoint.json"
 SCHEMA = 1
