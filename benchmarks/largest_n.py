@@ -18,9 +18,7 @@ and its steps run.
 from __future__ import annotations
 
 import argparse
-import bisect
 import json
-import math
 import re
 import sys
 import tempfile
@@ -194,11 +192,7 @@ def largest(case: plan.Case, room: float, step: int) -> int:
     engine.capacity says for its STEP.
     """
     known = CaseCosts(case)
-
-    def asks(i: int) -> float:
-        return math.inf if known.too_large(case.methods[0], i * step) else needed(case, i * step)
-
-    return step * bisect.bisect_right(range(1, 1 << 20), room, key=asks)
+    return capacity.last(lambda n: needed(case, n) <= room and not known.too_large(case.methods[0], n), step)
 
 
 def attempt(case: plan.Case, n: int, room: float, seconds: float) -> Attempt:

@@ -42,12 +42,12 @@ def largest_n(problem: Problem, name: str, room: float) -> tuple[int, str]:
     return last(lambda n: not problem.unsupported(name, n)), LIBRARY
 
 
-def last(holds: Callable[[int], bool]) -> int:
-    """The largest multiple of STEP for which it holds, where it holds for all smaller ones; 0 if for none."""
-    low, high = 0, STEP
+def last(holds: Callable[[int], bool], step: int = STEP) -> int:
+    """The largest multiple of `step` for which it holds, where it holds for all smaller ones; 0 if for none."""
+    low, high = 0, step
     while holds(high):
         low, high = high, 2 * high
-    while high - low > STEP:
-        middle = (low + high) // (2 * STEP) * STEP
+    while high - low > step:
+        middle = (low + high) // (2 * step) * step
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
