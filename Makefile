@@ -31,6 +31,8 @@ ifneq ($(WHEELHOUSE),)
 else
 	$(INTERPRETER) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@! $(VENV)/bin/python -c 'import sys, torch; sys.exit(not torch.version.cuda)' || \
+		$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,cuda]'
 endif
 	@touch $@
 

@@ -12,6 +12,7 @@ _WHERE = {
     "BlockShockParallel": "model.parallel",
     "ColumnParallelLinear": "layers",
     "DenseLinear": "layers",
+    "Linear24": "layers",
     "MaskedDenseLinear": "layers",
     "PermutedDenseLinear": "layers",
     "RowParallelLinear": "layers",

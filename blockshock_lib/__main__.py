@@ -1,8 +1,9 @@
-"""python -m blockshock_lib run | report | findings | compare | share | list | figure"""
+"""python -m blockshock_lib run | tune | report | findings | compare | share | list | figure"""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from pathlib import Path
@@ -49,6 +50,19 @@ def parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="go on with a run that was stopped (default: the latest of this phase); no finished case is repeated",
     )
+
+    tune = verbs.add_parser(
+        "tune", help="find the fastest right 2:4 products and all-reduces of this machine ahead of a run, and keep them"
+    )
+    tune.set_defaults(do=_tune)
+    wanted = tune.add_mutually_exclusive_group()
+    wanted.add_argument(
+        "--phase", choices=sorted(workbook.NOTEBOOKS), default="phase1", help="all that this phase asks for here"
+    )
+    wanted.add_argument("--n", nargs="+", type=int, default=[], metavar="N", help="out_features of single weights")
+    tune.add_argument("--k", nargs="+", type=int, default=[], metavar="K", help="in_features (default: those of --n)")
+    tune.add_argument("--b", nargs="+", type=int, default=[], metavar="B", help="batches that go with --n")
+    tune.add_argument("--dtype", choices=("bf16", "fp16"), help="that goes with --n (default: bf16)")
 
     report = verbs.add_parser(
         "report", parents=[out], help="draw the records of a run again, a folder or a zip; measures nothing"
@@ -128,6 +142,24 @@ def _run(args: argparse.Namespace) -> int:
     if (place := joined.place()) is None:
         return _say(workbook.execute(args.phase, **asked))
     return _say(joined.execute(args.phase, place, **asked), aloud=place.rank == 0)
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from blockshock_lib import tune
+
+    if bool(args.n) != bool(args.b) or (not args.n and (args.k or args.dtype)):
+        raise ParamsError(
+            "--n and --b go together; --k and --dtype go with them; without any of these a phase is tuned"
+        )
+    say = functools.partial(print, flush=True)
+    if args.n:
+        products = tune.of_shapes(args.n, args.k, args.b, args.dtype or "bf16")
+        return DONE if tune.tune_products(products, tune.require_gpu(), say) else WRONG
+    chosen = params.load(args.phase)
+    device = tune.require_gpu(chosen)
+    done = tune.tune_products(tune.of_phase(chosen), device, say)
+    tune.tune_sums(tune.sums_of_phase(chosen), chosen.hardware.processes, device, say)
+    return DONE if done else WRONG
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ROOT = sources.ROOT
 CSLT_CAPABILITY = (8, 0)  # 2:4 tensor cores came with Ampere
+SMALL_CAPABILITY = (9, 0)  # the small-batch kernel's instructions are Hopper's own
+OWN = ("planned products", "small-batch product")  # what the library adds to PyTorch's 2:4 product
 
 
 def auto_hardware() -> str:
@@ -198,12 +200,14 @@ def _libraries() -> dict[str, str]:
         "nccl": ".".join(map(str, nccl)),
         "cusparselt": str(torch.backends.cusparselt.version() or ""),
     }
-    for name in ("triton", "numpy", "pandas"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = ""
-    return found
+    names = ("triton", "numpy", "pandas", "nvmath-python", "cuda-bindings")
+    return found | {name: _version(name) for name in names}
+
+
+def _version(name: str) -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return ""
 
 
 def _unsupported(gpus: list[dict]) -> dict[str, str]:
@@ -215,21 +219,42 @@ def _unsupported(gpus: list[dict]) -> dict[str, str]:
     elif not _gpu_count():
         why["cuda"] = "no NVIDIA GPU is visible"
     if "cuda" in why:
-        return why | dict.fromkeys(("nccl", "cslt", "triton"), why["cuda"])
+        return why | dict.fromkeys(("nccl", "cslt", "triton", *OWN), why["cuda"])
     if not _has_nccl():
         why["nccl"] = "this build of torch has no NCCL"
     if not torch.backends.cusparselt.is_available():
         why["cslt"] = "this build of torch has no cuSPARSELt"
     for gpu in gpus:
-        if tuple(map(int, gpu["capability"].split("."))) < CSLT_CAPABILITY:
+        if _capability(gpu) < CSLT_CAPABILITY:
             why["cslt"] = (
                 f"2:4 products need compute capability 8.0 or newer, GPU {gpu['index']} has {gpu['capability']}"
             )
-    try:
-        importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
+    if not _version("triton"):
         why["triton"] = "triton is not installed"
+    for name, reason in zip(OWN, (_plans_missing(), _small_missing(gpus)), strict=True):
+        if reason := why.get("cslt") or reason:
+            why[name] = reason
     return why
+
+
+def _capability(gpu: dict) -> tuple[int, ...]:
+    return tuple(map(int, gpu["capability"].split(".")))
+
+
+def _plans_missing() -> str:
+    # Whether the binding finds PyTorch's own cuSPARSELt is seen by the ranks: to ask it takes a CUDA context.
+    return "" if _version("nvmath-python") else "nvmath-python is not installed (the extra `cuda`)"
+
+
+def _small_missing(gpus: list[dict]) -> str:
+    import torch
+
+    from blockshock_lib import compiled
+
+    for gpu in gpus:
+        if _capability(gpu) != SMALL_CAPABILITY:
+            return f"its kernel needs compute capability 9.0 (Hopper), GPU {gpu['index']} has {gpu['capability']}"
+    return compiled.unsupported(torch.device("cuda"))
 
 
 def _has_nccl() -> bool:

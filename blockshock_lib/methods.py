@@ -39,6 +39,11 @@ class Method:
     product: str | None = None
     update: Literal["packed", "recompress"] | None = None
 
+    @property
+    def chooses(self) -> bool:
+        """Whether the layer packs its weight by the 2:4 backend that the parameters choose."""
+        return self.product == ""
+
     def load(self) -> type[ShardedLinear]:
         """The layer's class; imports torch."""
         module, name = self.layer.split(":")

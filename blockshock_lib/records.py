@@ -46,6 +46,12 @@ METRICS = {
     # A training step and what follows the gradients in it.
     **dict.fromkeys(("optimizer_kernel", "remask_kernel", "compress_kernel", "refresh_kernel"), "ms"),
     **dict.fromkeys(("step_kernel", "step_call"), "ms"),
+    # Each way of a piece of the forward, named by the detail: backends of the product, the reduction and the
+    # compression, pieces that the batch is cut into; the forward through a layer's own CUDA graph.
+    **dict.fromkeys(("product_by_kernel", "reduce_by_kernel", "compress_by_kernel", "forward_chunks_kernel"), "ms"),
+    "forward_graph_call": "ms",
+    # What the host does in one eager call of a product, the device idle before it.
+    "host_us": "us",
     **dict.fromkeys(FLOORS, "ms"),
     "flops": "FLOP",
     **dict.fromkeys(("bytes_read", "bytes_written", "bytes_sent"), "B"),
@@ -130,7 +136,7 @@ def _fault(one: Any) -> str:
         return "" if missing else f"{name}: {one['status']}, so it can have no value"
     if not isinstance(value, float | int) or not math.isfinite(value) or value < 0:
         return f"{name}: {value!r} is no finite value from 0 up"
-    if one["unit"] == "ms" and value == 0 and one["metric"] not in MAY_BE_ZERO_MS:
+    if one["unit"] in ("ms", "us") and value == 0 and one["metric"] not in MAY_BE_ZERO_MS:
         return f"{name}: a time of zero was not measured"
     if one["unit"] == "bool" and value not in (0, 1):
         return f"{name}: {value!r} is neither 0 nor 1"

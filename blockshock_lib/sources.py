@@ -21,7 +21,7 @@ class Library:
 
     def __init__(self, root: Path):
         self.digest, self.files = hashlib.sha256(), {}
-        for path in sorted((root / "blockshock_lib").rglob("*.py")):
+        for path in sorted(path for path in (root / "blockshock_lib").rglob("*.*") if path.suffix in (".py", ".cu")):
             with contextlib.suppress(FileNotFoundError):  # an editor may be replacing it
                 data = path.read_bytes()
                 name = path.relative_to(root).as_posix()

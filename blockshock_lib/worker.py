@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -109,6 +109,7 @@ def measure(ctx: RankContext, case: Case, params: Params, group: int) -> list[di
             traces=ctx.log.parent.parent / "traces",
             last=case == cases[-1],
             smallest=case == next(one for one in cases if one.optimizer == case.optimizer),
+            first=case == next((one for one in cases if replace(one, batch=case.batch) == case), case),
         )
     finally:
         if ctx.device.type == "cuda":

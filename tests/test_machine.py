@@ -1,6 +1,7 @@
 import getpass
 import json
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_the_card_of_this_machine_is_plain_data_that_names_nobody():
     assert found["libraries"]["torch"] and found["libraries"]["pandas"]
     assert bool(found["gpus"]) != ("cuda" in found["unsupported"])
     for private in (platform.node(), getpass.getuser(), str(Path.home()), str(machine.ROOT)):
-        assert private not in text
+        assert not re.search(rf"(?<!\w){re.escape(private)}(?!\w)", text)
 
 
 def test_what_a_machine_without_gpus_cannot_run_has_its_reason(monkeypatch):
@@ -92,7 +93,9 @@ def test_what_a_machine_without_gpus_cannot_run_has_its_reason(monkeypatch):
     monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
     found = machine.probe()
     assert found["title"].startswith(f"CPU, {found['cpu']['cores']} cores: ") and found["gpus"] == []
-    assert found["unsupported"] == dict.fromkeys(("cuda", "nccl", "cslt", "triton"), "no NVIDIA GPU is visible")
+    assert found["unsupported"] == dict.fromkeys(
+        ("cuda", "nccl", "cslt", "triton", "planned products", "small-batch product"), "no NVIDIA GPU is visible"
+    )
 
 
 @pytest.mark.parametrize(("count", "name"), [(0, "cpu"), (1, "cuda-1"), (2, "cuda"), (8, "cuda")])
@@ -136,6 +139,28 @@ def test_an_older_gpu_has_no_sparse_products(monkeypatch):
     assert "cslt" not in machine._unsupported([GPU | {"index": 0}])
     old = machine._unsupported([GPU | {"index": 0, "capability": "7.5"}])
     assert old["cslt"] == "2:4 products need compute capability 8.0 or newer, GPU 0 has 7.5"
+
+
+def test_what_the_library_adds_to_the_2_4_product_says_why_it_is_missing(monkeypatch):
+    monkeypatch.setattr(machine, "_gpu_count", lambda: 1)
+    monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
+    monkeypatch.setattr("torch.backends.cusparselt.is_available", lambda: True)
+    monkeypatch.setattr("blockshock_lib.compiled.unsupported", lambda device: "no compiler")
+    monkeypatch.setattr(machine, "_version", lambda name: "")
+    bare = machine._unsupported([GPU | {"index": 0}])
+    assert bare["planned products"] == "nvmath-python is not installed (the extra `cuda`)"
+    assert bare["small-batch product"] == "no compiler"
+    monkeypatch.setattr(machine, "_version", lambda name: "1.0")
+    ampere = machine._unsupported([GPU | {"index": 0, "capability": "8.0"}])
+    assert "planned products" not in ampere and "cslt" not in ampere
+    assert ampere["small-batch product"] == "its kernel needs compute capability 9.0 (Hopper), GPU 0 has 8.0"
+    monkeypatch.setattr("blockshock_lib.compiled.unsupported", lambda device: "")
+    newer = machine._unsupported([GPU | {"index": 0, "capability": "10.0"}])
+    assert newer["small-batch product"] == "its kernel needs compute capability 9.0 (Hopper), GPU 0 has 10.0"
+    hopper = machine._unsupported([GPU | {"index": 0}])
+    assert not {"planned products", "small-batch product"} & set(hopper)
+    old = machine._unsupported([GPU | {"index": 0, "capability": "7.5"}])
+    assert old["planned products"] == old["small-batch product"] == old["cslt"]
 
 
 def test_the_fingerprint_changes_with_whatever_can_change_a_time():

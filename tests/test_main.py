@@ -31,9 +31,10 @@ def command(*args):
 @pytest.mark.parametrize(
     "args, words",
     [
-        (["--help"], ["run", "report", "compare", "share", "list", "newest first", "figure"]),
+        (["--help"], ["run", "tune", "report", "compare", "share", "list", "newest first", "figure"]),
         (["run", "--help"], ["phase0", "phase1", "--hardware", "--set", "--resume", "--dry-run", "--out"]),
         (["run", "--help"], ["sweep.n=[4096,8192]"]),
+        (["tune", "--help"], ["--phase", "--n", "--k", "--b", "--dtype"]),
         (["compare", "--help"], ["--allow", "hardware,dtype,dirty", "--figure"]),
         (["list", "--help"], ["--out"]),
     ],

@@ -35,6 +35,9 @@ BROUGHT = {
     "pygments": "nbconvert",
     "traitlets": "ipykernel",
 }
+# What only runs on a GPU and is imported there alone: import name -> the file that does. cuda.bindings is in the extra
+# `cuda` unpinned, as its version goes with PyTorch's CUDA; Triton comes with PyTorch.
+ON_A_GPU = {"triton": ("kernels.py", "compress_kernels.py"), "cuda": ("compiled.py",), "nvmath": ("plans.py",)}
 # DESIGN's "Never": part of the library -> modules that it must not import.
 NEVER = {
     "sparse24": ("blockshock_lib.comm",),
@@ -105,6 +108,13 @@ def test_every_dependency_is_pinned_within_its_own_bounds(wanted):
     assert wanted.specifier.contains(str(pin.specifier).removeprefix("=="))
 
 
+def test_the_extra_for_gpus_is_pinned_but_for_what_goes_with_cuda():
+    extra = [Requirement(text) for text in PROJECT["optional-dependencies"]["cuda"]]
+    assert {one.name for one in extra} == {"nvmath-python", "cuda-bindings"} and "cuda-bindings" not in PINS
+    (nvmath,) = (one for one in extra if one.name == "nvmath-python")
+    assert nvmath.specifier.contains(str(PINS["nvmath-python"].specifier).removeprefix("=="))
+
+
 def test_torch_is_pinned_to_2_13_0():
     assert str(PINS["torch"].specifier) == "==2.13.0"
 
@@ -122,15 +132,16 @@ def test_every_distribution_that_the_library_imports_is_declared_or_brought_by_o
             top = module.split(".")[0]
             if top == "blockshock_lib" or top in sys.stdlib_module_names:
                 continue
-            if top == "triton" and path.name == "kernels.py":  # comes with PyTorch's CUDA build, and is asked for there
+            if path.name in ON_A_GPU.get(top, ()):
                 continue
             found = {canonicalize_name(name) for name in owners.get(top, [top])}
             found = {BROUGHT.get(name, name) for name in found}
             assert found & declared, f"{path.name} imports {module}: declare {', '.join(sorted(found))}"
 
 
-def test_triton_is_imported_only_where_a_kernel_runs():
-    code = "import sys, blockshock_lib.layers, blockshock_lib.sparse24.pattern; assert 'triton' not in sys.modules"
+def test_what_only_a_gpu_needs_is_imported_only_where_it_runs():
+    code = "import sys, blockshock_lib.layers, blockshock_lib.sparse24.product; "
+    code += f"assert not sys.modules.keys() & {set(ON_A_GPU)}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -61,6 +61,8 @@ def test_only_a_floor_may_be_a_time_of_zero(tmp_path):
         "dx_kernel",
         "pass_call",
         "floor_reduce_dx",
+        "host_us",
+        "product_by_kernel",
     ):
         with pytest.raises(RecordError, match="time of zero"):
             records.validate([records.row("row_parallel", metric, 0.0)])

@@ -34,6 +34,7 @@ def test_the_digest_of_what_was_imported_stays_while_the_files_change(project):
         lambda: (project / "blockshock_lib" / "report" / "b.py").write_text("b = 2\n"),
         lambda: (project / "blockshock_lib" / "c.py").write_text(""),
         lambda: (project / "blockshock_lib" / "a.py").unlink(),
+        lambda: (project / "blockshock_lib" / "report" / "kernel.cu").write_text("// a kernel compiled at run time\n"),
     ):
         last = sources.digest(project)
         change()

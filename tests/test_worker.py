@@ -50,16 +50,17 @@ def test_the_loopback_interface_is_for_ranks_that_meet_on_this_machine(host, her
     assert worker.is_loopback(host) == here
 
 
-def test_the_engine_gets_the_cases_problem_and_the_runs_folder_and_learns_which_case_is_last(monkeypatch, tmp_path):
+def test_the_engine_gets_the_cases_problem_and_the_runs_folder_and_learns_which_case_is_which(monkeypatch, tmp_path):
     effective = params.load("phase1", {"sweep.n": [128, 256]}, choose={"hardware": "cpu"})
     cases = plan.expand(effective)
     monkeypatch.setattr(experiment, "measure", lambda *args, **named: (*args, named))
     monkeypatch.setattr(problem, "LinearProblem", lambda case, device, draw: (case, device, draw))
     ctx = worker.RankContext(0, 2, torch.device("cpu"), tmp_path / "logs" / "rank0.log")
-    for case in (cases[0], cases[-1]):
+    assert [case.batch for case in cases] == [16, 256, 16, 256]
+    for case in cases:
         found = worker.measure(ctx, case, effective, 3)
         assert found[:2] == ((case, ctx.device, 3), effective)
-        told = {"last": case is cases[-1], "smallest": case is cases[0]}
+        told = {"last": case is cases[-1], "smallest": case is cases[0], "first": case.batch == 16}
         assert found[2] == {"group_index": 3, "traces": tmp_path / "traces"} | told
 
 

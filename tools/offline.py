@@ -27,9 +27,10 @@ class OfflineError(Exception):
 
 
 def requirements(project: Path) -> list[str]:
-    """What a host needs to run, test and look at this project: its dependencies and those of `dev`, but NOT_OFFLINE."""
+    """What a GPU host needs to run, test and look at this project: its dependencies and the extras, but NOT_OFFLINE."""
     declared = tomllib.loads((project / "pyproject.toml").read_text())["project"]
-    wanted = [*declared["dependencies"], *declared["optional-dependencies"]["dev"]]
+    extras = declared["optional-dependencies"]
+    wanted = [*declared["dependencies"], *extras["dev"], *extras.get("cuda", ())]
     return [one for one in wanted if re.match(r"[\w.-]+", one)[0] not in NOT_OFFLINE]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from blockshock_lib.comm import all_reduce, tuning
 from blockshock_lib.comm.pending import Pending
 from blockshock_lib.errors import UnsupportedError
 
@@ -56,12 +57,61 @@ class Group:
         if self.handle is None and self.world_size > 1:
             raise UnsupportedError(f"{self.world_size} ranks share this layer but no process group joins them")
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum of `x` over the ranks, in place. Any shape, contiguous; returns `x`."""
+    def buffer(
+        self, rows: int, columns: int, dtype: torch.dtype, device: torch.device, chunk: int | None = None
+    ) -> torch.Tensor | None:
+        """Where a partial result [rows, columns] should be written so that `all_reduce` need not copy it; or None, and
+        any tensor does.
+
+        It is overwritten by the next that is asked for: add it up before. The ranks ask for the same sizes in the same
+        order. May be a collective, the first time and when a larger one than ever is asked for.
+
+        Args:
+            chunk: how many rows are added up at a time; default all.
+
+        Raises:
+            UnsupportedError: a collective is needed and a CUDA graph is being captured.
+        """
+        if self.world_size == 1 or self.reference is None:
+            return None
+        return all_reduce.reducer(self, device).buffer(self.handle, rows, columns, dtype, chunk)
+
+    def all_reduce(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Sum of `x` over the ranks, plus `bias` once. Contiguous, of any shape; with a bias [N], [..., N].
+
+        An `x` in a `buffer`, or rows of it, may be overwritten, and the sum is written into `out`, a new tensor by
+        default. Any other is added up in place, and returned; `out` is then not looked at.
+        """
         self._collective(x)
         if self.world_size > 1:
+            if (shared := all_reduce.holding(self.handle, x)) is not None:
+                return shared.sum(x, bias, out)
             dist.all_reduce(x, group=self.handle)
-        return x
+        return x if bias is None else x.add_(bias)
+
+    def take_turn(self, device: torch.device) -> None:
+        """Has the current stream wait for the stream of the group's last sum, if that was another. Before the replay of
+        a CUDA graph that holds a sum; the other calls here do so by themselves.
+        """
+        if self.world_size > 1 and self.reference is not None:
+            all_reduce.reducer(self, device).take_turn()
+
+    def tune(self, nbytes: int, device: torch.device) -> None:
+        """Has all_reduce take the fastest way for partial results of that size: measured once, kept on disk.
+
+        Collective. Without it, and where the ranks' GPUs share no memory, NCCL (gloo on CPUs) adds up.
+        """
+        if self.world_size > 1 and self.reference is not None:
+            tuning.tune(self, nbytes, device)
+
+    def reductions(self, x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+        """Every way to add up the ranks' x [rows, columns] that was measured for its size, the fastest first: backend
+        -> a call on a copy, to be timed: it overwrites what it and the others read. Collective, and so is each call;
+        valid until the next `buffer`.
+        """
+        return all_reduce.reductions(self, x) if self.world_size > 1 and self.reference is not None else {}
 
     def start_all_reduce(self, x: torch.Tensor) -> Pending:
         """`all_reduce` started: what runs until `wait` is overlapped with it. `x` must not be touched until then."""

@@ -89,8 +89,12 @@ def _room(trial: Trial, name: str) -> bool:
     return True
 
 
-def tune(trial: Trial, name: str, runner: Runner) -> bool:
-    """Rank 0 searches first and keeps its choice in a file; the other ranks then read the same choice."""
+def tune(trial: Trial, name: str, runner: Runner, metric: str = "check") -> bool:
+    """Rank 0 searches first and keeps its choice in a file; the other ranks then read the same choice. The way to add
+    up the ranks' results is searched by all of them together.
+
+    Returns whether it can run; where not, a row of `metric` says why.
+    """
 
     def search(turn: bool) -> bool:
         if turn and runner.active:
@@ -100,7 +104,11 @@ def tune(trial: Trial, name: str, runner: Runner) -> bool:
         return True
 
     turns = (trial.group.rank == 0, trial.group.rank != 0)
-    return all(trial.agree(name, partial(search, turn)) for turn in turns)
+    if not all(trial.agree(name, partial(search, turn), metric) for turn in turns):
+        return False
+    if runner.active:
+        runner.tune_reduce(trial.problem.x)
+    return True
 
 
 def alone(trial: Trial, name: str, runner: Runner, fn: Callable[[], Any]) -> Any:

@@ -6,30 +6,41 @@ import gc
 import itertools
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from blockshock_lib.comm import Group
-from blockshock_lib.engine import admission, capacity, correctness, curve, profile, roofline, work
+from blockshock_lib.engine import admission, capacity, correctness, curve, profile, roofline, ways, work
 from blockshock_lib.engine.protocol import Problem, Runner
 from blockshock_lib.engine.timing import LONG_CALL_MS, MAX_CALLS, Clock, Graph, Pool, Task, copies_past_cache, tensors
 from blockshock_lib.engine.trial import Rows, Trial
 from blockshock_lib.engine.work import Work
 from blockshock_lib.params import Params
+from blockshock_lib.records import METRICS
 
 # A captured graph runs about this long, so that the few microseconds of its launch do not count.
 GRAPH_MS = 2.0
 # Calls one by one may take a few times as long as in a graph, for the host's part in them.
 CERTAIN = 4
-# Samples of each order of the backward, to choose by.
-ORDER_SAMPLES = 12
+# Samples of each way that a forward or backward can run, to choose by.
+CHOICE_SAMPLES = 12
+PER_MS = {"ms": 1.0, "us": 1e3}
 
 _ceilings: dict[torch.dtype, roofline.Ceilings] = {}
 
 
 def measure(
-    problem: Problem, params: Params, *, group_index: int, traces: Path, last: bool, smallest: bool = False
+    problem: Problem,
+    params: Params,
+    *,
+    group_index: int,
+    traces: Path,
+    last: bool,
+    smallest: bool = False,
+    first: bool = True,
 ) -> list[dict]:
     """Runs every method of `problem.case` and returns the rows of the case, the same on every rank.
 
@@ -41,6 +52,7 @@ def measure(
         traces: folder for the Chrome traces.
         last: whether this is the plan's last case, the one that `profile: last` traces.
         smallest: whether this is the optimizer's first case, the one whose loss curve is taken.
+        first: whether this is the weight's first case; what no batch changes is timed there.
     """
     trial = Trial(problem, Group.of(), Rows())
     with torch.no_grad():
@@ -56,7 +68,7 @@ def measure(
                 capacity.largest(trial, runners)
         if trial.phase.time and runners:
             release_cache(trial.device)
-            session = Session(trial, params)
+            session = Session(trial, params, first)
             session.time(runners)
             if group_index == 0 and (params.profile == "all" or (params.profile == "last" and last)):
                 session.profile(runners, traces)
@@ -73,12 +85,13 @@ def release_cache(device: torch.device) -> None:
 class Session:
     """The timed part of a case: its tasks, their samples, and the check of what was timed."""
 
-    def __init__(self, trial: Trial, params: Params):
-        self.trial, self.timing = trial, params.timing
+    def __init__(self, trial: Trial, params: Params, first: bool):
+        self.trial, self.timing, self.first = trial, params.timing, first
         self.problem, self.group, self.device, self.rows = trial.problem, trial.group, trial.device, trial.rows
         self.clock = Clock(self.device, self.group)
         self.pool = Pool(self.device) if self.device.type == "cuda" else None
         self.longest_ms = 0.0
+        self.reduced: str | None = None  # the method with which each way to add up is timed
 
     def time(self, runners: dict[str, Runner]) -> None:
         """Everything that the phase times, all methods interleaved; then the graphs' outputs checked."""
@@ -106,10 +119,13 @@ class Session:
             mine = {key: task for (who, key), task in tasks.items() if who == name}
             # What was timed is checked too: a graph that replays stale inputs or outputs gives no number.
             if mine and self.still_right(name, runner, mine, works):
-                self.report(name, {key: taken[name, key] for key in mine}, works)
+                self.report(name, runner, {key: taken[name, key] for key in mine}, works)
         for task in tasks.values():
             if isinstance(task.fn, Graph):
                 task.fn.release()
+        for one in works.values():
+            if one.release is not None:
+                one.release()
         for runner in runners.values():
             for weight in runner.weights:
                 weight.grad = None
@@ -131,31 +147,64 @@ class Session:
         copies = self.trial.agree(name, lambda: [runner] + [self.copy(name) for _ in range(count - 1)])
         if copies is None:
             return {}
+        if work.has_chunks(self.problem, runner):
+            self.choose_chunks(name, runner, copies)
         if self.trial.phase.train and work.has_orders(self.problem, name):
             self.choose_order(runner, copies)
-        return work.of(self.problem, copies, name, self.trial.phase, spares)
+        found = work.of(self.problem, copies, name, self.trial.phase, spares)
+        if self.trial.phase.backward:
+            return found
+        found |= ways.of(self.problem, copies, name)
+        if self.reduced is None and (each := ways.reductions(self.problem, runner, name)):
+            self.reduced, found = name, found | each  # as large in every method that adds up: timed once
+            found["reduce_kernel"].detail = next(iter(each.values())).detail
+        if self.first:
+            pack = partial(ways.compressions, self.problem, name, self.group)
+            found |= self.trial.agree(name, pack, "compress_by_kernel") or {}
+        return found
 
     def choose_order(self, runner: Runner, copies: list[Runner]) -> None:
         """Has dX's collective overlap dW where a few samples of the backward say that it is faster; on all ranks alike.
 
         What is then reported of both orders is measured anew: the samples that chose are not those that are shown.
         """
+        orders = {order: work.backward(self.problem, copies, order) for order in work.ORDERS}
+        order = self.fastest(runner, orders)
+        for one in copies:
+            one.overlap = order
+
+    def choose_chunks(self, name: str, runner: Runner, copies: list[Runner]) -> None:
+        """Has the forward cut its batch as a few samples say is fastest, on all ranks alike; chosen and reported as
+        `choose_order` does. A piece has its own fastest product, and its own fastest way to be added up.
+        """
+        tuned = []
+        for count in sorted(work.CHUNKS, reverse=True):  # uncut in the end
+            for one in copies:
+                one.chunks = count
+            tuned += [admission.tune(self.trial, name, one, "forward_chunks_kernel") for one in copies]
+        if not all(tuned):
+            return
+        count = self.fastest(runner, {n: work.chunked(self.problem, copies, n) for n in work.CHUNKS})
+        for one in copies:
+            one.chunks = count
+
+    def fastest(self, runner: Runner, found: dict[Any, Work]) -> Any:
+        """The key of the work whose graph has the least median; the same on all ranks."""
         tasks = {}
-        for order in work.ORDERS:
-            tasks[order] = self.graph(runner, work.backward(self.problem, copies, order), 1)
-            tasks[order].heavy = True  # led in, so that each is timed at its own clocks: the orders differ by less
+        for key, one in found.items():
+            tasks[key] = self.graph(runner, one, 1)
+            tasks[key].heavy = True  # led in, so that each is timed at its own clocks: the ways differ by less
         taken = self.clock.interleave(
             tasks,
             warmup=1,
-            samples=ORDER_SAMPLES,
+            samples=CHOICE_SAMPLES,
             min_sample_ms=self.timing.min_sample_ms,
             blocks=self.device.type == "cuda",
         )
         for task in tasks.values():
             if task.fn is not None:
                 task.fn.release()
-        for one in copies:
-            one.overlap = min(taken, key=lambda order: statistics.median(taken[order]))
+        return min(taken, key=lambda key: statistics.median(taken[key]))
 
     def copy(self, name: str) -> Runner:
         """One more of a method that is already tuned; it finds the choice that the first one made."""
@@ -171,7 +220,8 @@ class Session:
         count = len(one.calls)
         if one.eager:
             turn = itertools.cycle(one.calls)
-            return Task((lambda: next(turn)()) if runner.active else None, before=one.before, heavy=one.heavy)
+            fn = (lambda: next(turn)()) if runner.active else None
+            return Task(fn, before=one.before, heavy=one.heavy, host=one.host)
         if self.lasts(runner, one):
             return self.graph(runner, one, 1)
         once = self.graph(runner, one, 1)
@@ -217,7 +267,7 @@ class Session:
                 continue
             out = task.fn.fresh() if task.fn is not None else None
             found = out if isinstance(out, tuple) else (out,)
-            made = dict(itertools.zip_longest(("y", "dx")[: 1 + (key != "forward_kernel")], found[:2]))
+            made = dict(itertools.zip_longest(("y", "dx")[: 1 + (not key.startswith("forward"))], found[:2]))
             if not admission.check_outputs(self.trial, name, made, record=False):
                 return False
             if self.trial.phase.train and key == "step_kernel":
@@ -228,17 +278,15 @@ class Session:
                     return False
         return True
 
-    def report(self, name: str, taken: dict[str, list[float]], works: dict) -> None:
+    def report(self, name: str, runner: Runner, taken: dict[str, list[float]], works: dict) -> None:
         """Samples, floors and the forward's least work, as rows."""
         phase, cost = self.trial.phase, self.problem.cost(name)
         for key, values in taken.items():
-            detail = works[name, key].detail
-            metrics = [key.split()[0]]
-            if key in work.WAYS and works_of(works, name, work.WAYS[key]):
-                metrics.append(work.WAYS[key])  # the chosen way is one of them
-            for metric, (repeat, ms) in itertools.product(metrics, enumerate(values)):
-                self.rows.add(name, metric, ms, repeat, detail)
-        for metric, value in roofline.phase_floors(self.problem, name, phase, _ceilings[self.problem.dtype]).items():
+            one = works[name, key]
+            for metric, (repeat, ms) in itertools.product(filter(None, (key.split()[0], one.ways)), enumerate(values)):
+                self.rows.add(name, metric, ms * PER_MS[METRICS[metric]], repeat, one.detail)
+        floors = roofline.phase_floors(self.problem, name, phase, _ceilings[self.problem.dtype], runner.chunks)
+        for metric, value in floors.items():
             self.rows.add(name, metric, value)
         for metric in ("flops", "read", "written", "sent"):
             self.rows.add(name, metric if metric == "flops" else f"bytes_{metric}", getattr(cost, metric))
@@ -274,7 +322,3 @@ def standing(copies: list[Runner]) -> Callable[[], None]:
             mine.update(had)
 
     return restore
-
-
-def works_of(works: dict[tuple[str, str], Work], name: str, metric: str) -> list[Work]:
-    return [one for (who, key), one in works.items() if who == name and key.split()[0] == metric]

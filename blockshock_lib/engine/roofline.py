@@ -57,15 +57,16 @@ def measure(device: torch.device, dtype: torch.dtype, group: Group, repeats: int
     return Ceilings(copied(), multiplied(), 0.0 if group.handle is None else reduced())
 
 
-def floors(cost: Cost, ceilings: Ceilings) -> dict[str, float]:
+def floors(cost: Cost, ceilings: Ceilings, chunks: int = 1) -> dict[str, float]:
     """Least times in ms that the ceilings allow: `floor_compute` (the larger of arithmetic and bytes), `floor_reduce`,
-    and `floor_forward`, their sum: nothing is overlapped in these layers' forward.
+    and `floor_forward` with the batch cut into `chunks`: their sum for one. For c the longer of the two hides the other
+    but for one piece, the first product or the last reduction: longer + shorter / c.
     """
     found = {"floor_compute": compute(cost, ceilings)}
     if cost.sent and ceilings.allreduce_bandwidth:
         found["floor_reduce"] = link(cost, ceilings)
-    found["floor_forward"] = sum(found.values())
-    return found
+    longer, shorter = max(found.values()), min(found.values()) if len(found) > 1 else 0.0
+    return found | {"floor_forward": longer + shorter / chunks}
 
 
 def compute(cost: Cost, ceilings: Ceilings) -> float:
@@ -78,11 +79,14 @@ def link(cost: Cost, ceilings: Ceilings) -> float:
     return cost.sent / ceilings.allreduce_bandwidth / 1e6 if cost.sent and ceilings.allreduce_bandwidth else 0.0
 
 
-def phase_floors(problem: Problem, name: str, phase: Phase, ceilings: Ceilings) -> dict[str, float]:
-    """The floors of all that a phase times of a method. In a step the collective of dX may hide behind dW."""
-    found = floors(problem.cost(name), ceilings)
+def phase_floors(problem: Problem, name: str, phase: Phase, ceilings: Ceilings, chunks: int = 1) -> dict[str, float]:
+    """The floors of all that a phase times of a method whose forward cuts its batch into `chunks`. In a step the
+    collective of dX may hide behind dW.
+    """
+    found = floors(problem.cost(name), ceilings, chunks)
     if not phase.backward:
-        return found
+        packed = problem.cost_compress(name)
+        return found if packed is None else found | {"floor_compress": compute(packed, ceilings)}
     dx = problem.cost_dx(name)
     found["floor_dx"] = compute(dx, ceilings)
     if joined := link(dx, ceilings):

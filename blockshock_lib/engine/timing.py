@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ LONG_CALL_MS = 2.0
 LEAD_IN_MS = 50.0
 BLOCK = 4
 
+HOST_CALLS = 5  # of a sample of the host's time: each waits for the device, so that many would take long
+
 
 @dataclass
 class Task:
@@ -33,6 +36,7 @@ class Task:
         before: run before each sample, outside the timed region.
         calls: how many `fn()` make a sample; the same on every rank.
         heavy: whether it multiplies, so that a long one needs its lead-in.
+        host: only the host's part of a call is timed: until `fn` returns, from an idle device.
     """
 
     fn: Callable[[], object] | None
@@ -40,6 +44,7 @@ class Task:
     before: Callable[[], object] | None = None
     calls: int = 1
     heavy: bool = True
+    host: bool = False
 
 
 class Pool:
@@ -141,6 +146,8 @@ class Clock:
             torch.cuda.synchronize(self.device)
         if task.fn is None:
             return 0.0
+        if task.host:
+            return self._host(task)
         if not self.cuda:
             start = time.perf_counter()
             for _ in range(task.calls):
@@ -153,6 +160,17 @@ class Clock:
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / (task.calls * task.inner)
+
+    def _host(self, task: Task) -> float:
+        """The median of `task.calls` calls, ms until the host has the call behind it."""
+        times = []
+        for _ in range(task.calls):
+            if self.cuda:
+                torch.cuda.synchronize(self.device)
+            start = time.perf_counter()
+            task.fn()
+            times.append((time.perf_counter() - start) * 1e3)
+        return statistics.median(times)
 
     def interleave(
         self, tasks: dict[str, Task], *, warmup: int, samples: int, min_sample_ms: float, blocks: bool = False
@@ -169,7 +187,8 @@ class Clock:
         guess = {name: [self.sample(task) for _ in range(warmup)] for name, task in tasks.items()}
         slow = self.group.largest([min(times) for times in guess.values()], self.device)
         for task, ms in zip(tasks.values(), slow, strict=True):
-            task.calls = calls_for(ms * task.inner, min_sample_ms, MAX_CALLS // task.inner)
+            asked = calls_for(ms * task.inner, min_sample_ms, MAX_CALLS // task.inner)
+            task.calls = HOST_CALLS if task.host else asked
         block = BLOCK if blocks else 1
         mine: dict[str, list[float]] = {name: [] for name in tasks}
         for done in range(0, samples, block):

@@ -35,7 +35,7 @@ class Trainer:
         self.optimizer = optimizers.make(optimizer, self.parameters, learning_rate) if runner.active else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.runner.reduce(self.runner.local(x))
+        return self.runner.multiply(x)
 
     def backward(self, dy: torch.Tensor, x: torch.Tensor) -> tuple:
         """(dX, dW, db), and the parameters' gradients set to the last two.

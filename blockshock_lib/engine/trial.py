@@ -49,14 +49,17 @@ class Trial:
     def phase(self) -> Phase:
         return PHASES[self.problem.case.phase]
 
-    def agree(self, name: str, fn: Callable[[], Any]) -> Any:
-        """fn()'s result, or None on all ranks when it failed on any: no rank may then enter a collective."""
+    def agree(self, name: str, fn: Callable[[], Any], metric: str = "check") -> Any:
+        """fn()'s result, or None on all ranks when it failed on any: no rank may then enter a collective.
+
+        The row that says why is one of `metric`: what is no check does not condemn the method.
+        """
         result, word = attempt(fn)
         rank, word = self.group.first_word(word, self.device)
         if not word:
             return result
         status, reason = word.split(": ", 1)
-        self.rows.miss(name, status, f"rank {rank}: {reason}")
+        self.rows.miss(name, status, f"rank {rank}: {reason}", metric=metric)
         return None
 
     def check(self, name: str, what: str, compared: list[Compared], *, record: bool = True, fault: str = "") -> bool:

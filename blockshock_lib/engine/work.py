@@ -17,8 +17,9 @@ Call = Callable[[], Any]
 ORDERS = {True: "overlapped", False: "in turn"}
 """Whether dX's collective runs while dW is computed."""
 
-WAYS = {"dw_kernel": "dw_strategy_kernel", "backward_kernel": "backward_order_kernel"}
-"""What is timed each way that it can run: the chosen way under both names, the others under the second."""
+CHUNKS = (1, 2, 4)
+"""Into how many pieces the batch may be cut, the collective of one beside the product of the next."""
+LARGE_BATCH = 1024  # below, no cut has paid: the pieces' products are no shorter than the whole one
 
 
 @dataclass
@@ -28,37 +29,66 @@ class Work:
     Attributes:
         calls: one for each copy of the method, whose weights the calls rotate over.
         eager: timed as an eager user calls it, not as a CUDA graph.
+        host: timed is only the host's part of such a call.
         before: run before each sample, outside the timed region.
         heavy: whether it multiplies, and leads a method's turn: a long one needs its lead-in.
         keeps: whether its outputs are checked after it was timed.
         detail: what the row says beside the metric.
+        ways: the metric of everything that is timed each way that it can run, where this is the chosen way of several;
+            its samples go there too.
+        release: frees what the calls made for themselves, once all is timed.
         copies: the method's copies that the calls read.
     """
 
     calls: list[Call]
     eager: bool = False
+    host: bool = False
     before: Call | None = None
     heavy: bool = False
     keeps: bool = False
     detail: str = ""
+    ways: str = ""
+    release: Call | None = None
     copies: list[Runner] = field(default_factory=list)
 
 
 def forward(problem: Problem, copies: list[Runner], name: str) -> dict[str, Work]:
     """Call time, kernel time, the product alone and the collective alone."""
     x = problem.x
-
-    def whole(one: Runner) -> Call:
-        return lambda: one.reduce(one.local(x))
-
     found = {
-        "forward_call": Work([whole(one) for one in copies], eager=True, heavy=True),
-        "forward_kernel": Work([whole(one) for one in copies], heavy=True, keeps=True),
-        "compute_kernel": Work([lambda one=one: one.local(x) for one in copies], heavy=True),
+        "forward_call": Work([lambda one=one: one.multiply(x) for one in copies], eager=True, heavy=True),
+        "forward_kernel": Work([lambda one=one: one.multiply(x) for one in copies], heavy=True, keeps=True),
+        "compute_kernel": Work(
+            [lambda one=one: one.local(x) for one in copies], heavy=True, detail=copies[0].product_by(x)
+        ),
     }
     if problem.cost(name).sent:
         found["reduce_kernel"] = collective(copies, lambda one: one.local(x), lambda one, partial: one.reduce(partial))
+    if has_chunks(problem, copies[0]):
+        taken = copies[0].chunks
+        found["forward_kernel"].detail, found["forward_kernel"].ways = str(taken), "forward_chunks_kernel"
+        for count in CHUNKS:
+            if count != taken:
+                found[f"forward_chunks_kernel {count}"] = chunked(problem, copies, count)
     return found
+
+
+def has_chunks(problem: Problem, runner: Runner) -> bool:
+    """Whether the forward's batch may be cut: it is large, and there is a collective to run beside the product."""
+    return bool(runner.joined) and problem.case.batch >= LARGE_BATCH and not problem.case.emulated
+
+
+def chunked(problem: Problem, copies: list[Runner], count: int) -> Work:
+    """The forward with its batch cut into `count` pieces, whatever the layers take."""
+
+    def call(one: Runner) -> Any:
+        taken, one.chunks = one.chunks, count
+        try:
+            return one.multiply(problem.x)
+        finally:
+            one.chunks = taken
+
+    return Work([lambda one=one: call(one) for one in copies], heavy=True, keeps=True, detail=str(count))
 
 
 def collective(copies: list[Runner], make: Callable[[Runner], Any], join: Callable[[Runner, Any], Any]) -> Work:
@@ -66,9 +96,10 @@ def collective(copies: list[Runner], make: Callable[[Runner], Any], join: Callab
     runner = copies[0]
     if not runner.active:
         return Work([lambda: None] * len(copies))
-    start = make(runner)
-    partial = start.clone()
-    # The all-reduce adds in place: without a fresh start the numbers would grow to infinity.
+    # Where it lies: the collective may take it from a workspace that the ranks share, as it does in the layer.
+    partial = make(runner)
+    start = partial.clone()
+    # The all-reduce may add in place: without a fresh start the numbers would grow to infinity.
     return Work([lambda: join(runner, partial)] * len(copies), before=lambda: partial.copy_(start))
 
 
@@ -97,9 +128,7 @@ def frozen(problem: Problem, copies: list[Runner]) -> dict[str, Work]:
         leaf.grad = None
 
     return {
-        "pass_kernel": Work(
-            [lambda one=one: (one.reduce(one.local(x)), dx(one)) for one in copies], heavy=True, keeps=True
-        ),
+        "pass_kernel": Work([lambda one=one: (one.multiply(x), dx(one)) for one in copies], heavy=True, keeps=True),
         "backward_kernel": Work([lambda one=one: dx(one) for one in copies]),
         "pass_call": Work([lambda one=one: user(one) for one in copies], eager=True),
     }
@@ -164,10 +193,12 @@ def trained(problem: Problem, copies: list[Runner], name: str, spares: Spares | 
     }
     if has_orders(problem, name):
         found["backward_kernel"].detail, other = ORDERS[first.overlap], not first.overlap
+        found["backward_kernel"].ways = "backward_order_kernel"
         found[f"backward_order_kernel {ORDERS[other]}"] = backward(problem, copies, other)
         found[f"backward_order_kernel {ORDERS[other]}"].detail = ORDERS[other]
     for by in first.dw_strategies():
         if by != first.dw_by:
+            found["dw_kernel"].ways = "dw_strategy_kernel"
             found[f"dw_strategy_kernel {by}"] = Work(dw(by), detail=by)
     found["optimizer_kernel"] = Work([lambda t=t: t.optimizer.step() for t in trainers], before=give)
     for stage in first.stages():

@@ -5,6 +5,8 @@ table.
 from blockshock_lib.layers.block_shock import BlockShockLinear
 from blockshock_lib.layers.column_parallel import ColumnParallelLinear
 from blockshock_lib.layers.dense import DenseLinear
+from blockshock_lib.layers.graphed import Graphed
+from blockshock_lib.layers.linear24 import Linear24
 from blockshock_lib.layers.masked_dense import MaskedDenseLinear
 from blockshock_lib.layers.permuted_dense import PermutedDenseLinear
 from blockshock_lib.layers.row_parallel import RowParallelLinear
@@ -14,6 +16,8 @@ __all__ = [
     "BlockShockLinear",
     "ColumnParallelLinear",
     "DenseLinear",
+    "Graphed",
+    "Linear24",
     "MaskedDenseLinear",
     "PermutedDenseLinear",
     "RowParallelLinear",

@@ -89,7 +89,7 @@ def _forward(layer: ShardedLinear | Emulated, x: Tensor) -> Tensor:
         return _empty(x, x.shape[:-1], layer.out_features, layer.owners[0].transposed_y)
     # A CUDA graph replays no look at a version: what it captures refreshes every time.
     layer.prepare(always=x.is_cuda and torch.cuda.is_current_stream_capturing())
-    y = layer.reduce(layer.local(x.reshape(-1, layer.in_features)))
+    y = layer.multiply(x.reshape(-1, layer.in_features))
     return y.reshape(*x.shape[:-1], layer.out_features)
 
 

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.layers import autograd, periodic
+from blockshock_lib.layers import autograd, chunked, periodic
 from blockshock_lib.layers.block_shock_costs import BlockShockCosts
+from blockshock_lib.layers.block_shock_ways import BlockShockWays
 from blockshock_lib.layers.part import Part, term_mask
 from blockshock_lib.layers.term_parallel import TermParallelLinear
 from blockshock_lib.params import Mask
-from blockshock_lib.sparse24 import masks, stock
+from blockshock_lib.sparse24 import compress, masks, stock
 from blockshock_lib.sparse24.packed import Packed
 from blockshock_lib.sparse24.pattern import Pattern
 from blockshock_lib.sparse24.product import choose
@@ -27,7 +28,7 @@ CHOICES = {
 UNPACK_COLUMNS = 1024  # columns of a term that are read off its packed form at once
 
 
-class BlockShockLinear(BlockShockCosts, TermParallelLinear):
+class BlockShockLinear(BlockShockCosts, BlockShockWays, TermParallelLinear):
     """y = sum over ranks of x W(g)^T, each product on packed 2:4 values, joined by one all-reduce.
 
     | piece | one rank computes | joined by |
@@ -39,7 +40,7 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
     | dW, exchange | a dense product for half of the rows | the two terms swap their entries, N k / 4 values |
 
     Args (beside ShardedLinear's):
-        product: the 2:4 backend: "auto", "reference", "torch" or "cslt" (see sparse24.product.BACKENDS).
+        product: the 2:4 backend: "auto" or one of sparse24.product.BACKENDS.
         update: "packed": the packed values are the parameter [N, k/2], gradients and optimizer state are half as large,
             and after a step only the transposed copy is refreshed (T3). "recompress": the parameter is a dense masked
             master [N, k], masked and compressed anew after each step (T1). A frozen layer holds packed values (T2).
@@ -82,13 +83,13 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
         self.stock_mask = kept if self.stock else None
         self.classes = self._classes(kept)
         self._other: Pattern | None = None
-        packed = self.backend.pack(w, kept)
+        packed, turned = self._pack(w, kept)
         if self.recompresses:
             self.weight = self._parameter(torch.where(kept, w, w.new_zeros(())))
         else:
             self.weight = self._parameter(packed.values)
         self.packed: Packed | None = packed
-        self.packed_t: Packed | None = None
+        self.packed_t: Packed | None = turned
         self._seen = self._state()
         if self.asked_dx == "2:4" and self.dx_by != "2:4":
             raise UnsupportedError(
@@ -100,6 +101,12 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
                 f"dw={self.asked_dw!r} cannot run with mask {self.mask.name} on {self.group.world_size} ranks; "
                 f"there are {', '.join(self.dw_strategies())}"
             )
+
+    def _pack(self, w: Tensor, kept: Tensor) -> tuple[Packed, Packed | None]:
+        """W(g) packed, and W(g)^T too where each step will compress both: a master is then read once."""
+        if self.recompresses and self.dx_by == "2:4" and self.backend.pack_both:
+            return self.backend.pack_both(w, self._pattern)
+        return self.backend.pack(w, kept), None
 
     def _classes(self, kept: Tensor) -> list[tuple[slice, slice]]:
         """The classes of a periodic mask; none of another, or where `kept` is not what its mask says."""
@@ -123,11 +130,15 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
 
     # Forward
 
-    def local(self, x: Tensor) -> Tensor:
-        return self.backend.linear(x[:, self.cols], self.packed)
+    def local(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.backend.linear(x[:, self.cols], self.packed, self.room(x) if out is None else out)
+
+    def memory_read(self) -> list[Tensor]:
+        return [*super().memory_read(), *self.packed.data]
 
     def tune(self, x: Tensor) -> None:
-        self.backend.tune(x[:, self.cols], self.packed)
+        for part in chunked.sizes(self, x):
+            self.backend.tune(part[:, self.cols], self.packed)
 
     # dX
 
@@ -154,7 +165,7 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
             dense = self.weight if self.recompresses else self._unpack()
             self.packed_t = stock.compress(dense.t().contiguous())
         elif self.packed_t is None:
-            self.packed_t = self.backend.blank(self.pattern.t().mask(), self.packed.dtype)
+            self.packed_t = self.backend.blank(self.pattern.t(), self.packed.dtype)
             self.pattern.transpose_values(self.packed.values, out=self.packed_t.values)
         return self.packed_t
 
@@ -259,8 +270,11 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
     def _compress(self) -> None:
         """The metadata of a known mask never change, so only values are moved; a stock user compresses all anew."""
         if not self.stock:
-            self.pattern.gather(self.weight, out=self.packed.values)
-            return self._refresh_transposed()
+            if self.packed_t is None:
+                self.pattern.gather(self.weight, out=self.packed.values)
+            else:
+                compress.values_of_both(self.weight, self.pattern, self.packed.values, self.packed_t.values)
+            return
         turned, self.packed, self.packed_t = self.packed_t is not None, None, None
         self.packed = stock.compress(self.weight.detach())
         if turned:
@@ -314,8 +328,8 @@ class BlockShockLinear(BlockShockCosts, TermParallelLinear):
         self.backend = choose(self.product, weight.device)
         if reason := self.backend.unsupported(weight.device, weight.dtype):
             raise UnsupportedError(reason)
-        self.packed_t = None
-        self.packed = self.backend.pack(weight if self.recompresses else self.pattern.scatter(weight), mask)
+        dense = weight if self.recompresses else self.pattern.scatter(weight)
+        self.packed, self.packed_t = self._pack(dense, mask)
         if not self.recompresses and not self._lent:
             weight.data = self.packed.values
 

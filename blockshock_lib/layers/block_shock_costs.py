@@ -75,6 +75,12 @@ class BlockShockCosts:
         return {"refresh": Cost(0.0, kept, kept, 0.0, kept, kept)} if shape.mask.transposable else {}
 
     @classmethod
+    def cost_compress(cls, shape: Shape) -> Cost:
+        """Reads the dense weight once; writes values and metadata, of the transpose too where that is 2:4."""
+        packed = _packed(shape) * (2 if shape.mask.transposable else 1)
+        return Cost(0.0, _dense(shape), packed, 0.0, packed, _dense(shape) + packed)
+
+    @classmethod
     def entries(cls, shape: Shape) -> float:
         return _kept(shape) * (2 if shape.update == "recompress" else 1)
 

@@ -60,6 +60,11 @@ class CaseCosts:
         found = METHODS[name].load().cost_stages(self._shape(name))
         return {stage: self._all(name, cost) for stage, cost in found.items()}
 
+    def cost_compress(self, name: str) -> Cost | None:
+        """Of packing a weight whose mask is known, for the forward and for dX; None where nothing is packed."""
+        found = METHODS[name].load().cost_compress(self._shape(name))
+        return None if found is None else self._all(name, found)
+
     def entries(self, name: str) -> float:
         """Weights that the optimizer moves."""
         return self._ranks(name) * METHODS[name].load().entries(self._shape(name))

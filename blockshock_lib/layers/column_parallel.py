@@ -17,6 +17,7 @@ class ColumnParallelLinear(ShardedLinear):
     """
 
     transposed_y = True
+    joined = "all-gather"
 
     @classmethod
     def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:
@@ -27,8 +28,9 @@ class ColumnParallelLinear(ShardedLinear):
             return torch.mm(self.weight, x.t())
         return torch.addmm(self.bias[self.rows, None], self.weight, x.t())
 
-    def reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        return self.group.all_gather(partial).t()
+    def reduce(self, partial: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        gathered = self.group.all_gather(partial).t()
+        return gathered if out is None else out.copy_(gathered)
 
     def combine(self, partials: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(partials).t()

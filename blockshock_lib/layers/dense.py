@@ -14,6 +14,8 @@ from blockshock_lib.layers.sharded import ShardedLinear
 class DenseLinear(ShardedLinear):
     """Rank 0 computes all of y = x W^T + b; the other ranks stand by."""
 
+    joined = ""
+
     @classmethod
     def ranks(cls, world_size: int) -> int:
         return 1

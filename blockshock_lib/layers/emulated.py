@@ -20,6 +20,8 @@ class Emulated(nn.Module):
 
     active = True
     overlap = True  # there is nothing to overlap with: the ranks' collectives are sums in one process
+    chunks = 1
+    joined = ""
 
     def __init__(self, layers: list[ShardedLinear]):
         super().__init__()
@@ -63,9 +65,22 @@ class Emulated(nn.Module):
         for layer in self.layers:
             layer.tune(x)
 
+    def tune_reduce(self, x: torch.Tensor) -> None:
+        """There is one way to add up in one process."""
+
     def tune_dx(self, dy: torch.Tensor) -> None:
         for layer in self.layers:
             layer.tune_dx(dy)
+
+    def reductions(self, x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+        return {}
+
+    def product_by(self, x: torch.Tensor) -> str:
+        return self.layers[0].product_by(x)
+
+    def products(self, x: torch.Tensor) -> dict[str, Callable[[], list[torch.Tensor]]]:
+        every = [layer.products(x) for layer in self.layers]
+        return {name: lambda name=name: [products[name]() for products in every] for name in every[0]}
 
     def prepare(self, always: bool = False) -> None:
         for layer in self.layers:
@@ -84,6 +99,9 @@ class Emulated(nn.Module):
 
     def reduce(self, partials: list[torch.Tensor]) -> torch.Tensor:
         return self.layers[0].combine(partials)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        return self.reduce(self.local(x))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return autograd.linear(self, x)

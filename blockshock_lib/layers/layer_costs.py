@@ -29,6 +29,11 @@ class LayerCosts:
         return {}
 
     @classmethod
+    def cost_compress(cls, shape: Shape) -> Cost | None:
+        """Of packing the weight for the forward and for dX; None where it is not packed."""
+        return None
+
+    @classmethod
     def entries(cls, shape: Shape) -> float:
         """Entries of the parameter `weight` of one rank, those kept at zero included."""
         return cls.cost(shape).weights / shape.itemsize

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.costs import Cost, Shape, dense_dw, summed, summed_dx
@@ -25,8 +24,8 @@ class MaskedDenseLinear(TermParallelLinear):
     def hold_bytes(self) -> dict[str, int]:
         return super().hold_bytes() | {"pattern": self.pattern.nbytes if self.pattern else 0}
 
-    def local(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x[:, self.cols], self.weight)
+    def local(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.mm(x[:, self.cols], self.weight.t(), out=self.room(x) if out is None else out)
 
     def local_dx(self, dy: torch.Tensor) -> torch.Tensor:
         return self.place_dx(torch.mm(dy, self.weight))

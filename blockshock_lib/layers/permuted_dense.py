@@ -36,20 +36,25 @@ class PermutedDenseLinear(TermParallelLinear):
         # One GEMM a class; classes are of equal size, so that they make one batched tensor.
         self.weight = self._parameter(self.from_dense(weight))
 
-    def local(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product(x[:, self.cols], self.out_features, transposed=False)
+    def local(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.room(x) if out is None else out
+        return self._product(x[:, self.cols], self.out_features, y, transposed=False)
 
     def local_dx(self, dy: torch.Tensor) -> torch.Tensor:
         return self.place_dx(self._product(dy, self.cols.stop - self.cols.start, transposed=True))
 
-    def _product(self, x: torch.Tensor, features: int, *, transposed: bool) -> torch.Tensor:
-        """x [B, K] times the blocks: gathered by a class's columns, put in its rows; the other way for dX."""
-        y = None if len(self.classes) == 1 and not transposed else x.new_empty(x.shape[0], features)
+    def _product(
+        self, x: torch.Tensor, features: int, y: torch.Tensor | None = None, *, transposed: bool
+    ) -> torch.Tensor:
+        """x [B, K] times the blocks, into `y` if given: gathered by a class's columns, put in its rows; the other way
+        for dX.
+        """
+        if len(self.classes) == 1 and not transposed:
+            return torch.mm(periodic.gather(x, self.classes[0][1]), self.weight[0].t(), out=y)
+        y = x.new_empty(x.shape[0], features) if y is None else y
         for (rows, cols), w in zip(self.classes, self.weight, strict=True):
             source, target = (rows, cols) if transposed else (cols, rows)
             part = periodic.gather(x, source) @ (w if transposed else w.t())
-            if y is None:
-                return part
             place = periodic.take(y, target)
             place.copy_(part.view(place.dtype).view(place.shape))
             del part  # or it would still be held while the next class's is made

@@ -13,9 +13,10 @@ from torch import nn
 
 from blockshock_lib import sparse24
 from blockshock_lib.comm import Group
+from blockshock_lib.layers import compressions
 from blockshock_lib.layers.case_costs import DTYPES, CaseCosts
 from blockshock_lib.layers.emulated import Emulated
-from blockshock_lib.layers.part import Part, term_mask
+from blockshock_lib.layers.part import Part, part_of, term_mask
 from blockshock_lib.layers.reference import Reference
 from blockshock_lib.layers.sharded import ShardedLinear
 from blockshock_lib.methods import METHODS
@@ -139,6 +140,14 @@ class LinearProblem(CaseCosts):
             return make(self.weight, self.bias, group=group, **options)
         world = self.case.world_size
         return Emulated([make(self.weight, self.bias, group=Group(r, world), **options) for r in range(world)])
+
+    def compressions(self, name: str, group: Group) -> dict[str, Callable[[], object]]:
+        """Every way to pack this process's part of W for method `name`; none where that chooses no way to pack."""
+        if not METHODS[name].chooses:
+            return {}
+        parts = self.parts(name) if self.case.emulated else [self.parts(name)[group.rank]]
+        every = [compressions.ways(part_of(self.weight, self.keep, part), term_mask(self.keep, part)) for part in parts]
+        return {way: lambda way=way: [ways[way]() for ways in every] for way in every[0]}
 
 
 def inputs(distribution: str, batch: int, features: int, seed: torch.Generator, device: torch.device) -> torch.Tensor:

@@ -10,8 +10,9 @@ from torch import nn
 from blockshock_lib import sparse24
 from blockshock_lib.comm import Group, Pending
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.layers import autograd
+from blockshock_lib.layers import autograd, chunked
 from blockshock_lib.layers.dense_view import DenseView
+from blockshock_lib.layers.graphed import Graphed
 from blockshock_lib.layers.layer_costs import LayerCosts
 from blockshock_lib.layers.part import Part, part_of
 from blockshock_lib.params import Mask
@@ -37,9 +38,13 @@ class ShardedLinear(LayerCosts, DenseView):
         bias: a parameter [N], or None.
         overlap: whether dX's collective runs while dW is computed. Both kernels then share the GPU, which is not always
             faster: phase 3 measures both orders. May be set at any time, to the same on all ranks.
+        chunks: into how many parts of the batch the forward is cut; with more than one, a part is joined while the next
+            is multiplied. May be set at any time, to the same on all ranks.
     """
 
     overlap = True
+    chunks = 1
+    joined = "all-reduce"  # how the ranks' partial results make y; "all-gather", or "" where there is one rank's only
     uses_mask = False  # splits W into two terms
     gathers = False  # multiplies only the columns that a periodic mask keeps, as a dense product
     transposed_y = False  # y is the transposed view of a contiguous [N, B]
@@ -142,13 +147,25 @@ class ShardedLinear(LayerCosts, DenseView):
 
     # Forward
 
-    def local(self, x: torch.Tensor) -> torch.Tensor:
-        """x [B, K] -> this rank's partial result, before any communication."""
+    def local(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x [B, K] -> this rank's partial result, before any communication; where it is a sum's part, written into
+        `out` [B, N], by default where the group can add it up without a copy.
+        """
         raise NotImplementedError(f"{type(self).__name__} must multiply its part")
 
-    def reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        """This rank's partial result -> y [B, N] on every rank. May overwrite `partial`."""
-        return self._add_bias(self.group.all_reduce(partial))
+    def room(self, x: torch.Tensor, chunk: int | None = None) -> torch.Tensor | None:
+        """`Group.buffer` for the partial result of x [B, K]; overwritten by the next call's."""
+        return self.group.buffer(x.shape[0], self.out_features, x.dtype, x.device, chunk)
+
+    def reduce(self, partial: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """This rank's partial result -> y [B, N] on every rank. May overwrite `partial`; `out` as in
+        `Group.all_reduce`.
+        """
+        return self.group.all_reduce(partial, self.bias, out)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """x [B, K] -> y [B, N]: the whole forward of an active rank, without autograd."""
+        return self.reduce(self.local(x)) if self.chunks == 1 else chunked.multiply(self, x)
 
     def combine(self, partials: list[torch.Tensor]) -> torch.Tensor:
         """What `reduce` computes, from all ranks' partial results in one process: the collective's oracle. May
@@ -164,6 +181,14 @@ class ShardedLinear(LayerCosts, DenseView):
         if not x.shape[-1] == self.in_features:
             raise ValueError(f"x has {x.shape[-1]} features, the layer {self.in_features}")
         return autograd.linear(self, x)
+
+    def graphed(self, shapes: int = 8) -> Graphed:
+        """The forward as a CUDA graph for each of so many batch sizes, for inference; see `graphed.Graphed`."""
+        return Graphed(self, shapes)
+
+    def memory_read(self) -> list[torch.Tensor]:
+        """What `multiply` reads beside x: a CUDA graph of it is right as long as these lie where they lay."""
+        return [t for t in (self.weight, self.bias) if t is not None]
 
     def _add_bias(self, y: torch.Tensor) -> torch.Tensor:
         return y if self.bias is None else y.add_(self.bias)
@@ -239,10 +264,32 @@ class ShardedLinear(LayerCosts, DenseView):
         """Refreshes if the weight changed since it was last looked at, or `always`."""
 
     def tune(self, x: torch.Tensor) -> None:
-        """Chance to search for the fastest kernel for x [B, K] before anything is timed."""
+        """Chance to search for the fastest kernel for x [B, K] before anything is timed. Communicates nothing: one rank
+        searches alone, and the others then find what it kept.
+        """
+
+    def tune_reduce(self, x: torch.Tensor) -> None:
+        """Has the group measure its ways to join the partial results of x [B, K]. A collective, unlike `tune`."""
+        if self.joined == "all-reduce":
+            for part in chunked.sizes(self, x):
+                self.group.tune(part.shape[0] * self.out_features * part.element_size(), x.device)
 
     def tune_dx(self, dy: torch.Tensor) -> None:
         """The same for dX of dy [B, N]."""
+
+    def reductions(self, x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+        """Every way to add up the ranks' partial results of x [B, K], by name, the one that is taken first. Collective,
+        and so is each call.
+        """
+        return self.group.reductions(self.local(x)) if self.joined == "all-reduce" else {}
+
+    def product_by(self, x: torch.Tensor) -> str:
+        """Which of `products` the layer takes for x [B, K]; "" where that is not known."""
+        return "dense"
+
+    def products(self, x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+        """Every way to make the product of `local` that this machine has, by name, tuned; what phase 1 compares."""
+        return {"dense": lambda: self.local(x)}
 
     # Layout
 

@@ -179,7 +179,7 @@ class Params(_Frozen):
     workload: Workload
     dtype: DType
     bias: Annotated[bool, Field(strict=True)]
-    product: Literal["auto", "reference", "torch", "cslt"]
+    product: Literal["auto", "reference", "torch", "cslt", "small", "tuned"]
     seed: Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
     sweep: Sweep
     timing: Timing

@@ -19,8 +19,8 @@ class Floor(NamedTuple):
     """Least times in ms: of moving the bytes, of the arithmetic, of the link, each summed over the pieces of the work.
 
     Of dX's collective only that counts as link which is longer than dW, behind which it can hide. `whole` is the sum
-    over the pieces of the larger of the first two, plus the link: the engine's own floor. `bound` names the largest of
-    the three: "bytes", "arithmetic" or "link".
+    over the pieces of the larger of the first two, plus the link: the engine's own floor of a forward in one piece.
+    `bound` names the largest of the three: "bytes", "arithmetic" or "link".
     """
 
     bytes: float
@@ -80,5 +80,6 @@ def cannot(case: Case, name: str, card: dict) -> str:
     if device.type == "cpu" or dtype is torch.float32 or options.get("product", "reference") == "reference":
         reason = method.load().unsupported(case.mask, device, dtype, **options)
     else:
-        reason = card["unsupported"].get("cslt", "")
+        needed = "small-batch product" if options["product"] == "small" else "cslt"
+        reason = card["unsupported"].get(needed, "")
     return CaseCosts(case).too_large(name) or reason

@@ -6,6 +6,7 @@ that played several ranks, say that they carry no claim about speed.
 
 from blockshock_lib.report.compare.plots import ratios
 from blockshock_lib.report.figures import png, show
+from blockshock_lib.report.limit.plots import limit_figure
 from blockshock_lib.report.machine_plots import memory_bars, roofline
 from blockshock_lib.report.mask_plots import masks_figure
 from blockshock_lib.report.ratio_plots import law, ratio_heatmap
@@ -16,6 +17,7 @@ from blockshock_lib.report.training.plots import loss_curves, pieces_figure
 
 __all__ = [
     "law",
+    "limit_figure",
     "loss_curves",
     "masks_figure",
     "memory_bars",

@@ -152,6 +152,7 @@ def parts(frame: pd.DataFrame) -> pd.DataFrame:
 
     `adds` is False where kernel - compute falls short of the reduction measured alone by more than that one's p10 to
     p90: a layer that overlaps nothing cannot hide it, so the two graphs ran at other clocks or with other launch gaps.
+    Where the batch was cut it can, and what is exposed is what it could not hide.
     """
     found = {name: cells.summary(frame, name) for name in ("forward_call", "forward_kernel", "compute_kernel")}
     whole = found["forward_call"] if len(found["forward_call"]) else found["forward_kernel"]
@@ -166,6 +167,9 @@ def parts(frame: pd.DataFrame) -> pd.DataFrame:
     kernel = kernel.mask(table["device"].eq("cpu"))
     table["adds"] = ~(table["reduce"].astype(float) - (kernel - compute)).gt(table["reduce_spread"].astype(float))
     whole = table["whole"].astype(float)
+    forward = cells.samples(frame, "forward_kernel")
+    cut = forward[~forward["detail"].isin(["", "1"])] if len(forward) else forward
+    table["adds"] |= pd.MultiIndex.from_frame(table[keys]).isin(pd.MultiIndex.from_frame(cut[keys]))
     known = compute.fillna(0).clip(upper=whole)
     table["compute"] = known
     table["exposed communication"] = (kernel - known).clip(lower=0).fillna(0)

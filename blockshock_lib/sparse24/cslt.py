@@ -1,8 +1,8 @@
-"""The 2:4 product through PyTorch's raw cuSPARSELt ops, with the algorithm chosen by measurement.
+"""The 2:4 product by cuSPARSELt, with a plan that is kept and the algorithm chosen by measurement.
 
-Against the public interface (stock.py) it drops the wrapper, gets a contiguous output from the kernel itself and uses
-the algorithm that cslt_tune.py found. The op still plans every call anew (0.35-0.5 ms of host time on an H200); a CUDA
-graph removes that.
+Against the public interface (stock.py) it drops the wrapper, gets a contiguous output from the kernel itself, uses the
+algorithm that was tuned and, where nvmath-python is installed (plans.py), plans once. Without that it calls PyTorch's
+raw op, which plans every call anew (0.35-0.5 ms of host time on an H200); a CUDA graph removes that.
 
 Facts that this file rests on, read from aten/src/ATen/native/sparse/cuda/cuSPARSELtOps.cpp (torch 2.11):
 - `_cslt_sparse_mm(packed, dense)` takes `dense` [K, B] as contiguous, or else as the transpose of a contiguous [B, K]:
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockshock_lib.sparse24 import packing
+from blockshock_lib.sparse24 import compress, metadata, packing, plans
 from blockshock_lib.sparse24.packed import Packed, check_input, require_support
 from blockshock_lib.sparse24.pattern import Pattern
 from blockshock_lib.sparse24.tuning import Setting
@@ -77,48 +77,93 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     """
     require_support(unsupported(weight.device, weight.dtype) or too_large(weight.shape), "cslt")
     packing.check_weight(weight, mask)
-    packed = blank(mask, weight.dtype)
-    Pattern.of(mask).gather(weight, out=packed.values)
+    pattern = Pattern.of(mask)
+    packed = blank(pattern, weight.dtype)
+    pattern.gather(weight, out=packed.values)
     return packed
 
 
-def blank(mask: Tensor, dtype: torch.dtype) -> Packed:
-    """The packed form of a 2:4 mask, bool [N, K], as `pack` gives it, with values that are still to be written.
+def pack_both(weight: Tensor, pattern: Pattern) -> tuple[Packed, Packed]:
+    """`pack` of weight [N, K] and of its transpose, in one pass over the weight.
 
     Raises:
-        UnsupportedError: more than MOST_WEIGHTS.
+        ValueError: the weight does not fit the pattern.
+        UnsupportedError: this device, dtype or shape cannot be packed, or the mask is not 2:4 along N.
     """
-    require_support(too_large(mask.shape), "cslt")
+    require_support(unsupported(weight.device, weight.dtype) or too_large(weight.shape), "cslt")
+    if not metadata.known(weight.device):
+        forward, turned = compress.both(weight, pattern)
+        return _packed(pattern.shape, forward), _packed(pattern.shape[::-1], turned)
+    both = blank(pattern, weight.dtype), blank(pattern.t(), weight.dtype)
+    compress.values_of_both(weight, pattern, *(packed.values for packed in both))
+    return both
+
+
+def blank(pattern: Pattern, dtype: torch.dtype) -> Packed:
+    """The packed form of a mask [N, K], as `pack` gives it, with values that are still to be written.
+
+    Raises:
+        UnsupportedError: more than MOST_WEIGHTS, or a dimension is no multiple of 64.
+    """
+    require_support(too_large(pattern.shape), "cslt")
+    if not metadata.known(pattern.tiles.device):
+        return _packed(pattern.shape, compress.blank(pattern, dtype))
     # The op compresses by value: it would note another place for a kept zero, and values written later would go astray.
-    # Ones where the mask keeps give the metadata of the mask. Contiguous, as the op takes that for granted unseen.
-    ones = mask.to(dtype, memory_format=torch.contiguous_format)
-    return Packed("cslt", tuple(mask.shape), dtype, (torch._cslt_compress(ones),), {})
+    # Ones where the mask keeps give the metadata of the mask.
+    return _packed(pattern.shape, torch._cslt_compress(pattern.mask().to(dtype)))
 
 
-def linear(x: Tensor, packed: Packed) -> Tensor:
-    """x [B, K] times the packed weight [N, K] transposed: [B, N], contiguous.
+def _packed(shape: tuple[int, int], buffer: Tensor) -> Packed:
+    return Packed("cslt", shape, buffer.dtype, (buffer,), {})
 
-    Uses the setting that `cslt_tune.tune` found for this batch size, the library's default otherwise. A slice of a
-    wider tensor is copied first; a batch that is no multiple of 8 is padded to one.
+
+def linear(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """x [B, K] times the packed weight [N, K] transposed, plus `bias` [N]: [B, N], contiguous; into `out` if given.
+
+    Uses the setting that was tuned for this batch size, the library's default otherwise. A batch that is no multiple of
+    8 is padded to one. The bias is added in the product's epilogue where plans are kept.
 
     Raises:
-        ValueError: x does not fit the weight by shape, dtype or device.
+        ValueError: x, `out` or `bias` does not fit by shape, dtype or device.
     """
-    check_input(x, packed)
-    rows = x.shape[0]
-    padded = -rows % ROWS_MULTIPLE
-    x = F.pad(x, (0, 0, 0, padded)) if padded else x.contiguous()
-    y = multiply(x, packed.data[0], packed.extra.get(x.shape[0], Setting()))
-    return y[:rows] if padded else y
+    check_input(x, packed, out, bias)
+    setting = packed.extra.get(padded(x.shape[0]), Setting())
+    return multiply(x, packed.data[0], packed.shape, setting, out, bias)
 
 
-def multiply(x: Tensor, compressed: Tensor, setting: Setting) -> Tensor:
-    """The raw op for contiguous x [B, K], B a multiple of 8. RuntimeError where the library refuses the setting."""
-    return torch._cslt_sparse_mm(
-        compressed,
-        x.t(),
+def padded(rows: int) -> int:
+    """The batch as the library sees it, a multiple of 8."""
+    return rows + -rows % ROWS_MULTIPLE
+
+
+def multiply(
+    x: Tensor,
+    buffer: Tensor,
+    shape: tuple[int, int],
+    setting: Setting,
+    out: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The product of x [B, K] that fits `buffer`, the library's of a weight of this shape; unchecked.
+
+    Raises:
+        RuntimeError: the library refuses the setting.
+    """
+    rows, n = x.shape[0], shape[0]
+    if more := padded(rows) - rows:
+        y = multiply(F.pad(x, (0, 0, 0, more)), buffer, shape, setting, None, bias)[:rows]
+        return y if out is None else out.copy_(y)
+    if not plans.missing(x.device):
+        x = x if plans.fits(x) else x.clone(memory_format=torch.contiguous_format)
+        return plans.multiply(x, buffer, shape, setting, x.new_empty(rows, n) if out is None else out, bias)
+    y = torch._cslt_sparse_mm(
+        buffer,
+        x.contiguous().t(),
         transpose_result=True,
         alg_id=setting.alg_id,
         split_k=setting.split_k,
         split_k_mode=setting.split_k_mode,
     )
+    if bias is not None:
+        y.add_(bias)
+    return y if out is None else out.copy_(y)

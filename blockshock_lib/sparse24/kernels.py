@@ -108,6 +108,15 @@ def _row_of_values(values, at, inside):
 
 
 @triton.jit
+def _kept(four, words, ROW: tl.constexpr):
+    """The 32 bits of the two kept weights of a group of four, int64, by the nibble of that row of its tile."""
+    four = four.to(tl.uint64, bitcast=True)
+    first = (words >> (4 * ROW) & 3) * 16
+    second = (words >> (4 * ROW + 2) & 3) * 16
+    return (four >> first.to(tl.uint64)) & 0xFFFF | ((four >> second.to(tl.uint64)) & 0xFFFF) << 16
+
+
+@triton.jit
 def _piece(low, high, moves, SLOT: tl.constexpr):
     """16 of the tile's 128 bits: value number SLOT of the transposed tile."""
     place = moves >> (4 * SLOT)
@@ -162,10 +171,7 @@ def _gather(
     words = _codes(tiles, table, r, c, rows, cols, CODE, NUMBERED)
     for i in tl.static_range(4):
         at = (4 * r + i).to(tl.int64)[:, None] * cols + c[None, :]
-        four = tl.load(dense + at, mask=inside, other=0).to(tl.uint64, bitcast=True)
-        first = (words >> (4 * i) & 3) * 16
-        second = (words >> (4 * i + 2) & 3) * 16
-        pair = (four >> first.to(tl.uint64)) & 0xFFFF | ((four >> second.to(tl.uint64)) & 0xFFFF) << 16
+        pair = _kept(tl.load(dense + at, mask=inside, other=0), words, i)
         tl.store(out + at, pair.to(tl.uint32).to(tl.int32, bitcast=True), mask=inside)
 
 

@@ -44,14 +44,22 @@ class Packed:
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def check_input(x: Tensor, packed: Packed) -> None:
-    """Raise ValueError where x [B, K] does not fit: the raw ops would read past its end instead of failing."""
-    if x.dim() != 2 or x.shape[0] < 1 or x.shape[1] != packed.shape[1]:
-        raise ValueError(f"the input must be [B, {packed.shape[1]}], not {list(x.shape)}")
-    if x.dtype != packed.dtype or x.device != packed.data[0].device:
-        raise ValueError(
-            f"the input must be {packed.dtype} on {packed.data[0].device} as the weight is, not {x.dtype} on {x.device}"
-        )
+def check_input(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tensor | None = None) -> None:
+    """Raise ValueError where x [B, K], out [B, N] or bias [N] does not fit: the raw ops would read past its end."""
+    rows, (n, k) = x.shape[0] if x.dim() == 2 else 0, packed.shape
+    if rows < 1 or x.shape[1] != k:
+        raise ValueError(f"the input must be [B, {k}], not {list(x.shape)}")
+    device = packed.data[0].device
+    if x.dtype != packed.dtype or x.device != device:
+        raise ValueError(f"the input must be {packed.dtype} on {device} as the weight is, not {x.dtype} on {x.device}")
+    for name, given, shape in (("out", out, (rows, n)), ("the bias", bias, (n,))):
+        if given is None:
+            continue
+        if given.shape != shape or given.dtype != x.dtype or given.device != device or not given.is_contiguous():
+            raise ValueError(
+                f"{name} must be contiguous {x.dtype} {list(shape)} on {device}, "
+                f"not {given.dtype} {list(given.shape)} on {given.device}"
+            )
 
 
 def require_support(reason: str, backend: str) -> None:

@@ -35,12 +35,14 @@ class Tables(NamedTuple):
     """What a tile's number in `masks.TILES` stands for, on one device.
 
     words: int16 [90], the metadata of the tile's four rows, four bits each, row 0 lowest (see packing.py).
+    columns: int16 [90], the same of its four columns: the word of the transposed tile.
     moves: int32 [90], four bits for each of the eight values of the transposed tile, the first lowest: its place among
         the eight values of the tile.
     numbers: uint8 [65536], word -> number of its tile, 255 where the tile is not 2:4 along its columns.
     """
 
     words: Tensor
+    columns: Tensor
     moves: Tensor
     numbers: Tensor
 
@@ -107,8 +109,14 @@ class Pattern:
 
     def t(self) -> Pattern:
         """The pattern of the transposed mask [K, N]. UnsupportedError where that is not 2:4."""
-        self._require_transposable()
-        return Pattern.of(self.mask().t())
+        self.require_transposable()
+        table = tables(self.tiles.device)
+        tiles = torch.empty(self.tiles.shape[::-1], dtype=torch.uint8, device=self.tiles.device)
+        for part in _parts(self.tiles):
+            tiles[:, part] = table.numbers[table.columns[self.tiles[part].t().long()].long() & 0xFFFF]
+        if self.tile is not None:
+            return Pattern(tiles[:1, :1].clone().expand_as(tiles), int(tiles[0, 0]))
+        return Pattern(tiles, None)
 
     def complement(self) -> Pattern:
         """The pattern of the weights that this one drops: the other term's."""
@@ -128,15 +136,15 @@ class Pattern:
             ValueError: `dense` or `out` does not fit by shape, dtype or device, or `out` is not contiguous.
         """
         rows, columns = self.shape
-        dense = self._fitting(dense, (rows, columns))
-        values = _result(out, dense, (rows, columns // 2))
-        if _has_kernel(dense):
+        dense = self.fitting(dense, (rows, columns))
+        values = result(out, dense, (rows, columns // 2))
+        if has_kernel(dense):
             _kernels().gather(self, dense, values)
         else:
             for part in _parts(self.tiles):
                 groups = _by_rows(dense, part, 4)
                 _by_rows(values, part, 2).copy_(groups.gather(3, self._places(part)))
-        return _written(out, values)
+        return written(out, values)
 
     def scatter(self, values: Tensor, out: Tensor | None = None) -> Tensor:
         """Dense [N, K] of values [N, K/2], with +0.0 where nothing is kept: the inverse of `gather`. Into `out` if
@@ -146,15 +154,15 @@ class Pattern:
             ValueError: `values` or `out` does not fit by shape, dtype or device, or `out` is not contiguous.
         """
         rows, columns = self.shape
-        values = self._fitting(values, (rows, columns // 2))
-        dense = _result(out, values, (rows, columns))
-        if _has_kernel(values):
+        values = self.fitting(values, (rows, columns // 2))
+        dense = result(out, values, (rows, columns))
+        if has_kernel(values):
             _kernels().scatter(self, values, dense)
         else:
             dense.zero_()
             for part in _parts(self.tiles):
                 _by_rows(dense, part, 4).scatter_(3, self._places(part), _by_rows(values, part, 2))
-        return _written(out, dense)
+        return written(out, dense)
 
     def masked(self, dense: Tensor, out: Tensor | None = None) -> Tensor:
         """Dense [N, K] with +0.0 where nothing is kept, a NaN there too. Into `out` if given, which may be `dense`.
@@ -162,16 +170,16 @@ class Pattern:
         Raises:
             ValueError: `dense` or `out` does not fit by shape, dtype or device, or `out` is not contiguous.
         """
-        dense = self._fitting(dense, self.shape)
-        result = _result(out, dense, self.shape)
-        if _has_kernel(dense):
-            _kernels().masked(self, dense, result)
+        dense = self.fitting(dense, self.shape)
+        masked = result(out, dense, self.shape)
+        if has_kernel(dense):
+            _kernels().masked(self, dense, masked)
         else:
             for part in _parts(self.tiles):
                 groups, places = _by_rows(dense, part, 4), self._places(part)
                 kept = groups.gather(3, places)
-                _by_rows(result, part, 4).zero_().scatter_(3, places, kept)
-        return _written(out, result)
+                _by_rows(masked, part, 4).zero_().scatter_(3, places, kept)
+        return written(out, masked)
 
     def transpose_values(self, values: Tensor, out: Tensor | None = None) -> Tensor:
         """Packed values [K, N/2] of W^T from those of W, [N, K/2]. Into `out` if given.
@@ -180,26 +188,28 @@ class Pattern:
             UnsupportedError: the mask is not 2:4 along N.
             ValueError: `values` or `out` does not fit by shape, dtype or device, or `out` is not contiguous.
         """
-        self._require_transposable()
+        self.require_transposable()
         rows, columns = self.shape
-        values = self._fitting(values, (rows, columns // 2))
-        turned = _result(out, values, (columns, rows // 2))
-        if _has_kernel(values):
+        values = self.fitting(values, (rows, columns // 2))
+        turned = result(out, values, (columns, rows // 2))
+        if has_kernel(values):
             _kernels().transpose_values(self, values, turned)
         else:
             for part in _parts(self.tiles):
                 eight = _by_rows(values, part, 2).transpose(1, 2).reshape(-1, columns // 4, 8)
                 moved = eight.gather(2, self._moves(part)).view(-1, columns // 4, 4, 2)
                 _bits(turned).view(columns // 4, 4, rows // 4, 2)[:, :, part] = moved.permute(1, 2, 0, 3)
-        return _written(out, turned)
+        return written(out, turned)
 
-    def _require_transposable(self) -> None:
+    def require_transposable(self) -> None:
+        """UnsupportedError where the mask is not 2:4 along N."""
         if not self.transposable:
             raise UnsupportedError(
                 "the mask does not keep two of every four weights along the output dimension: W^T cannot be packed"
             )
 
-    def _fitting(self, given: Tensor, shape: tuple[int, int]) -> Tensor:
+    def fitting(self, given: Tensor, shape: tuple[int, int]) -> Tensor:
+        """`given`, detached. ValueError where it has not this shape or lives elsewhere than the pattern."""
         if given.shape != shape or given.device != self.tiles.device:
             raise ValueError(
                 f"a pattern of {self.shape[0]}x{self.shape[1]} on {self.tiles.device} needs {list(shape)}, "
@@ -225,6 +235,7 @@ class Pattern:
 def tables(device: torch.device) -> Tables:
     """The tables on that device, made once: a CUDA graph could not copy them from the host."""
     words = _words(TILES.reshape(-1, 4)).view(-1)
+    columns = _words(TILES.transpose(1, 2).reshape(-1, 4)).view(-1)
     numbers = torch.full((1 << 16,), _NO_TILE, dtype=torch.uint8)
     numbers[words.long() & 0xFFFF] = torch.arange(len(TILES), dtype=torch.uint8)
     places = torch.arange(8).view(4, 2)
@@ -234,7 +245,7 @@ def tables(device: torch.device) -> Tables:
         at[keep] = places.flatten()
         for slot, place in enumerate(at.t()[keep.t()].tolist()):
             moves[number] |= place << 4 * slot
-    return Tables(words.to(device), moves.to(device), numbers.to(device))
+    return Tables(words.to(device), columns.to(device), moves.to(device), numbers.to(device))
 
 
 def _words(keep: Tensor) -> Tensor:
@@ -260,7 +271,8 @@ def _bits(matrix: Tensor) -> Tensor:
     return matrix.view(torch.int16) if matrix.dtype in _SIXTEEN_BITS else matrix
 
 
-def _result(out: Tensor | None, like: Tensor, shape: tuple[int, int]) -> Tensor:
+def result(out: Tensor | None, like: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Where to write: `out`, detached, or else a new tensor. ValueError where `out` does not fit."""
     if out is None:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     if out.shape != shape or out.dtype != like.dtype or out.device != like.device or not out.is_contiguous():
@@ -271,15 +283,17 @@ def _result(out: Tensor | None, like: Tensor, shape: tuple[int, int]) -> Tensor:
     return out.detach()
 
 
-def _written(out: Tensor | None, result: Tensor) -> Tensor:
+def written(out: Tensor | None, made: Tensor) -> Tensor:
+    """What to return: `out`, told that it was written, or else what was made."""
     if out is None:
-        return result
+        return made
     # A Triton kernel's write is not seen by autograd's version counter, which says when a packed copy is stale.
     torch.autograd.graph.increment_version(out)
     return out
 
 
-def _has_kernel(tensor: Tensor) -> bool:
+def has_kernel(tensor: Tensor) -> bool:
+    """Whether a Triton kernel moves these values."""
     return tensor.is_cuda and tensor.dtype in _SIXTEEN_BITS
 
 

@@ -9,7 +9,9 @@
 |---|---|---|---|
 | reference | packing.pack | unpack, then a dense product | anything |
 | torch | to_sparse_semi_structured | F.linear on the tensor subclass | NVIDIA GPUs from compute capability 8.0 |
-| cslt | torch._cslt_compress of the mask, then the values | torch._cslt_sparse_mm, tuned | the same |
+| cslt | compress.py, cuSPARSELt's bytes | cuSPARSELt, planned once and tuned | the same |
+| small | the same | small.cu, B <= 128, tuned | NVIDIA GPUs of compute capability 9.0 |
+| tuned | the same | small or cslt, by what was measured for the batch | as cslt |
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from blockshock_lib.sparse24 import cslt, cslt_tune, reference, stock
+from blockshock_lib.sparse24 import cslt, cslt_tune, reference, small, stock, tuned
 from blockshock_lib.sparse24.packed import Packed
+from blockshock_lib.sparse24.pattern import Pattern
 
 __all__ = ["BACKENDS", "Backend", "Packed", "choose"]
 
@@ -35,19 +38,23 @@ class Backend:
         unsupported: (device, dtype) -> why it cannot run there, "" when it can.
         too_large: (shape [N, K]) -> why no weight of that size can be multiplied, "" when one can. Asks no device.
         pack: (weight [N, K], mask bool [N, K]) -> Packed. ValueError, UnsupportedError.
-        blank: (mask bool [N, K], dtype) -> Packed, its `values` still to be written: needs no dense weight. The mask is
-            2:4, which is not looked at again. UnsupportedError.
-        linear: (x [B, K], packed) -> y [B, N], contiguous, in x's dtype. x may be a slice of a wider tensor.
+        blank: (pattern of a mask [N, K], dtype) -> Packed, its `values` still to be written: needs no dense weight.
+            UnsupportedError.
+        linear: (x [B, K], packed, out=None, bias=None) -> y [B, N], contiguous, in x's dtype; written into `out` [B, N]
+            if given, `bias` [N] added in the product's epilogue where it has one. x may be a slice of a wider tensor.
         tune: (x [B, K], packed) -> None: choose what is fastest for this batch size, once, before timing.
+        pack_both: (weight [N, K], pattern of a mask) -> Packed of the weight and of its transpose, in one pass; None
+            where a backend has no such pass. ValueError, UnsupportedError.
     """
 
     name: str
     unsupported: Callable[[torch.device, torch.dtype], str]
     too_large: Callable[[tuple[int, ...]], str]
     pack: Callable[[Tensor, Tensor], Packed]
-    blank: Callable[[Tensor, torch.dtype], Packed]
-    linear: Callable[[Tensor, Packed], Tensor]
+    blank: Callable[[Pattern, torch.dtype], Packed]
+    linear: Callable[..., Tensor]
     tune: Callable[[Tensor, Packed], None]
+    pack_both: Callable[[Tensor, Pattern], tuple[Packed, Packed]] | None = None
 
 
 BACKENDS: dict[str, Backend] = {
@@ -61,12 +68,34 @@ BACKENDS: dict[str, Backend] = {
         reference.tune,
     ),
     "torch": Backend("torch", stock.unsupported, stock.too_large, stock.pack, stock.blank, stock.linear, stock.tune),
-    "cslt": Backend("cslt", cslt.unsupported, cslt.too_large, cslt.pack, cslt.blank, cslt.linear, cslt_tune.tune),
+    "cslt": Backend(
+        "cslt", cslt.unsupported, cslt.too_large, cslt.pack, cslt.blank, cslt.linear, cslt_tune.tune, cslt.pack_both
+    ),
+    "small": Backend(
+        "small",
+        small.unsupported,
+        small.too_large,
+        small.pack,
+        small.blank,
+        small.linear,
+        cslt_tune.tune_small,
+        small.pack_both,
+    ),
+    "tuned": Backend(
+        "tuned",
+        tuned.unsupported,
+        tuned.too_large,
+        tuned.pack,
+        tuned.blank,
+        tuned.linear,
+        cslt_tune.tune_any,
+        tuned.pack_both,
+    ),
 }
 
 
 def choose(name: str, device: torch.device | str) -> Backend:
-    """The backend of that name; "auto" is cslt on a CUDA device and reference elsewhere.
+    """The backend of that name; "auto" is tuned on a CUDA device and reference elsewhere.
 
     Whether it can run there is for `Backend.unsupported` to say: a GPU without cuSPARSELt gets its reason, never
     another backend than the one asked for.
@@ -75,7 +104,7 @@ def choose(name: str, device: torch.device | str) -> Backend:
         ValueError: no such backend.
     """
     if name == "auto":
-        name = "cslt" if torch.device(device).type == "cuda" else "reference"
+        name = "tuned" if torch.device(device).type == "cuda" else "reference"
     if name not in BACKENDS:
         raise ValueError(f"no 2:4 product is called {name!r}; there are auto, {', '.join(BACKENDS)}")
     return BACKENDS[name]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from blockshock_lib.sparse24 import packing
 from blockshock_lib.sparse24.packed import Packed, check_input
+from blockshock_lib.sparse24.pattern import Pattern
 
 
 def unsupported(device: torch.device, dtype: torch.dtype) -> str:
@@ -29,19 +30,23 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     return Packed("reference", tuple(weight.shape), weight.dtype, packing.pack(weight, mask))
 
 
-def blank(mask: Tensor, dtype: torch.dtype) -> Packed:
-    """The packed form of a 2:4 mask, bool [N, K], with values that are still to be written."""
+def blank(pattern: Pattern, dtype: torch.dtype) -> Packed:
+    """The packed form of a mask [N, K], with values that are still to be written."""
+    mask = pattern.mask()
     return pack(mask.to(dtype), mask)
 
 
-def linear(x: Tensor, packed: Packed) -> Tensor:
-    """x [B, K] times the packed weight [N, K] transposed: [B, N], contiguous. x may be a slice of a wider tensor.
+def linear(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """x [B, K] times the packed weight [N, K] transposed, plus `bias` [N]: [B, N], contiguous; into `out` if given.
+
+    x may be a slice of a wider tensor.
 
     Raises:
-        ValueError: x does not fit the weight by shape, dtype or device.
+        ValueError: x, `out` or `bias` does not fit by shape, dtype or device.
     """
-    check_input(x, packed)
-    return F.linear(x, packing.unpack(*packed.data))
+    check_input(x, packed, out, bias)
+    y = F.linear(x, packing.unpack(*packed.data), bias)
+    return y if out is None else out.copy_(y)
 
 
 def tune(x: Tensor, packed: Packed) -> None:

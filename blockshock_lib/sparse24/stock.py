@@ -19,6 +19,7 @@ from torch.sparse import SparseSemiStructuredTensor, to_sparse_semi_structured
 from blockshock_lib.sparse24 import packing
 from blockshock_lib.sparse24.cslt import too_large, unsupported
 from blockshock_lib.sparse24.packed import Packed, check_input, require_support
+from blockshock_lib.sparse24.pattern import Pattern
 
 __all__ = ["blank", "compress", "linear", "pack", "too_large", "tune", "unsupported"]
 
@@ -39,14 +40,14 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     return compress(torch.where(mask, weight.detach(), weight.new_zeros(())))
 
 
-def blank(mask: Tensor, dtype: torch.dtype) -> Packed:
-    """The packed form of a 2:4 mask, bool [N, K], with values that are still to be written; it holds no kept zero.
+def blank(pattern: Pattern, dtype: torch.dtype) -> Packed:
+    """The packed form of a mask [N, K], with values that are still to be written; it holds no kept zero.
 
     Raises:
         UnsupportedError: see `compress`.
     """
-    require_support(too_large(mask.shape), "torch")  # before the mask is written as weights
-    return compress(mask.to(dtype))
+    require_support(too_large(pattern.shape), "torch")  # before the mask is written as weights
+    return compress(pattern.mask().to(dtype))
 
 
 def compress(kept: Tensor) -> Packed:
@@ -69,16 +70,19 @@ def compress(kept: Tensor) -> Packed:
     return Packed("torch", tuple(kept.shape), kept.dtype, (wrapper.packed,), wrapper)
 
 
-def linear(x: Tensor, packed: Packed) -> Tensor:
-    """x [B, K] times the packed weight [N, K] transposed: [B, N], contiguous.
+def linear(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """x [B, K] times the packed weight [N, K] transposed, plus `bias` [N]: [B, N], contiguous; copied into `out`.
 
     x may be a slice of a wider tensor; it is then copied first.
 
     Raises:
-        ValueError: x does not fit the weight by shape, dtype or device.
+        ValueError: x, `out` or `bias` does not fit by shape, dtype or device.
     """
-    check_input(x, packed)
-    return F.linear(x.contiguous(), packed.extra).contiguous()
+    check_input(x, packed, out, bias)
+    y = F.linear(x.contiguous(), packed.extra).contiguous()
+    if bias is not None:
+        y.add_(bias)
+    return y if out is None else out.copy_(y)
 
 
 def tune(x: Tensor, packed: Packed) -> None:

@@ -6,8 +6,8 @@ says what it is about to try. When it dies, finds its context broken or falls si
 culprit, and a new child goes on with the trials made so far and without the culprit.
 
 Both speak JSON, a line a message. To the child, for each search: shape, rows, dtype, seconds, known (trials), without.
-From the child: {"ready"}, then for each search {"trying"} and {"trial"} by turns, and at the end {"best", "library"} or
-{"failed"} or {"broken"}; after these two the child is gone.
+From the child: {"ready"}, then for each search {"trying"} and {"trial"} by turns, and at the end {"done", "library"} or
+{"failed"} or {"broken"}; after these two the child is gone. A way to multiply has its JSON form (ways.py).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from pathlib import Path
 
 import torch
 
-from blockshock_lib.sparse24 import cslt_tune
-from blockshock_lib.sparse24.tuning import BrokenContextError, Error, Found, Setting, Trial
+from blockshock_lib.sparse24 import cslt_tune, ways
+from blockshock_lib.sparse24.tuning import BrokenContextError, Error, Found, Setting, Trial, fastest_right
+from blockshock_lib.sparse24.ways import Way
 
 COMMAND = (sys.executable, "-m", "blockshock_lib.sparse24.tuner")
 RESTARTS = 5
@@ -57,10 +58,10 @@ class _Gone(Exception):
 
 
 class _Crash(Exception):
-    """The child is gone because of `step`: a setting, or the name of another step of the search."""
+    """The child is gone because of `step`: a way to multiply, or the name of another step of the search."""
 
-    def __init__(self, step: Setting | str, how: str):
-        super().__init__(f"algorithm {tuple(step)} ({how})" if isinstance(step, Setting) else f"{step} ({how})")
+    def __init__(self, step: Way | str, how: str):
+        super().__init__(f"{step if isinstance(step, str) else ways.words(step)} ({how})")
         self.step, self.how = step, how
 
 
@@ -83,10 +84,9 @@ class Tuner:
 
         Never raises for what happens in the child: `Found.failed` says why there is no result.
         """
-        trials: dict[Setting, Trial] = {}
+        trials: dict[Way, Trial] = {}
         crashes: list[_Crash] = []
-        best = library = None
-        failed = ""
+        library, failed = None, ""
         try:
             for left in range(self.restarts, -1, -1):
                 request = {
@@ -94,18 +94,19 @@ class Tuner:
                     "rows": rows,
                     "dtype": str(dtype).removeprefix("torch."),
                     "seconds": cslt_tune.SECONDS if left or not trials else 0,
-                    "known": [asdict(trial) for trial in trials.values()],
+                    "known": [_plain(trial) for trial in trials.values()],
                     "without": [crash.step for crash in crashes if isinstance(crash.step, str)],
                 }
                 try:
                     self._start(device)
-                    best, library, failed = self._ask(request, trials)
+                    library, failed = self._ask(request, trials)
                     break
                 except _Crash as crash:
                     crashes.append(crash)
-                    if isinstance(crash.step, Setting):
+                    if not isinstance(crash.step, str):
                         trials[crash.step] = Trial(crash.step, crashed=crash.how)
-            if best is None and not left:
+            exhausted = len(crashes) > self.restarts  # the last process crashed as well
+            if exhausted or (not left and not failed and fastest_right(trials.values()) is None):
                 failed = f"given up after {len(crashes)} crashes"
         except _Gone as gone:
             self._kill()
@@ -113,26 +114,26 @@ class Tuner:
         except BaseException:
             self._kill()  # interrupted: what the child goes on to say would be taken for the next search's answer
             raise
-        return Found(best, library, tuple(trials.values()), tuple(map(str, crashes)), failed)
+        return Found(tuple(trials.values()), library, tuple(map(str, crashes)), failed)
 
-    def _ask(self, request: dict, trials: dict[Setting, Trial]) -> tuple[Trial | None, Setting | None, str]:
-        """One search by the child: (best, library's pick, why it failed). Trials are added to `trials` as they come."""
-        step: Setting | str = "the start of the search"
+    def _ask(self, request: dict, trials: dict[Way, Trial]) -> tuple[Setting | None, str]:
+        """One search by the child: (library's pick, why it failed). Trials are added to `trials` as they come."""
+        step: Way | str = "the start of the search"
         try:
             self._say(request)
-            while not (word := self._hear(self.silence)).keys() & {"best", "failed"}:
+            while not (word := self._hear(self.silence)).keys() & {"done", "failed"}:
                 if "trying" in word:
-                    step = word["trying"] if isinstance(word["trying"], str) else Setting(*word["trying"])
+                    step = word["trying"] if isinstance(word["trying"], str) else ways.from_json(word["trying"])
                 else:
                     trial = _trial(word["trial"])
-                    trials[trial.setting] = trial
+                    trials[trial.way] = trial
         except _Gone as gone:
             self._kill()
             raise _Crash(step, str(gone)) from None
         if "failed" in word:
             self._kill()
-            return None, None, word["failed"]
-        return word["best"] and _trial(word["best"]), word["library"] and Setting(*word["library"]), ""
+            return None, word["failed"]
+        return word["library"] and Setting(*word["library"]), ""
 
     def close(self) -> None:
         """End the child: it leaves when its input closes, and is killed if it does not."""
@@ -233,10 +234,10 @@ def main(search: Callable[..., Found] = cslt_tune.search) -> None:
                 seconds=task["seconds"],
                 known=[_trial(trial) for trial in task["known"]],
                 without=task["without"],
-                started=lambda step: say(trying=step),
-                ended=lambda trial: say(trial=asdict(trial)),
+                started=lambda step: say(trying=step if isinstance(step, str) else ways.as_json(step)),
+                ended=lambda trial: say(trial=_plain(trial)),
             )
-            say(best=found.best and asdict(found.best), library=found.library)
+            say(done=True, library=found.library)
         except BrokenContextError as error:
             say(broken=str(error))
             os._exit(1)  # not through the libraries' own ends, which may hang in the broken context
@@ -256,9 +257,13 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
+def _plain(trial: Trial) -> dict:
+    return {**asdict(trial), "way": ways.as_json(trial.way)}
+
+
 def _trial(plain: dict) -> Trial:
     error = plain["error"] and Error(*plain["error"])
-    return Trial(**{**plain, "setting": Setting(*plain["setting"]), "error": error})
+    return Trial(**{**plain, "way": ways.from_json(plain["way"]), "error": error})
 
 
 if __name__ == "__main__":

@@ -55,6 +55,21 @@ def test_the_forward_floor_is_the_sum_of_its_parts():
     assert found["floor_forward"] == pytest.approx(found["floor_compute"] + found["floor_reduce"])
 
 
+def test_a_cut_batch_hides_the_shorter_part_but_for_one_piece():
+    whole, cut = (floors(cost("row_parallel", 4096, 4096), CEILINGS, chunks) for chunks in (1, 4))
+    product, link_ = whole["floor_compute"], whole["floor_reduce"]
+    assert link_ > product and cut["floor_forward"] == pytest.approx(link_ + product / 4)
+    alone = floors(cost("dense", 4096, 4096), CEILINGS, 4)
+    assert alone["floor_forward"] == alone["floor_compute"]
+
+
+def test_packing_has_the_floor_of_its_bytes_in_both_orientations():
+    _, found = trained("block_shock", "phase1", optimizer="")
+    dense = 16384 * 16384 * 2
+    assert found["floor_compress"] == pytest.approx((dense + 2 * dense * 9 / 16) / 4300 / 1e6)
+    assert "floor_compress" not in trained("row_parallel", "phase1", optimizer="")[1]
+
+
 def test_peak_of_block_shock_at_40960():
     # 1.758 GiB of packed weight and one [B, N] partial.
     found = cost("block_shock", 40960, 16)

@@ -82,8 +82,8 @@ def one_metadata_byte_transposed(patch):
 def one_product_is_nan(patch):
     linear = sparse24.reference.linear
 
-    def broken(x, packed):
-        y = linear(x, packed)
+    def broken(x, packed, *how):
+        y = linear(x, packed, *how)
         y[-1, -1] = float("nan")
         return y
 
@@ -93,8 +93,8 @@ def one_product_is_nan(patch):
 def last_row_of_outputs_never_written(patch):
     linear = sparse24.reference.linear
 
-    def short(x, packed):
-        y = linear(x, packed)
+    def short(x, packed, *how):
+        y = linear(x, packed, *how)
         y[-1] = 0
         return y
 
@@ -104,8 +104,8 @@ def last_row_of_outputs_never_written(patch):
 def one_output_slightly_off(patch):
     linear = sparse24.reference.linear
 
-    def off(x, packed):
-        y = linear(x, packed)
+    def off(x, packed, *how):
+        y = linear(x, packed, *how)
         y[0, 0] += 0.05 * y.float().square().mean().sqrt()
         return y
 
@@ -114,7 +114,7 @@ def one_output_slightly_off(patch):
 
 def input_rounded_to_eight_bits(patch):
     linear = sparse24.reference.linear
-    _patch_backend(patch, linear=lambda x, packed: linear(x.to(torch.float8_e4m3fn).to(x.dtype), packed))
+    _patch_backend(patch, linear=lambda x, packed, *how: linear(x.to(torch.float8_e4m3fn).to(x.dtype), packed, *how))
 
 
 def wrong_input_shard(patch):

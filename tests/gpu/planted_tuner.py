@@ -1,27 +1,41 @@
-"""A child that searches with faults planted in cuSPARSELt's product: `... <parent> <device>` as tuner.py starts it.
+"""A child that searches with faults planted in both products: `... <parent> <device>` as tuner.py starts it.
 
-Algorithm 1 writes nothing, algorithm 2 breaks the CUDA context as an illegal instruction does, algorithm 3 hangs.
+Of the library, algorithm 1 writes nothing, algorithm 2 breaks the CUDA context as an illegal instruction does,
+algorithm 3 hangs. Of the small-batch kernel, the most promising config breaks the context, and the deepest ones write
+zeros, which takes less time than any product.
 """
 
 import time
 
 import torch
 
-from blockshock_lib.sparse24 import cslt, tuner
+from blockshock_lib.sparse24 import cslt, small, tuner
 
-real = cslt.multiply
+library, kernel = cslt.multiply, small.multiply
 
 
-def planted(x, compressed, setting):
+def break_context(device):
+    torch.arange(4, device=device)[torch.tensor([1 << 20], device=device)]  # a failed assertion on the GPU
+
+
+def planted_library(x, buffer, shape, setting, out=None, bias=None):
     if setting.alg_id == 1:
-        return x.new_empty(x.shape[0], compressed.shape[0])  # what is in the memory must not pass for a result
+        return x.new_empty(x.shape[0], shape[0]) if out is None else out  # what is in memory must not pass for a result
     if setting.alg_id == 2 and setting.split_k == 1:
-        torch.arange(4, device=x.device)[torch.tensor([1 << 20], device=x.device)]  # a failed assertion on the GPU
+        break_context(x.device)
     if setting.alg_id == 3 and setting.split_k == 1:
         time.sleep(600)
-    return real(x, compressed, setting)
+    return library(x, buffer, shape, setting, out, bias)
+
+
+def planted_kernel(x, buffer, shape, config, out=None, bias=None):
+    if config == small.candidates(shape, x.shape[0], x.device)[0]:
+        break_context(x.device)
+    if config.depth == max(small.DEPTHS):
+        return (x.new_empty(x.shape[0], shape[0]) if out is None else out).zero_()
+    return kernel(x, buffer, shape, config, out, bias)
 
 
 if __name__ == "__main__":
-    cslt.multiply = planted
+    cslt.multiply, small.multiply = planted_library, planted_kernel
     tuner.main()

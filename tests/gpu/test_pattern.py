@@ -110,7 +110,7 @@ def test_values_written_into_a_blank_reach_the_product(name):
     backend = backend_for(name)
     x, weight, keep = problem(512, 1024, 64)
     weight.masked_fill_(torch.rand(weight.shape, device="cuda") < 0.3, 0)
-    packed = backend.blank(keep, weight.dtype)
+    packed = backend.blank(Pattern.of(keep), weight.dtype)
     packed.values.copy_(weight[keep].view(512, 512))
     assert_right(backend.linear(x, packed), x, weight, keep)
 

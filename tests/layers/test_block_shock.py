@@ -312,3 +312,26 @@ def test_a_frozen_layer_keeps_its_transposed_copy_where_a_graph_is_captured():
     held = layer.packed_t
     layer.prepare(always=True)
     assert layer.packed_t is held
+
+
+def test_a_master_is_packed_both_ways_at_once_where_its_backend_can(monkeypatch):
+    made, plain = [], product.BACKENDS["reference"]
+
+    def pack_both(weight, pattern):
+        made.append(weight.shape)
+        return plain.pack(weight, pattern.mask()), plain.pack(weight.t(), pattern.t().mask())
+
+    monkeypatch.setitem(product.BACKENDS, "reference", replace(plain, pack_both=pack_both))
+    weight, options = draw(N, K), dict(update="recompress", group=Group(0, 2))
+    assert BlockShockLinear(weight, mask=Mask.named("random"), **options).packed_t is None and not made
+    layer = BlockShockLinear(weight, mask=Mask.named("transposable_random"), **options)
+    assert made == [(N, K)]
+    dy = draw(B, N)
+    torch.testing.assert_close(layer.local_dx(dy), dy @ layer.weight.detach(), rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        layer.weight.mul_(-2)
+    layer.prepare()
+    torch.testing.assert_close(layer.local_dx(dy), dy @ layer.weight.detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(layer.local(draw(B, K)), draw(B, K) @ layer.weight.detach().t(), rtol=1e-4, atol=1e-4)
+    copy.deepcopy(layer).prepare()
+    assert len(made) == 2

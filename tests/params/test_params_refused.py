@@ -36,7 +36,9 @@ BAD = BAD_FILES | {
         "--set: dtype:", "allowed: bf16, fp16, fp32; did you mean 'bf16'", overrides={"dtype": "bf61"}
     ),
     "unknown_product": Bad(
-        "--set: product:", "auto, reference, torch, cslt; did you mean 'cslt'", overrides={"product": "clst"}
+        "--set: product:",
+        "auto, reference, torch, cslt, small, tuned; did you mean 'cslt'",
+        overrides={"product": "clst"},
     ),
     "unknown_method": Bad(
         "--set: methods.1:", "did you mean 'block_shock'", overrides={"methods": ["dense", "block_shok"]}

@@ -79,6 +79,15 @@ def test_a_bar_whose_parts_do_not_add_is_hatched_and_the_subtitle_says_why():
     assert sum(bar.get_hatch() == "////" for ax in fig.axes for bar in ax.patches) == (~table["adds"]).sum()
 
 
+def test_a_cut_batch_may_hide_its_reduction_and_is_not_hatched():
+    frame = frames.make((8192,), (4096,), repeats=4, noise=1e-3)
+    ours = frame["method"].eq("block_shock")
+    slow = frame.assign(value=frame["value"].mask(ours & frame["metric"].eq("compute_kernel"), frame["value"] * 1.2))
+    for chunks, adds in (("1", False), ("2", True)):
+        cut = slow.assign(detail=slow["detail"].mask(ours & slow["metric"].eq("forward_kernel"), chunks))
+        assert time_plots.parts(cut).set_index("method").loc["block_shock", "adds"] == adds
+
+
 def test_exposed_communication_is_never_drawn_below_0():
     frame = frames.make((8192,), (16,), repeats=4)
     slow = frame["value"].mask(frame["metric"].eq("compute_kernel"), frame["value"] * 3)

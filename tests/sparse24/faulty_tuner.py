@@ -1,8 +1,9 @@
 """A child that searches without a GPU: `python -m tests.sparse24.faulty_tuner <faults> <log> <parent> <device>`.
 
 The process, its messages and the search's logic are the real ones. Checks and times are made up: the higher the
-algorithm, the faster. `faults` (JSON) maps an algorithm, or "mm_search", to what happens to the process that tries it,
-and "idle" or "alarm" to other limits in seconds. The log gets a line "<process id> <algorithm>" for each check.
+algorithm, the faster; the small-batch kernel's config of depth d is named "small d", and slower than any algorithm.
+`faults` (JSON) maps an algorithm, a config or "mm_search" to what happens to the process that tries it, and "idle" or
+"alarm" to other limits in seconds. The log gets a line "<process id> <name>" for each check.
 """
 
 import ctypes
@@ -14,10 +15,16 @@ import sys
 import time
 
 from blockshock_lib.sparse24 import tuner, tuning
+from blockshock_lib.sparse24.small import Config
 from blockshock_lib.sparse24.tuning import BrokenContextError, Error, Found, Setting
 
 FAULTS, LOG = json.loads(sys.argv[1]), sys.argv[2]
 ALGORITHMS = 8
+CONFIGS = [Config(1, 1, 1, depth, 1) for depth in (3, 4)]
+
+
+def name(way):
+    return f"small {way.depth}" if isinstance(way, Config) else str(way.alg_id)
 
 
 def meet(step):
@@ -50,21 +57,21 @@ def search(shape, rows, dtype, device, *, seconds, known, without, started, ende
         meet("mm_search")
         library = Setting(2)
 
-    def check(setting):
-        meet(setting.alg_id)
-        return Error(40.0, 9.0) if FAULTS.get(str(setting.alg_id)) == "wrong" else Error(1.0, 1.0)
+    def check(way):
+        meet(name(way))
+        return Error(40.0, 9.0) if FAULTS.get(name(way)) == "wrong" else Error(1.0, 1.0)
 
-    best, trials = tuning.search(
-        [Setting(i) for i in range(ALGORITHMS)],
+    trials = tuning.search(
+        [*CONFIGS, *(Setting(i) for i in range(ALGORITHMS))],
         check,
-        lambda setting, samples: 10.0 - setting.alg_id,
+        lambda way, samples: 20.0 - way.depth if isinstance(way, Config) else 10.0 - way.alg_id,
         finalists=1,
         seconds=seconds,
         known=known,
         started=started,
         ended=ended,
     )
-    return Found(best, library, tuple(trials))
+    return Found(tuple(trials), library)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from blockshock_lib.sparse24.small import Config
 from blockshock_lib.sparse24.tuner import Tuner
 from blockshock_lib.sparse24.tuning import Setting
 
 CPU = torch.device("cpu")
+FIRST = {"product": "cslt", "alg_id": 1, "split_k": 1, "split_k_mode": -1}
 HANG_SECONDS = 2.0
 
 
@@ -29,8 +31,8 @@ def search(tuner):
 
 
 def checks(log):
-    """[(process id, algorithm or "mm_search")] in the order of trying."""
-    return [(int(pid), step) for pid, step in (line.split() for line in Path(log).read_text().splitlines())]
+    """[(process id, algorithm, config or "mm_search")] in the order of trying; see faulty_tuner.py for the names."""
+    return [(int(pid), step) for pid, step in (line.split(" ", 1) for line in Path(log).read_text().splitlines())]
 
 
 def ended(pid, seconds=10.0):
@@ -70,8 +72,10 @@ def start(tmp_path):
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory):
-    """One search in which the faster an algorithm is, the worse it behaves; the fourth is the fastest right one."""
-    faults = {"mm_search": "exit", "7": "killed", "6": "hang", "5": "broken", "4": "wrong"}
+    """One search in which the faster a way is, the worse it behaves; the fourth algorithm is the fastest right one, and
+    of two configs the slower.
+    """
+    faults = {"mm_search": "exit", "7": "killed", "6": "hang", "5": "broken", "4": "wrong", "small 4": "killed"}
     log = tmp_path_factory.mktemp("story") / "log"
     tuner = Tuner(command(faults, log), silence=HANG_SECONDS)
     found = search(tuner)
@@ -80,42 +84,44 @@ def story(tmp_path_factory):
     return SimpleNamespace(found=found, checks=checks(log), last=last)
 
 
-def test_the_fastest_right_candidate_wins_over_those_that_crash_or_hang(story):
-    assert story.found.best.setting == Setting(3) and not story.found.failed
+def test_the_fastest_right_candidate_of_each_kind_wins_over_those_that_crash_or_hang(story):
+    assert story.found.best().way == story.found.best(Setting).way == Setting(3) and not story.found.failed
+    assert story.found.best(Config).way == Config(1, 1, 1, 3, 1)
 
 
 def test_each_crash_is_told_with_its_culprit_and_how_it_ended(story):
     assert sorted(story.found.crashes) == [
-        "algorithm (5, 1, -1) (an illegal instruction was encountered)",
-        f"algorithm (6, 1, -1) ({HANG_SECONDS:g} s without a word)",
-        "algorithm (7, 1, -1) (SIGILL)",
+        "cslt alg_id 5 split_k 1 split_k_mode -1 (an illegal instruction was encountered)",
+        f"cslt alg_id 6 split_k 1 split_k_mode -1 ({HANG_SECONDS:g} s without a word)",
+        "cslt alg_id 7 split_k 1 split_k_mode -1 (SIGILL)",
         "mm_search (exit status 7)",
+        "small tiles 1 warpgroups 1 unroll 1 depth 4 split 1 (SIGILL)",
     ]
-    crashed = {trial.setting.alg_id for trial in story.found.trials if trial.crashed}
-    assert crashed == {5, 6, 7} and story.found.wrong == 1
+    crashed = {trial.way for trial in story.found.trials if trial.crashed}
+    assert crashed == {Setting(5), Setting(6), Setting(7), Config(1, 1, 1, 4, 1)} and story.found.wrong == 1
 
 
 def test_no_culprit_is_met_twice(story):
     met = [step for _, step in story.checks]
-    assert [met.count(step) for step in ("mm_search", "5", "6", "7")] == [1, 1, 1, 1]
+    assert [met.count(step) for step in ("mm_search", "5", "6", "7", "small 4")] == [1, 1, 1, 1, 1]
 
 
 def test_trials_made_before_a_crash_are_carried_over(story):
     met = [step for _, step in story.checks]
     assert [met.count(step) for step in "0124"] == [1, 1, 1, 1]
-    assert met.count("3") == 3  # and twice more as the finalist
+    assert [met.count(step) for step in ("3", "small 3")] == [3, 3]  # and twice more as the finalist
 
 
 def test_a_child_ends_with_its_crash_and_the_last_one_when_it_is_closed(story):
     pids = {pid for pid, _ in story.checks}
-    assert len(pids) == 5 and story.last in pids
+    assert len(pids) == 6 and story.last in pids
     assert all(ended(pid, 0) for pid in pids)
 
 
 def test_the_child_is_kept_for_the_next_search_and_strange_output_is_no_message(start, tmp_path, capfd):
     tuner = start({"1": "noise", "mm_search": "noise"})
     found = [search(tuner) for _ in range(2)]
-    assert found[0].best.setting == Setting(7) and found[0].library == Setting(2) and not found[0].crashes
+    assert found[0].best().way == Setting(7) and found[0].library == Setting(2) and not found[0].crashes
     assert found[1] == found[0]
     assert len({pid for pid, _ in checks(tmp_path / "log")}) == 1
     assert "written by a compiler" in capfd.readouterr().err
@@ -124,29 +130,29 @@ def test_the_child_is_kept_for_the_next_search_and_strange_output_is_no_message(
 def test_after_the_last_restart_only_what_has_run_well_is_considered(start, tmp_path):
     tuner = start({"2": "exit", "3": "exit", "4": "exit"}, restarts=1)
     found = search(tuner)
-    assert found.best.setting == Setting(1) and len(found.crashes) == 1
-    assert {step for _, step in checks(tmp_path / "log")} == {"mm_search", "0", "1", "2"}
+    assert found.best().way == Setting(1) and len(found.crashes) == 1
+    assert {step for _, step in checks(tmp_path / "log")} == {"mm_search", "small 3", "small 4", "0", "1", "2"}
 
 
 def test_a_search_that_goes_on_crashing_is_given_up(start, tmp_path):
-    tuner = start({str(i): "exit" for i in range(8)}, restarts=1)
+    tuner = start({"small 3": "exit", "small 4": "exit"}, restarts=1)
     found = search(tuner)
-    assert found.best is None and found.failed == "given up after 1 crashes"
-    assert found.trial(Setting(0)).crashed == "exit status 7"
+    assert found.best() is None and found.failed == "given up after 1 crashes"
+    assert found.trial(Config(1, 1, 1, 3, 1)).crashed == "exit status 7"
     tuner = start({"1": "exit"}, restarts=0)
     found = search(tuner)
-    assert found.best is None and found.failed == "given up after 1 crashes" and tuner.process is None
+    assert found.best() is None and found.failed == "given up after 1 crashes" and tuner.process is None
 
 
 def test_an_error_of_the_search_itself_is_told_and_not_taken_for_a_crash(start, tmp_path):
     found = search(start({"1": "bug"}))
-    assert found.best is None and found.failed == "TypeError: a mistake" and not found.crashes
+    assert found.best() is None and found.failed == "TypeError: a mistake" and not found.crashes
     assert len({pid for pid, _ in checks(tmp_path / "log")}) == 1
 
 
 def test_a_child_that_does_not_start_is_a_failure_and_no_exception():
     found = search(Tuner((sys.executable, "-c", "raise SystemExit(3)")))
-    assert found.best is None and found.failed == "the process that searches did not start: exit status 3"
+    assert found.best() is None and found.failed == "the process that searches did not start: exit status 3"
 
 
 def test_an_interrupted_search_leaves_no_child(start, monkeypatch):
@@ -155,7 +161,7 @@ def test_an_interrupted_search_leaves_no_child(start, monkeypatch):
 
     def interrupted(seconds):
         word = hear(seconds)
-        if word.get("trying") == [1, 1, -1]:
+        if word.get("trying") == FIRST:
             pids.append(tuner.process.pid)
             raise KeyboardInterrupt
         return word
@@ -173,17 +179,17 @@ def test_an_idle_child_ends_by_itself_and_the_next_search_starts_another(start):
     first = tuner.process.pid
     assert tuner.process.wait(10) == -signal.SIGALRM
     found = search(tuner)
-    assert found.best.setting == Setting(7) and not found.crashes and tuner.process.pid != first
+    assert found.best().way == Setting(7) and not found.crashes and tuner.process.pid != first
 
 
-PARENT = """
+PARENT = f"""
 import sys, torch
 from blockshock_lib.sparse24 import tuner
 one = tuner.Tuner(sys.argv[1:])
 hear = one._hear
 def tell(seconds):
     word = hear(seconds)
-    if word.get("trying") == [1, 1, -1] or "best" in word:
+    if word.get("trying") == {FIRST} or "done" in word:
         print(one.process.pid, flush=True)
     return word
 one._hear = tell

@@ -16,17 +16,17 @@ def dw_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Median ms of dW by each strategy that can run, its exchange included, a row a (case, method), and which one the
     layer took.
     """
-    return _ways_table(frame, "dw_strategy_kernel", STRATEGIES, "dw_kernel")
+    return ways_table(frame, "dw_strategy_kernel", STRATEGIES, "dw_kernel")
 
 
 def order_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Median ms of the backward with dX's collective beside dW and before it, a row a (case, method), and which order
     was taken; "in turn / overlapped" is above 1 where overlapping pays.
     """
-    return _ways_table(frame, "backward_order_kernel", ORDERS, "backward_kernel")
+    return ways_table(frame, "backward_order_kernel", ORDERS, "backward_kernel")
 
 
-def _ways_table(frame: pd.DataFrame, metric: str, ways: tuple[str, ...], chosen: str) -> pd.DataFrame:
+def ways_table(frame: pd.DataFrame, metric: str, ways: tuple[str, ...], chosen: str) -> pd.DataFrame:
     """What was timed each way: a column a way; where there are two, the second's time over the first's."""
     rows = cells.complete(frame)
     others = rows["metric"].eq(metric)

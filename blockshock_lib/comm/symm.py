@@ -1,0 +1,158 @@
+"""Sums over the GPUs of one host through memory that each of them can read of every other.
+
+The memory is PyTorch's symmetric memory; the kernels are ours (all_reduce.cu). A product writes its partial result
+straight into a workspace; the sum, with the bias, goes to an ordinary tensor. NVLink's multicast is never used.
+
+A kernel waits for its peers, as NCCL's do: where a rank fails, the others wait until their processes are ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+from torch import Tensor
+from torch._C._distributed_c10d import _SymmetricMemory
+
+from blockshock_lib import compiled
+
+WORLDS = (2, 4, 8)
+ELEMENTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+PACKET = 16  # bytes that a thread loads at once
+THREADS = 512
+MAX_BLOCKS = 256
+DATA = 3 * MAX_BLOCKS * max(WORLDS) * 4  # bytes before the data: the kernels' flags
+SOURCE = Path(__file__).with_name("all_reduce.cu")
+NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+
+
+class Workspace:
+    """Memory of one size on every rank of a group, and the kernels that add it up.
+
+    Making one is a collective, and must not happen while a CUDA graph is captured.
+
+    Attributes:
+        nbytes: how much a partial result may have.
+    """
+
+    def __init__(self, handle: dist.ProcessGroup, nbytes: int, device: torch.device):
+        self.rank, self.world, self.nbytes = dist.get_rank(handle), dist.get_world_size(handle), nbytes
+        self.memory, self.joined, self.peers = _share(handle, DATA + nbytes, device)
+        self.begin = self.memory.data_ptr() + DATA
+        self._kernels: dict[tuple[str, torch.dtype], compiled.Kernel] = {}
+
+    def view(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """[rows, columns], contiguous: the workspace from its beginning."""
+        return self.memory[DATA : DATA + rows * columns * dtype.itemsize].view(dtype).view(rows, columns)
+
+    def holds(self, x: Tensor) -> bool:
+        return 0 <= x.data_ptr() - self.begin < self.nbytes
+
+    def prepare(self, dtype: torch.dtype) -> None:
+        """Compiles the kernels for that dtype. UnsupportedError, CompileError."""
+        for name in ("one_shot", "two_shot"):
+            self._kernel(name, dtype)
+
+    def sum(self, name: str, x: Tensor, bias: Tensor | None, out: Tensor, blocks: int) -> Tensor:
+        """The sum over the ranks of x [B, N], plus bias [N], written into `out`, which lies in no workspace.
+
+        Every rank calls it alike. Rows of x are whole packets. Summed in fp32 in rank order and rounded once, so that
+        all ranks get the same bits.
+
+        Args:
+            name: "one_shot": each rank reads all of every rank's x. "two_shot": each sums a share and reads the
+                others' shares; it overwrites x.
+            blocks: at most this many, of THREADS threads.
+        """
+        packets = x.nbytes // PACKET
+        if not packets:
+            return out
+        share = packets if name == "one_shot" else -(-packets // self.world)
+        blocks = min(blocks, MAX_BLOCKS, -(-share // THREADS))
+        self._kernel(name, x.dtype)(
+            (blocks, 1, 1),
+            THREADS,
+            0,
+            *self.peers,
+            out,
+            bias,
+            compiled.Long(x.data_ptr() - self.begin),
+            packets,
+            x.shape[-1] * x.dtype.itemsize // PACKET,
+            self.rank,
+        )
+        return out
+
+    def _kernel(self, name: str, dtype: torch.dtype) -> compiled.Kernel:
+        found = self._kernels.get((name, dtype))
+        if found is None:
+            defines = {"WORLD": self.world, "ELEMENT": ELEMENTS[dtype], "MAX_BLOCKS": MAX_BLOCKS, "DATA": DATA}
+            found = compiled.kernel(SOURCE, name, device=self.memory.device, **defines)
+            self._kernels[name, dtype] = found
+        return found
+
+
+def impossible(world_size: int, device: torch.device) -> str:
+    """Why this rank cannot take part; "" when nothing here speaks against it. Asks no other rank."""
+    if world_size not in WORLDS:
+        return f"symmetric memory adds up {', '.join(map(str, WORLDS))} ranks, not {world_size}"
+    if reason := compiled.unsupported(device):
+        return reason
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "the kernels need compute capability 8.0"
+    if (backend := symm_mem.get_backend(device)) != "CUDA":
+        return f"PyTorch's symmetric memory is set to {backend}, not CUDA"
+    return ""
+
+
+def facts(world_size: int, device: torch.device) -> dict:
+    """What the ranks must know of each other before they share memory; see `reason`."""
+    why = impossible(world_size, device)
+    others = [] if why else [index for index in range(torch.cuda.device_count()) if index != device.index]
+    reached = [index for index in others if torch.cuda.can_device_access_peer(device.index, index)]
+    return {"why": why, "host": socket.gethostname(), "device": device.index, "reaches": reached}
+
+
+def reason(ranks: list[dict]) -> str:
+    """Why these ranks, each with its `facts`, cannot share memory; "" when they can. The same on every rank."""
+    for rank, one in enumerate(ranks):
+        if one["why"]:
+            return one["why"]
+        if one["host"] != ranks[0]["host"]:
+            return "the ranks are on several hosts"
+        for peer, other in enumerate(ranks[:rank]):
+            if one["device"] == other["device"]:
+                return f"ranks {peer} and {rank} both call their GPU {one['device']}: each must see all GPUs"
+            if one["device"] not in other["reaches"] or other["device"] not in one["reaches"]:
+                return f"the GPUs of ranks {peer} and {rank} cannot read each other's memory"
+    return ""
+
+
+@contextlib.contextmanager
+def _without_multicast() -> Iterator[None]:
+    before = os.environ.get(NO_MULTICAST)
+    os.environ[NO_MULTICAST] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(NO_MULTICAST)
+        if before is not None:
+            os.environ[NO_MULTICAST] = before
+
+
+def _share(handle: dist.ProcessGroup, nbytes: int, device: torch.device) -> tuple[Tensor, object, list[compiled.Long]]:
+    """uint8 memory, the handle that keeps the peers' mapped, and where each rank's lies in this process. Collective."""
+    with _without_multicast():
+        # symm_mem.empty takes it from a pool that is never given back.
+        memory = _SymmetricMemory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device)
+        memory[:DATA].zero_()
+        torch.cuda.synchronize(device)  # no peer may set a flag before it is cleared, nor after we leave old memory
+        joined = symm_mem.rendezvous(memory, handle)
+    shift = memory.data_ptr() - joined.buffer_ptrs[joined.rank]
+    return memory, joined, [compiled.Long(pointer + shift) for pointer in joined.buffer_ptrs]

@@ -1,0 +1,59 @@
+"""A forward cut along the batch: one chunk is joined on a stream of its own while the next is multiplied."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from blockshock_lib.layers.sharded import ShardedLinear
+
+ROWS = 8  # a chunk is a multiple of: what cuSPARSELt takes without padding
+
+
+def multiply(layer: ShardedLinear, x: Tensor) -> Tensor:
+    """y [B, N] of x [B, K] on every rank, in `layer.chunks` chunks at most."""
+    rows = _rows(layer, x)
+    if rows >= x.shape[0]:
+        return layer.reduce(layer.local(x))
+    main = torch.cuda.current_stream(x.device) if x.is_cuda else None
+    side = _side(x.device) if x.is_cuda else None
+    if layer.transposed_y:
+        y, into = x.new_empty(layer.out_features, x.shape[0]).t(), None
+    else:
+        y, into = x.new_empty(x.shape[0], layer.out_features), layer.room(x, rows)
+        into = y if into is None else into
+    partials = []  # kept until both streams are done with them: the allocator knows of one only
+    for start in range(0, x.shape[0], rows):
+        chunk = slice(start, start + rows)
+        partials.append(layer.local(x[chunk]) if into is None else layer.local(x[chunk], into[chunk]))
+        if side is not None:
+            side.wait_stream(main)
+        with torch.cuda.stream(side):  # None is no change
+            layer.reduce(partials[-1], y[chunk])
+    if side is not None:
+        main.wait_stream(side)
+    return y
+
+
+def sizes(layer: ShardedLinear, x: Tensor) -> list[Tensor]:
+    """One chunk of each size that the layer cuts x [B, K] into: x itself, or the first and a smaller last one."""
+    rows, batch = _rows(layer, x), x.shape[0]
+    if rows >= batch:
+        return [x]
+    return [x[:rows]] + ([x[batch - batch % rows :]] if batch % rows else [])
+
+
+def _rows(layer: ShardedLinear, x: Tensor) -> int:
+    """Of a chunk; the batch's or more where it is not cut."""
+    if layer.chunks == 1 or not layer.joined or layer.group.world_size == 1:
+        return x.shape[0]
+    return -(-x.shape[0] // layer.chunks // ROWS) * ROWS
+
+
+@functools.cache
+def _side(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)  # its few blocks start before the product's many

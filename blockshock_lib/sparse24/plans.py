@@ -1,0 +1,187 @@
+"""cuSPARSELt's product with a plan that is made once, through nvmath.bindings.cusparseLt (the optional extra `cuda`).
+
+PyTorch's raw op describes the matrices, picks an algorithm and plans anew in every call: 0.35-0.5 ms of host time on an
+H200. Here the plan is kept, for a weight's shape, a batch, a dtype and a setting, and a call costs one launch. Many
+layers share a plan, as it holds no weight. Workspace is taken from PyTorch's allocator in every call (2 us): so calls
+on several streams, and calls in a captured graph beside others, never share it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections import OrderedDict
+
+import torch
+from torch import Tensor
+
+from blockshock_lib.sparse24.tuning import Setting
+
+MOST_PLANS = 512
+"""Kept at once; the one unused for longest goes. A plan takes about 0.5 ms to make and a few kilobytes to keep."""
+
+_ALIGNMENT = 16  # bytes, of x and y
+_TYPES = {torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
+_COLUMN, _ROW = 1, 2  # cusparseOrder_t
+_PLAIN, _TRANSPOSED = 0, 1  # cusparseOperation_t
+
+
+def missing(device: torch.device) -> str:
+    """Why products are planned anew in each call there; "" where plans are kept."""
+    if device.type != "cuda":
+        return f"cuSPARSELt runs on NVIDIA GPUs, not on the device type {device.type!r}"
+    return _missing()
+
+
+@functools.cache
+def _missing() -> str:
+    try:
+        library = _library()
+        theirs, ours = library.get_version(_handle(torch.cuda.current_device())), torch.backends.cusparselt.version()
+    except ImportError:
+        return "nvmath-python is not installed (the extra `cuda`)"
+    except Exception as error:  # whatever the bindings raise where they do not find the library
+        return f"nvmath cannot use cuSPARSELt: {(str(error).splitlines() or [''])[0]}"
+    if theirs != ours:
+        return f"nvmath found cuSPARSELt {theirs}, PyTorch has {ours}: packed weights need not fit"
+    return ""
+
+
+def fits(x: Tensor) -> bool:
+    """Whether x [B, K] can be read as it lies: a slice of a wider tensor can, where its rows begin at 16 bytes."""
+    return x.stride(1) == 1 and x.stride(0) >= x.shape[1] and not (x.stride(0) % 8 or x.data_ptr() % _ALIGNMENT)
+
+
+def multiply(
+    x: Tensor, buffer: Tensor, shape: tuple[int, int], setting: Setting, out: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """x [B, K] times the weight of this shape [N, K] in `buffer`, transposed, plus bias [N]: into out [B, N].
+
+    Unchecked: x as `fits` has it, B a multiple of 8, out contiguous, all of one 16-bit dtype on the current device.
+
+    Raises:
+        RuntimeError: the library refuses the setting.
+    """
+    library, index = _library(), x.device.index
+    pointer = 0 if bias is None else bias.data_ptr()
+    plan = _plan((index, *shape, x.shape[0], x.stride(0), x.dtype, setting, pointer))
+    workspace = torch.empty(plan.workspace, dtype=torch.uint8, device=x.device) if plan.workspace else None
+    stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
+    y = out.data_ptr()
+    room = 0 if workspace is None else workspace.data_ptr()
+    with plan.lock:
+        library.matmul(
+            plan.handle,
+            plan.plan,
+            _ONE,
+            buffer.data_ptr(),
+            x.data_ptr(),
+            _ZERO,
+            y,
+            y,
+            room,
+            ctypes.addressof(stream),
+            1,
+        )
+    return out
+
+
+class _Plan:
+    """The library's objects for one kind of product.
+
+    Attributes:
+        lock: held while the plan runs. The library notes the addresses of a call in the plan: two threads at once,
+            as the bindings let go of the interpreter's lock, made an illegal access to memory (cuSPARSELt 0.8.0).
+    """
+
+    def __init__(self, index, n, k, rows, stride, dtype, setting, bias):
+        library, kind = _library(), _TYPES[dtype]
+        self.handle, self.lock, self.made = _handle(index), threading.Lock(), []
+        h = self.handle
+        try:
+            w = self._keep(
+                library.structured_descriptor_init(
+                    h, n, k, k, _ALIGNMENT, kind, _ROW, library.Sparsity.SPARSITY_50_PERCENT
+                ),
+                library.mat_descriptor_destroy,
+            )
+            x = self._keep(
+                library.dense_descriptor_init(h, rows, k, stride, _ALIGNMENT, kind, _ROW),
+                library.mat_descriptor_destroy,
+            )
+            # y^T [N, B] by columns is y [B, N] by rows.
+            y = self._keep(
+                library.dense_descriptor_init(h, n, rows, n, _ALIGNMENT, kind, _COLUMN),
+                library.mat_descriptor_destroy,
+            )
+            product = self._keep(
+                library.matmul_descriptor_init(h, _PLAIN, _TRANSPOSED, w, x, y, y, library.ComputeType.COMPUTE_32F),
+                library.matmul_descriptor_destroy,
+            )
+            if bias:
+                attribute = library.MatmulDescAttribute.BIAS_POINTER
+                self._set(library.matmul_desc_set_attribute, product, attribute, ctypes.c_void_p(bias))
+            chosen = self._keep(
+                library.matmul_alg_selection_init(h, product, library.MatmulAlg.DEFAULT),
+                library.matmul_alg_selection_destroy,
+            )
+            # What the raw op sets, in its order: of a setting's three numbers only those that differ from its defaults.
+            attributes = library.MatmulAlgAttribute
+            wanted = {attributes.CONFIG_ID: setting.alg_id} if setting.alg_id else {}
+            if setting.split_k != 1:
+                wanted[attributes.SPLIT_K] = setting.split_k
+                if setting.split_k_mode > 0:
+                    wanted[attributes.SPLIT_K_MODE] = setting.split_k_mode
+            for attribute, value in wanted.items():
+                self._set(library.matmul_alg_set_attribute, chosen, attribute, ctypes.c_int(value))
+            self.plan = self._keep(library.matmul_plan_init(h, product, chosen), library.matmul_plan_destroy)
+            self.workspace = library.matmul_get_workspace(h, self.plan)
+        except library.cuSPARSELtError as error:
+            self.free()
+            raise RuntimeError(f"cuSPARSELt refuses {tuple(setting)}: {error}") from None
+
+    def _keep(self, thing: int, destroy) -> int:
+        self.made.append((destroy, thing))
+        return thing
+
+    def _set(self, function, thing: int, attribute: int, value) -> None:
+        function(self.handle, thing, attribute, ctypes.addressof(value), ctypes.sizeof(value))
+
+    def free(self) -> None:
+        while self.made:
+            destroy, thing = self.made.pop()
+            destroy(thing)
+
+
+_ones = ctypes.c_float(1.0), ctypes.c_float(0.0)
+_ONE, _ZERO = map(ctypes.addressof, _ones)  # alpha and beta, read on the host
+_plans: OrderedDict[tuple, _Plan] = OrderedDict()
+_lock = threading.Lock()
+
+
+def _plan(key: tuple) -> _Plan:
+    with _lock:
+        if key in _plans:
+            _plans.move_to_end(key)
+            return _plans[key]
+        plan = _plans[key] = _Plan(*key)
+        if len(_plans) > MOST_PLANS:
+            old = _plans.popitem(last=False)[1]
+            with old.lock:
+                old.free()
+        return plan
+
+
+@functools.cache
+def _handle(index: int) -> int:
+    with torch.cuda.device(index):
+        torch.cuda.current_stream().synchronize()
+        return _library().init()
+
+
+@functools.cache
+def _library():
+    from nvmath.bindings import cusparseLt
+
+    return cusparseLt

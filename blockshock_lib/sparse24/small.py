@@ -1,0 +1,223 @@
+"""The 2:4 product for small batches, B <= 128, on Hopper GPUs: small.cu, with the choice of its sizes.
+
+cuSPARSELt's kernels take as long for 8 rows as for 256 and reach about 40% of what the memory could deliver. This one
+reads the very same buffer, values and metadata, so one copy of a weight serves both; it takes any batch from 1 and has
+no limit of 2^32 weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockshock_lib import compiled
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.sparse24 import cslt, metadata
+from blockshock_lib.sparse24.cslt import blank, pack, pack_both, too_large
+from blockshock_lib.sparse24.packed import Packed, check_input
+
+__all__ = ["Config", "blank", "candidates", "linear", "multiply", "pack", "pack_both", "prepare", "too_large"]
+
+SOURCE = Path(__file__).with_name("small.cu")
+MOST_ROWS = 128
+SHARED_BYTES = 227 << 10  # that a block can have on compute capability 9.0
+MULTIPROCESSOR_BYTES = 228 << 10
+RESERVED_BYTES = 1 << 10  # of shared memory that the driver keeps a block
+SHAPES = ((1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (2, 1, 1), (2, 2, 1), (1, 4, 1))
+"""(tiles, warpgroups, unroll) that came first somewhere in a sweep on an H200, N = 4096 to 40960, B = 8 to 128."""
+DEPTHS = (3, 4)
+SPLITS = (1, 2, 4, 8)  # blocks of a cluster: 8 is what every GPU can do
+
+
+class Config(NamedTuple):
+    """How the kernel is cut.
+
+    Attributes:
+        tiles: of 64 rows of W that a warpgroup multiplies.
+        warpgroups: of 128 threads in a block; each has rows of its own.
+        unroll: times 128 columns of W in a stage.
+        depth: stages in shared memory.
+        split: blocks that share the columns of W.
+    """
+
+    tiles: int
+    warpgroups: int
+    unroll: int
+    depth: int
+    split: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of W that a block multiplies."""
+        return 64 * self.tiles * self.warpgroups
+
+    def shared(self, eights: int) -> int:
+        """Bytes of shared memory of a block for a batch of so many times eight rows."""
+        columns, batch = 128 * self.unroll, 8 * eights
+        stages = self.depth * (self.rows * columns * 9 // 8 + batch * columns * 2)
+        return max(stages, batch * (self.rows + 4) * 4)
+
+    def fits(self, eights: int) -> bool:
+        """Whether a block has the shared memory and a thread the registers."""
+        return self.shared(eights) <= SHARED_BYTES and 4 * eights * self.tiles <= 128
+
+
+def unsupported(device: torch.device, dtype: torch.dtype) -> str:
+    """Why this backend cannot run there; "" when it can."""
+    if reason := cslt.unsupported(device, dtype) or compiled.unsupported(device):
+        return reason
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return f"{torch.cuda.get_device_name(device)} has no wgmma.sp: compute capability 9.0 (Hopper) is needed"
+    return metadata.known(device)
+
+
+def linear(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """x [B, K] times the packed weight [N, K] transposed, plus `bias` [N]: [B, N], contiguous; into `out` if given.
+
+    x may be a slice of a wider tensor. Uses the configuration that was tuned for this batch, else `default`.
+
+    Raises:
+        ValueError: x, `out` or `bias` does not fit by shape, dtype or device.
+        UnsupportedError: B > 128.
+    """
+    check_input(x, packed, out, bias)
+    return multiply(x, packed.data[0], packed.shape, packed.extra.get(cslt.padded(x.shape[0])), out, bias)
+
+
+def multiply(
+    x: Tensor,
+    buffer: Tensor,
+    shape: tuple[int, int],
+    config: Config | None = None,
+    out: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The kernel for x [B, K] that fits `buffer`, cuSPARSELt's of a weight of this shape; unchecked but for B.
+
+    Raises:
+        UnsupportedError: B > 128.
+    """
+    rows, (n, k) = x.shape[0], shape
+    if rows > MOST_ROWS:
+        raise UnsupportedError(f"the small-batch product takes up to {MOST_ROWS} rows, not {rows}")
+    if x.stride(1) != 1 or x.stride(0) % 8 or x.stride(0) >= 1 << 31 or x.data_ptr() % 16:
+        x = x.clone(memory_format=torch.contiguous_format)  # the copies into shared memory are of 16 bytes
+    config = config or default(shape, rows)
+    y = x.new_empty(rows, n) if out is None else out
+    start = buffer.data_ptr()
+    count = eights(rows)
+    _kernel(config, count, x.dtype == torch.float16, x.device.index)(
+        (-(-n // config.rows), config.split, 1),
+        128 * config.warpgroups,
+        config.shared(count),
+        compiled.Long(start),
+        compiled.Long(start + n * k),  # the metadata follow N K / 2 values of two bytes
+        x,
+        y,
+        bias,
+        n,
+        k,
+        rows,
+        x.stride(0),
+    )
+    return y
+
+
+def eights(rows: int) -> int:
+    """The batch in multiples of eight rows, as the kernel sees it."""
+    return -(-rows // 8)
+
+
+def candidates(shape: tuple[int, int], rows: int, device: torch.device) -> list[Config]:
+    """Configurations worth trying, `default` first; none where the kernel cannot take this batch.
+
+    The others by how busy they keep all multiprocessors to the end: with few blocks left for the last round.
+    """
+    count = eights(rows)
+    if not 0 < rows <= MOST_ROWS:
+        return []
+    found = {default(shape, rows): None}
+    for sizes in SHAPES:
+        fitting = [c for d, s in product(DEPTHS, SPLITS) if (c := Config(*sizes, d, s)).fits(count)]
+        fitting = [c for c in fitting if c.split <= _most_split(c, shape)]
+        found |= dict.fromkeys(sorted(fitting, key=lambda c: -_busy(c, shape, count, device))[:3])
+    return list(found)
+
+
+DEFAULTS = {
+    1: ((1, 1, 1, 3, 8), (1, 1, 2, 4, 2), (1, 1, 2, 4, 2)),
+    2: ((2, 1, 1, 3, 8), (1, 1, 2, 3, 2), (1, 1, 2, 4, 2)),
+    4: ((1, 1, 1, 4, 4), (1, 1, 2, 3, 2), (1, 2, 1, 4, 2)),
+    8: ((1, 1, 1, 3, 4), (1, 2, 2, 3, 2), (1, 4, 1, 3, 2)),
+    16: ((2, 2, 1, 3, 4), (1, 2, 1, 3, 2), (1, 4, 1, 3, 2)),
+}
+"""Up to so many times eight rows: the fastest, or near it, for up to 2^25, 2^27 and more weights; seen on an H200."""
+
+
+@functools.lru_cache(4096)
+def default(shape: tuple[int, int], rows: int) -> Config:
+    """The configuration for a batch that nobody has tuned; B <= 128."""
+    count = eights(rows)
+    by_size = DEFAULTS[min(most for most in DEFAULTS if most >= count)]
+    weights = shape[0] * shape[1]
+    config = Config(*by_size[(weights > 1 << 25) + (weights > 1 << 27)])
+    return config._replace(split=min(config.split, _most_split(config, shape)))
+
+
+def _most_split(config: Config, shape: tuple[int, int]) -> int:
+    """The most blocks that share K and have a stage each."""
+    return max(s for s in SPLITS if s == 1 or s * 128 * config.unroll <= shape[1])
+
+
+def _busy(config: Config, shape: tuple[int, int], count: int, device: torch.device) -> float:
+    """The share of multiprocessor time that has work, were all blocks equally long."""
+    blocks = -(-shape[0] // config.rows) * config.split
+    places = torch.cuda.get_device_properties(device).multi_processor_count * max(
+        1, MULTIPROCESSOR_BYTES // (config.shared(count) + RESERVED_BYTES)
+    )
+    return blocks / places / math.ceil(blocks / places)
+
+
+def prepare(configs: list[Config], rows: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compiles these, several at once."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda c: _kernel(c, eights(rows), dtype == torch.float16, device.index), configs))
+
+
+@functools.cache
+def _kernel(config: Config, count: int, half: bool, index: int | None) -> compiled.Kernel:
+    kernel = compiled.kernel(
+        SOURCE,
+        "product",
+        device=torch.device("cuda", index),
+        prelude=f"#define MULTIPLY {_instruction(count, half)}\n",
+        specific=True,
+        **{name.upper(): value for name, value in config._asdict().items()},
+        EIGHTS=count,
+        **({"FP16": 1} if half else {}),
+    )
+    kernel.allow(config.shared(count))
+    return kernel
+
+
+def _instruction(count: int, half: bool) -> str:
+    """The sparse product of 64 rows of W, 32 columns and 8 `count` rows of x, as inline assembly.
+
+    PTX ISA, "wgmma.mma_async.sp". HALF is the pair of lanes, of each four, whose metadata are meant.
+    """
+    kind, sums = "f16" if half else "bf16", 4 * count
+    registers = ", ".join(f"%{i}" for i in range(sums))
+    outputs = ", ".join(f'"+f"(sums[{i}])' for i in range(sums))
+    a, b, sparsity, pair = (f"%{sums + i}" for i in range(4))
+    return (
+        f'asm volatile("wgmma.mma_async.sp.sync.aligned.m64n{8 * count}k32.f32.{kind}.{kind} '
+        f'{{{registers}}}, {a}, {b}, {sparsity}, {pair}, 1, 1, 1, 0, 0;" '
+        f': {outputs} : "l"(a), "l"(b), "r"(metadata), "n"(HALF));'
+    )

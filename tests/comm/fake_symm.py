@@ -1,0 +1,53 @@
+"""Symmetric memory for ranks without GPUs: ordinary memory, and a sum by gloo that reads it and writes elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from blockshock_lib.comm import all_reduce, symm
+from blockshock_lib.comm.choices import Way, size_class
+
+
+class Workspace(symm.Workspace):
+    made: list[int] = []  # noqa: RUF012  bytes of each, in this process
+    sums: list[tuple] = []  # noqa: RUF012  (kernel, bytes, blocks, whether the kernel adds the bias)
+
+    def __init__(self, handle, nbytes, device):
+        self.rank, self.world, self.nbytes = dist.get_rank(handle), dist.get_world_size(handle), nbytes
+        self.handle = weakref.ref(handle)
+        self.memory = torch.zeros(symm.DATA + nbytes, dtype=torch.uint8, device=device)
+        self.begin = self.memory.data_ptr() + symm.DATA
+        Workspace.made.append(nbytes)
+
+    def prepare(self, dtype):
+        pass
+
+    def sum(self, name, x, bias, out, blocks):
+        Workspace.sums.append((name, x.nbytes, blocks, bias is not None))
+        total = x.float()
+        dist.all_reduce(total, group=self.handle())
+        out.copy_(total if bias is None else total + bias.float())
+        if name == "two_shot":
+            x.fill_(torch.nan)
+        return out
+
+
+@contextlib.contextmanager
+def installed(table: dict[int, list[Way]] | None = None):
+    """The fake in place of the real one, for groups that have not added up before; with rank 0's table."""
+    facts = [{"why": "", "host": "here", "device": r, "reaches": [0, 1, 2, 3]} for r in range(4)]
+    Workspace.made.clear(), Workspace.sums.clear(), all_reduce._reducers.clear()
+    known = {size_class(nbytes): ways for nbytes, ways in (table or {}).items()}
+    with (
+        mock.patch.object(symm, "Workspace", Workspace),
+        mock.patch.object(symm, "impossible", lambda world, device: ""),
+        mock.patch.object(symm, "facts", lambda world, device: facts[dist.get_rank()]),
+        mock.patch.object(all_reduce.choices, "table", lambda world, device: known),
+    ):
+        yield Workspace
+    all_reduce._reducers.clear()

@@ -1,0 +1,77 @@
+"""The file of measured all-reduces."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from blockshock_lib.comm import choices
+from blockshock_lib.comm.choices import Key, Way
+
+CPU = torch.device("cpu")
+TIMES = {Way("one-shot", 16): 0.5, Way("nccl"): 0.75}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "deep" / "all_reduce.json"
+
+
+def test_what_is_kept_is_found_for_every_size_of_its_class(path):
+    assert choices.load(path) == {} and choices.table(2, CPU, path) == {}
+    choices.keep(Key.of(1000, 2, CPU), TIMES, path)
+    choices.keep(Key.of(5000, 2, CPU), {Way("nccl"): 1.0}, path)
+    choices.keep(Key.of(1000, 4, CPU), {Way("two-shot", 8): 1.0}, path)
+    assert choices.table(2, CPU, path) == {1024: [Way("one-shot", 16), Way("nccl")], 8192: [Way("nccl")]}
+    choices.keep(Key.of(1024, 2, CPU), {Way("nccl"): 1.0}, path)
+    assert choices.table(2, CPU, path)[1024] == [Way("nccl")]
+
+
+@pytest.mark.parametrize(("nbytes", "size"), [(1, 1), (2, 2), (3, 4), (1024, 1024), (1025, 2048), (0, 1)])
+def test_a_size_class_is_the_next_power_of_two(nbytes, size):
+    assert choices.size_class(nbytes) == size
+
+
+@pytest.mark.parametrize("field", ["gpu", "driver", "torch", "nccl", "source"])
+def test_what_another_machine_or_version_measured_is_not_used(path, field):
+    choices.keep(replace(Key.of(1024, 2, CPU), **{field: "other"}), TIMES, path)
+    assert choices.load(path) and choices.table(2, CPU, path) == {}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"schema": 1', '"schema": 2'),
+        lambda text: text.replace('"ms": 0.5', '"ms": -1'),
+        lambda text: text.replace('"ms": 0.5', '"ms": NaN'),
+        lambda text: text.replace('"blocks": 16', '"blocks": "16"'),
+        lambda text: text.replace('"gpu"', '"card"'),
+    ],
+)
+def test_a_damaged_file_is_ignored_with_a_warning_and_then_replaced(path, damage):
+    key = Key.of(1024, 2, CPU)
+    choices.keep(key, TIMES, path)
+    whole = path.read_text()
+    path.write_text(damage(whole))
+    with pytest.warns(UserWarning, match="damaged"):
+        assert choices.load(path) == {}
+    with pytest.warns(UserWarning, match="damaged"):
+        choices.keep(key, TIMES, path)
+    assert path.read_text() == whole
+
+
+def test_a_file_that_cannot_be_written_costs_a_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="not kept"):
+        choices.keep(Key.of(1024, 2, CPU), TIMES, tmp_path / "file" / "all_reduce.json")
+
+
+def test_the_file_lies_in_the_named_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        choices.keep(Key.of(1024, 2, CPU), TIMES)
+    assert len(json.loads((tmp_path / "all_reduce.json").read_text())["choices"]) == 2

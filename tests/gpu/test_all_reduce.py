@@ -1,0 +1,56 @@
+"""The kernels over symmetric memory between real GPUs: exact values, races, graphs, streams, and the search.
+
+A kernel whose peer never comes spins without end; the deadline of each call ends its processes.
+"""
+
+import pytest
+import torch
+
+from blockshock_lib import launch
+from tests.gpu import reduce_tasks as tasks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed"),
+]
+WORLDS = [world for world in (2, 4, 8) if world <= torch.cuda.device_count()]
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def ranks(request, tmp_path_factory):
+    with launch.WorkerGroup(request.param, device="cuda", logs=tmp_path_factory.mktemp("logs")) as group:
+        if why := group.call(tasks.unsupported, seconds=120)[0]:
+            pytest.skip(why)
+        yield group
+
+
+def test_sums_are_exact_for_random_shapes_dtypes_and_blocks(ranks):
+    assert not any(ranks.call(tasks.values, 210, seconds=180))
+
+
+def test_calls_in_a_row_do_not_race(ranks):
+    assert not any(ranks.call(tasks.races, 600, seconds=120))
+
+
+def test_graphs_replay_right_and_outlive_a_larger_workspace(ranks):
+    assert not any(ranks.call(tasks.graphs, 100, seconds=120))
+
+
+def test_two_streams_take_turns(ranks):
+    assert not any(ranks.call(tasks.streams, 40, seconds=120))
+
+
+def test_layers_are_right_through_the_workspace_whole_in_chunks_and_captured(ranks, tmp_path):
+    assert not any(ranks.call(tasks.tuned, str(tmp_path), seconds=180))
+
+
+def test_the_search_tries_every_backend_and_agrees_on_all_ranks(ranks, tmp_path):
+    first, *others = ranks.call(tasks.searched, str(tmp_path), (128 << 10, 32 << 20), seconds=180)
+    assert all(other == first for other in others)
+    for ways in first.values():
+        assert {way.backend for way in ways} == {"nccl", "one-shot", "two-shot"}
+
+
+def test_a_workspace_is_given_back_with_its_group(ranks):
+    for held, left in ranks.call(tasks.freed, seconds=120):
+        assert held >= 200 << 20 and left < 64 << 20

@@ -1,0 +1,71 @@
+"""Phase 1's ways on real GPUs: each is there, by its name, and what was timed has been checked."""
+
+import pytest
+import torch
+
+from blockshock_lib import launch, params
+from blockshock_lib.engine import experiment
+from blockshock_lib.layers.problem import LinearProblem
+from blockshock_lib.sparse24 import cslt, small
+from tests.cases import case
+from tests.engine import ways_tasks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is available"),
+]
+METHODS = ("row_parallel", "block_shock", "block_shock_torch")
+
+
+def details(rows, metric, method):
+    return {row["detail"] for row in rows if (row["metric"], row["method"]) == (metric, method)}
+
+
+@pytest.fixture(scope="module")
+def sparse():
+    if reason := cslt.unsupported(torch.device("cuda", 0), torch.bfloat16):
+        pytest.skip(reason)
+    return {"cslt"} if small.unsupported(torch.device("cuda", 0), torch.bfloat16) else {"cslt", "small"}
+
+
+@pytest.mark.parametrize("mask", ["checkerboard", "random"])
+@pytest.mark.parametrize("batch", [5, 256])
+def test_one_gpu_times_every_product_and_its_host_time(sparse, tmp_path, monkeypatch, mask, batch):
+    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path / "cache"))
+    asked = {"timing.samples": 2, "timing.warmup": 1, "profile": "none"}
+    quick = params.load("phase1", asked, choose={"hardware": "cuda-1"})
+    fields = dict(in_features=512, out_features=1024, batch=batch, mask=mask, device="cuda")
+    own = LinearProblem(case(phase="phase1", methods=METHODS, **fields), torch.device("cuda", 0))
+    rows = experiment.measure(own, quick, group_index=0, traces=tmp_path, last=False)
+    assert {row["status"] for row in rows if row["metric"] == "check"} == {"ok"}
+    ways = sparse if batch <= small.MOST_ROWS else {"cslt"}
+    assert details(rows, "host_us", "block_shock") == ways
+    assert details(rows, "host_us", "block_shock_torch") == {"torch"}
+    assert details(rows, "host_us", "row_parallel") == {"dense"}
+    assert details(rows, "product_by_kernel", "block_shock") == (ways if len(ways) > 1 else set())
+    assert details(rows, "compute_kernel", "block_shock") <= ways
+    assert details(rows, "compress_by_kernel", "block_shock") == {"library", "by mask"}
+    assert not details(rows, "forward_graph_call", "block_shock"), "emulated ranks have no graph of their own"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+def test_two_gpus_time_their_graphs_their_cut_batches_and_their_all_reduces(sparse, tmp_path, monkeypatch):
+    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path / "cache"))
+    found = launch.call(
+        ways_tasks.measured,
+        1024,
+        "bf16",
+        METHODS,
+        processes=2,
+        device="cuda",
+        backend="nccl",
+        logs=tmp_path,
+        seconds=300,
+    )
+    for rows in found:
+        assert {row["status"] for row in rows if row["metric"] == "check"} == {"ok"}
+        for method in METHODS:
+            assert details(rows, "forward_chunks_kernel", method) == {"1", "2", "4"}
+            assert details(rows, "forward_graph_call", method) == {""}
+        assert "nccl" in details(rows, "reduce_by_kernel", "row_parallel")
+        assert details(rows, "reduce_kernel", "row_parallel") <= details(rows, "reduce_by_kernel", "row_parallel")

@@ -1,0 +1,185 @@
+"""Captured forwards on real GPUs: the plain forward's bits, also after weights changed, and a clean end."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from blockshock_lib import launch
+from blockshock_lib.comm import Group
+from blockshock_lib.layers import DenseLinear, Linear24
+from blockshock_lib.methods import METHODS
+from blockshock_lib.params import Mask
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is available"),
+]
+two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+N, K = 512, 1024
+SHARDED = [(name, "checkerboard") for name in METHODS if name != "dense"] + [("block_shock", "random")]
+
+
+def draw(*shape, seed=0, device="cuda"):
+    return torch.randn(*shape, device=device, generator=torch.Generator(device).manual_seed(seed)).bfloat16()
+
+
+def alone(kind, **options):
+    """A layer of one GPU."""
+    linear = nn.Linear(K, N, device="cuda", dtype=torch.bfloat16)
+    if kind == "dense":
+        return DenseLinear(linear.weight, linear.bias, group=Group(), **options)
+    if reason := Linear24.unsupported(Mask.named("magnitude"), torch.device("cuda", 0), torch.bfloat16):
+        pytest.skip(reason)
+    return Linear24.from_linear(linear, mask="magnitude", update=kind, **options)
+
+
+@pytest.fixture(params=["dense", "packed", "recompress"])
+def fast(request):
+    with alone(request.param).graphed() as made, torch.no_grad():
+        yield made
+
+
+def spoil(fast, rows):
+    """Overwrites what the last replay left, so that a replay that does nothing shows."""
+    fast._graphs[rows].x.fill_(torch.nan)
+    fast._graphs[rows].y.fill_(torch.nan)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 64, 129, 1024])
+def test_replays_have_the_bits_of_the_plain_forward(fast, rows):
+    for seed in range(4):
+        x = draw(rows, 1, K, seed=seed)
+        if seed:
+            spoil(fast, rows)
+        assert torch.equal(fast(x), fast.layer(x))
+    wide = draw(rows, 2 * K)
+    assert torch.equal(fast(wide[:, K:]), fast.layer(wide[:, K:].contiguous()))
+
+
+def test_an_output_is_the_callers_own(fast):
+    fast(draw(16, K))
+    first = fast(draw(16, K, seed=1))
+    kept = first.clone()
+    fast(draw(16, K, seed=2))
+    assert torch.equal(first, kept)
+
+
+def test_changed_weights_are_seen(fast):
+    x, layer = draw(16, K), fast.layer
+    fast(x)
+    graph = fast._graphs[16]
+    for change in ("step", "fused step", "load"):
+        before = fast(x)
+        if change == "load":
+            layer.load_state_dict({name: 2 * t for name, t in layer.state_dict().items()})
+        else:
+            with torch.enable_grad():
+                layer(x).float().square().mean().backward()
+            torch.optim.AdamW(layer.parameters(), lr=0.1, fused=change != "step").step()
+        assert not torch.equal(fast(x), before)
+        assert torch.equal(fast(x), layer(x))
+        assert fast._graphs[16] is graph
+    layer.weight.data = layer.weight.data.clone()
+    held = [torch.full_like(layer.weight, torch.nan) for _ in range(4)]  # where the old weight lay
+    for _ in range(2):
+        assert torch.equal(fast(x), layer(x))
+    assert fast._graphs[16] is not graph and len(held) == 4
+
+
+def test_another_dtype_is_captured_anew(fast):
+    fast(draw(16, K))
+    fast.half()
+    for seed in range(3):
+        x = draw(16, K, seed=seed).half()
+        assert torch.equal(fast(x), fast.layer(x))
+
+
+def test_calls_on_two_streams_do_not_mix(fast):
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    xs = [draw(1024, K, seed=seed) for seed in range(16)]
+    wanted = [fast.layer(x) for x in xs]
+    fast(xs[0])
+    torch.cuda.synchronize()
+    got = []
+    for i, x in enumerate(xs):
+        with torch.cuda.stream(streams[i % 2]):
+            got.append(fast(x))
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def test_what_was_captured_in_inference_mode_runs_outside_of_it_and_back(fast):
+    for mode in (True, False, True):
+        with torch.inference_mode(mode), torch.no_grad():
+            x = draw(16, K)
+            assert torch.equal(fast(x), fast.layer(x))
+
+
+def test_inside_another_capture_the_plain_forward_is_captured(fast):
+    x = draw(16, K)
+    fast(x)
+    fast.layer.refresh()  # a kernel must have run before it is captured
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = fast(x)
+    x.copy_(draw(16, K, seed=1))
+    y.fill_(torch.nan)
+    graph.replay()
+    assert torch.equal(y, fast.layer(x))
+
+
+def test_the_shape_unused_for_longest_goes_and_closing_gives_the_memory_back():
+    layer = alone("packed")
+    with torch.no_grad():
+        for rows in (256, 512, 1024):
+            layer(draw(rows, K))
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        with layer.graphed(shapes=2) as fast:
+            for rows in (256, 512, 256, 1024, 512):
+                assert torch.equal(fast(draw(rows, K)), layer(draw(rows, K)))
+            assert list(fast._graphs) == [1024, 512]
+            assert torch.cuda.memory_allocated() > before
+        assert torch.cuda.memory_allocated() - before < 64 << 20  # cuBLAS keeps a workspace a stream
+
+
+def test_the_small_pieces_of_a_pruned_layer_add_its_bias_once():
+    layer = alone("packed", frozen=True)
+    plain = layer.to_linear()
+    for rows in (1, 16, 100, 512):
+        x = draw(rows, K)
+        torch.testing.assert_close(layer(x), plain(x), rtol=2e-2, atol=2e-2)
+
+
+def captured(ctx):
+    """What differs between captured and plain forwards of each method, on this rank."""
+    wrong, mask_of = [], {name: Mask.named(name) for name in ("checkerboard", "random")}
+    handle = dist.new_group()
+    for name, mask in SHARDED:
+        w, bias = draw(N, K, seed=1, device=ctx.device) / 32, draw(N, seed=2, device=ctx.device)
+        options = METHODS[name].options("auto", frozen=False)
+        layer = METHODS[name].load()(w, bias, mask=mask_of[mask], group=Group.of(handle), **options)
+        with layer.graphed(shapes=2) as fast, torch.no_grad():
+            for call, rows in enumerate((16, 16, 5, 256, 16, 5, 16, 16, 16, 16)):
+                x = draw(rows, K, seed=call, device=ctx.device)
+                if call == 7:
+                    with torch.enable_grad():
+                        layer(x).float().square().mean().backward()
+                    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+                if call == 8:
+                    layer.weight.data = layer.weight.data.clone()
+                if rows in fast._graphs:
+                    spoil(fast, rows)
+                if not torch.equal(fast(x), layer(x)):
+                    wrong.append(f"{name} {mask}: call {call} of {rows} rows")
+            if len(fast._graphs) > 2:
+                wrong.append(f"{name} {mask}: keeps {list(fast._graphs)}")
+    torch.cuda.synchronize()
+    dist.destroy_process_group(handle)
+    return wrong
+
+
+@two
+def test_every_method_replays_its_own_bits_and_the_process_group_ends_cleanly(tmp_path):
+    assert launch.call(captured, processes=2, device="cuda", logs=tmp_path, seconds=300) == [[], []]
