@@ -57,7 +57,10 @@ def parser() -> argparse.ArgumentParser:
     tune.set_defaults(do=_tune)
     wanted = tune.add_mutually_exclusive_group()
     wanted.add_argument(
-        "--phase", choices=sorted(workbook.NOTEBOOKS), default="phase1", help="all that this phase asks for here"
+        "--phase",
+        choices=sorted(workbook.NOTEBOOKS),
+        default="phase1",
+        help="all that this phase asks for here (default: phase1)",
     )
     wanted.add_argument("--n", nargs="+", type=int, default=[], metavar="N", help="out_features of single weights")
     tune.add_argument("--k", nargs="+", type=int, default=[], metavar="K", help="in_features (default: those of --n)")

@@ -30,13 +30,13 @@ class Long(int):
 class Kernel:
     """A compiled kernel on one device, by `kernel`."""
 
-    def __init__(self, function, device: int):
-        self.function, self.device = function, device
+    def __init__(self, function, device: int, context):
+        self.function, self.device, self.context = function, device, context
         self._shared = _PLAIN_SHARED
         self._types: tuple | None = None
 
     def __call__(self, grid: tuple[int, int, int], threads: int, shared: int, *args: Tensor | int | None) -> None:
-        """Launches it on PyTorch's current stream of its device.
+        """Launches it on PyTorch's current stream of its device, whichever device is the thread's current one.
 
         Args:
             grid: blocks along x, y and z.
@@ -47,6 +47,9 @@ class Kernel:
         Raises:
             RuntimeError: the driver refused the launch.
         """
+        if torch._C._cuda_getDevice() != self.device:  # the driver launches in the current context only
+            with torch.cuda.device(self.device):
+                return self(grid, threads, shared, *args)
         driver, _ = _bindings()
         if shared > self._shared:
             self.allow(shared)
@@ -54,7 +57,11 @@ class Kernel:
             self._types = tuple(map(_type, args))
         values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in args)
         stream = torch._C._cuda_getCurrentRawStream(self.device)  # as Triton asks for it: 0.1 us, current_stream 4 us
-        (status,) = driver.cuLaunchKernel(self.function, *grid, threads, 1, 1, shared, stream, (values, self._types), 0)
+        launch = (self.function, *grid, threads, 1, 1, shared, stream, (values, self._types), 0)
+        (status,) = driver.cuLaunchKernel(*launch)
+        if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # a thread has none before its first call of CUDA
+            driver.cuCtxSetCurrent(self.context)
+            (status,) = driver.cuLaunchKernel(*launch)
         if status:
             raise RuntimeError(f"a kernel could not be launched: {status.name}")
 
@@ -89,7 +96,7 @@ def kernel(
         defines: name -> int.
 
     Raises:
-        UnsupportedError: see `unsupported`.
+        UnsupportedError: see `unsupported`; or it would be compiled while a CUDA graph is captured.
         CompileError: the source does not compile.
     """
     index = torch.cuda.current_device() if device is None or device.index is None else device.index
@@ -107,12 +114,14 @@ def _build(path: Path, name: str, index: int, prelude: str, specific: bool, defi
     torch.cuda.init()
     major, minor = torch.cuda.get_device_capability(index)
     options = [f"--gpu-architecture=sm_{major}{minor}{'a' if specific else ''}", "--std=c++17"]
-    cubin = _compile(prelude + path.read_text(encoding="utf-8"), options + [f"-D{k}={v}" for k, v in defines])
     driver, _ = _bindings()
     with torch.cuda.device(index):
+        if torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError(f"kernel {name!r} cannot be compiled in a CUDA graph's capture: call it once before")
+        cubin = _compile(prelude + path.read_text(encoding="utf-8"), options + [f"-D{k}={v}" for k, v in defines])
         torch.cuda.current_stream().synchronize()  # PyTorch's context is the thread's current one from here on
         module = _done(driver.cuModuleLoadData(cubin))
-        return Kernel(_done(driver.cuModuleGetFunction(module, name.encode())), index)
+        return Kernel(_done(driver.cuModuleGetFunction(module, name.encode())), index, _done(driver.cuCtxGetCurrent()))
 
 
 def _compile(source: str, options: list[str]) -> bytes:

@@ -29,6 +29,14 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(monkeypatc
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["file.json"]
 
 
+def test_a_reader_that_has_begun_reads_the_old_file_to_its_end(tmp_path):
+    path = tmp_path / "file.json"
+    cache.replace(path, "old")
+    with open(path) as reader:
+        cache.replace(path, "new")
+        assert reader.read() == "old" and path.read_text() == "new"
+
+
 def test_only_one_holds_the_lock(tmp_path):
     path = tmp_path / "file.json"
     with cache.locked(path), open(path.with_suffix(".lock"), "w") as other, pytest.raises(BlockingIOError):

@@ -17,13 +17,22 @@ CUDA = torch.device("cuda", 0)
 class Status(enum.IntEnum):
     FINE = 0
     BROKEN = 1
+    CUDA_ERROR_INVALID_CONTEXT = 201
 
 
 class Driver:
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared")
+    CUresult = Status
 
     def __init__(self):
-        self.launched, self.allowed, self.status = [], [], Status.FINE
+        self.launched, self.allowed, self.status, self.context = [], [], Status.FINE, "primary"
+
+    def cuCtxGetCurrent(self):
+        return Status.FINE, self.context
+
+    def cuCtxSetCurrent(self, context):
+        self.context = context
+        return (Status.FINE,)
 
     def cuModuleLoadData(self, cubin):
         return Status.FINE, cubin
@@ -36,6 +45,8 @@ class Driver:
         return (self.status,)
 
     def cuLaunchKernel(self, function, *args):
+        if self.context is None:
+            return (Status.CUDA_ERROR_INVALID_CONTEXT,)
         self.launched.append((function, args))
         return (self.status,)
 
@@ -80,7 +91,9 @@ def bindings(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 70 + index, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     return driver, nvrtc
 
 
@@ -122,6 +135,41 @@ def test_a_launch_passes_pointers_and_numbers_of_their_sizes_on_the_current_stre
     assert args[:-2] == (2, 3, 1, 128, 1, 1, 1024, 70)
     assert values == (x.data_ptr(), 0, 5, 1 << 40)
     assert types == (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong)
+
+
+def test_a_thread_that_has_not_used_cuda_yet_is_given_the_context(bindings, source):
+    driver, _ = bindings
+    kernel = compiled.kernel(source, "f", device=CUDA)
+    driver.context = None
+    kernel((1, 1, 1), 32, 0)
+    assert driver.context == "primary" and len(driver.launched) == 1
+
+
+def test_a_kernel_runs_on_its_own_device_when_another_is_current(bindings, source, monkeypatch):
+    driver, _ = bindings
+    kernel = compiled.kernel(source, "f", device=torch.device("cuda", 1))
+    current = [0]
+
+    @contextlib.contextmanager
+    def device(index):
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[-1])
+    seen = []
+    monkeypatch.setattr(driver, "cuLaunchKernel", lambda *args: seen.append((current[-1], args[8])) or (Status.FINE,))
+    kernel((1, 1, 1), 32, 0)
+    assert seen == [(1, 71)] and current == [0]
+
+
+def test_nothing_is_compiled_while_a_graph_is_captured(bindings, source, monkeypatch):
+    kernel = compiled.kernel(source, "f", device=CUDA)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert compiled.kernel(source, "f", device=CUDA) is kernel
+    with pytest.raises(UnsupportedError, match="'g' cannot be compiled in a CUDA graph's capture"):
+        compiled.kernel(source, "g", device=CUDA)
 
 
 def test_shared_memory_beyond_the_plain_amount_is_asked_for_once(bindings, source):

@@ -107,11 +107,12 @@ class Reducer:
         """[rows, columns] of the workspace, which grows if need be. Collective."""
         nbytes = rows * columns * dtype.itemsize
         self.take_turn()
-        if self.space is None or nbytes > self.space.nbytes:
-            self._grow(handle, nbytes)
         found = self._views.get((rows, columns, dtype))
         if found is None:
-            found = self._views[rows, columns, dtype] = self.space.view(rows, columns, dtype)
+            with torch.inference_mode(False):  # what is made in that mode can be written in no other
+                if self.space is None or nbytes > self.space.nbytes:
+                    self._grow(handle, nbytes)
+                found = self._views[rows, columns, dtype] = self.space.view(rows, columns, dtype)
         return found
 
     def sum(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None, way: Way | None = None) -> Tensor:
@@ -174,10 +175,15 @@ def reducer(group: Group, device: torch.device) -> Reducer:
     return found or _make(group, handle, device)
 
 
+def made(handle: dist.ProcessGroup, device: torch.device) -> Reducer | None:
+    """The group's if there is one already: no collective."""
+    found = _reducers.get(handle)
+    return found.get(device) if found else None
+
+
 def holding(handle: dist.ProcessGroup, x: Tensor) -> Reducer | None:
     """The reducer in whose workspace x lies; None where x is an ordinary tensor."""
-    found = _reducers.get(handle)
-    one = found.get(x.device) if found else None
+    one = made(handle, x.device)
     return one if one is not None and one.space is not None and one.space.holds(x) else None
 
 
@@ -191,9 +197,9 @@ def _make(group: Group, handle: dist.ProcessGroup, device: torch.device) -> Redu
         mine = choices.table(group.world_size, device) if group.rank == 0 else {}
         dist.all_gather_object(seen, (symm.facts(group.world_size, device), mine), group=handle)
         why, table = symm.reason([facts for facts, _ in seen]), seen[0][1]
-    made = Reducer(device, why, _library(handle, device), table)
-    _reducers.setdefault(handle, {})[device] = made
-    return made
+    one = Reducer(device, why, _library(handle, device), table)
+    _reducers.setdefault(handle, {})[device] = one
+    return one
 
 
 def _library(handle: dist.ProcessGroup, device: torch.device) -> str:

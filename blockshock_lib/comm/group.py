@@ -93,10 +93,10 @@ class Group:
 
     def take_turn(self, device: torch.device) -> None:
         """Has the current stream wait for the stream of the group's last sum, if that was another. Before the replay of
-        a CUDA graph that holds a sum; the other calls here do so by themselves.
+        a CUDA graph that holds a sum; the other calls here do so by themselves. No collective.
         """
-        if self.world_size > 1 and self.reference is not None:
-            all_reduce.reducer(self, device).take_turn()
+        if self.world_size > 1 and self.reference is not None and (one := all_reduce.made(self.handle, device)):
+            one.take_turn()
 
     def tune(self, nbytes: int, device: torch.device) -> None:
         """Has all_reduce take the fastest way for partial results of that size: measured once, kept on disk.

@@ -29,6 +29,7 @@ THREADS = 512
 MAX_BLOCKS = 256
 DATA = 3 * MAX_BLOCKS * max(WORLDS) * 4  # bytes before the data: the kernels' flags
 SOURCE = Path(__file__).with_name("all_reduce.cu")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
@@ -116,7 +117,14 @@ def facts(world_size: int, device: torch.device) -> dict:
     why = impossible(world_size, device)
     others = [] if why else [index for index in range(torch.cuda.device_count()) if index != device.index]
     reached = [index for index in others if torch.cuda.can_device_access_peer(device.index, index)]
-    return {"why": why, "host": socket.gethostname(), "device": device.index, "reaches": reached}
+    return {"why": why, "host": _host(), "device": device.index, "reaches": reached}
+
+
+def _host() -> str:
+    """Of this machine alone: containers on several hosts may share a name, and would wait for each other for ever."""
+    with contextlib.suppress(OSError):
+        return f"{socket.gethostname()} {BOOT.read_text().strip()}"
+    return socket.gethostname()
 
 
 def reason(ranks: list[dict]) -> str:

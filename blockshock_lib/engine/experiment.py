@@ -177,13 +177,16 @@ class Session:
         """Has the forward cut its batch as a few samples say is fastest, on all ranks alike; chosen and reported as
         `choose_order` does. A piece has its own fastest product, and its own fastest way to be added up.
         """
-        tuned = []
         for count in sorted(work.CHUNKS, reverse=True):  # uncut in the end
             for one in copies:
                 one.chunks = count
-            tuned += [admission.tune(self.trial, name, one, "forward_chunks_kernel") for one in copies]
-        if not all(tuned):
-            return
+            if not admission.tune(self.trial, name, runner, "forward_chunks_kernel"):
+                for one in copies:
+                    one.chunks = 1
+                return
+            for one in copies:
+                if one.active:
+                    one.tune(self.problem.x)  # finds the choice that the first one made
         count = self.fastest(runner, {n: work.chunked(self.problem, copies, n) for n in work.CHUNKS})
         for one in copies:
             one.chunks = count

@@ -29,9 +29,12 @@ def of(problem: Problem, copies: list[Runner], name: str) -> dict[str, Work]:
 
 
 def graphed(problem: Problem, copies: list[Runner]) -> Work:
-    """The forward as a user of the layer's CUDA graph calls it; each is captured here, before anything is timed."""
+    """The forward as a user of the layer's CUDA graph calls it; each is captured here, before anything is timed.
+
+    It has its lead-in, as the plain call has: the host's times before it leave the GPU idle, and its clocks high.
+    """
     if not copies[0].active:
-        return Work([lambda: None] * len(copies), eager=True)
+        return Work([lambda: None] * len(copies), eager=True, heavy=True)
     graphs = [one.graphed() for one in copies]
 
     def call(graph: Callable) -> Callable:
@@ -44,7 +47,7 @@ def graphed(problem: Problem, copies: list[Runner]) -> Work:
     calls = [call(graph) for graph in graphs]
     for one in calls:
         one()
-    return Work(calls, eager=True, release=release)
+    return Work(calls, eager=True, heavy=True, release=release)
 
 
 def reductions(problem: Problem, runner: Runner, name: str) -> dict[str, Work]:

@@ -17,7 +17,7 @@ Call = Callable[[], Any]
 ORDERS = {True: "overlapped", False: "in turn"}
 """Whether dX's collective runs while dW is computed."""
 
-CHUNKS = (1, 2, 4)
+CHUNKS = (1, 2)
 """Into how many pieces the batch may be cut, the collective of one beside the product of the next."""
 LARGE_BATCH = 1024  # below, no cut has paid: the pieces' products are no shorter than the whole one
 

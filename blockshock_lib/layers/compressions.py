@@ -14,7 +14,7 @@ from blockshock_lib.sparse24.pattern import Pattern
 
 def ways(kept: Tensor, mask: Tensor) -> dict[str, Callable[[], object]]:
     """Name -> a call that packs `kept` [N, k], bf16 or fp16 and zero outside `mask` [N, k]; its transpose too where the
-    mask is 2:4 there. None for other dtypes, which no 2:4 kernel multiplies.
+    mask is 2:4 there. Empty for other dtypes, which no 2:4 kernel multiplies.
 
     "by mask" is one pass of our own. "library" is cuSPARSELt's compression, which goes by value, once for each
     orientation; it is given the transpose, which it would not make itself.

@@ -87,6 +87,15 @@ def _wrap(text: str, width: float, **font) -> str:
     return "\n".join(lines)
 
 
+def legend_below(fig: Figure, handles: list, most: int, **look) -> None:
+    """A legend below the axes in as many columns, at most `most`, as the figure is wide enough for."""
+    for columns in range(min(most, len(handles)), 0, -1):
+        legend = fig.legend(handles=handles, loc="outside lower center", ncols=columns, **look)
+        if columns == 1 or legend.get_window_extent().width <= fig.bbox.width:
+            return
+        legend.remove()
+
+
 def empty(title: str, why: str) -> Figure:
     """A figure that says that there is nothing to draw, and why."""
     with theme():

@@ -67,11 +67,11 @@ def time_vs_n(frame: pd.DataFrame, metric: str = "forward_kernel") -> Figure:
         for ax in axes[len(places) :]:
             ax.set_axis_off()
         handles = [axes[0].plot([], [], **_line(method), label=labels.label(method))[0] for method in methods]
-        look = dict(handles=handles, fontsize=9, handlelength=2.6)
+        look = dict(fontsize=9, handlelength=2.6)
         if spare:
-            axes[len(places)].legend(loc="center", labelspacing=0.7, **look)
+            axes[len(places)].legend(handles=handles, loc="center", labelspacing=0.7, **look)
         else:
-            fig.legend(loc="outside lower center", ncols=min(len(handles), 2 * columns), **look)
+            figures.legend_below(fig, handles, 2 * columns, **look)
     return fig
 
 

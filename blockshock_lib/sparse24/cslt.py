@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockshock_lib.sparse24 import compress, metadata, packing, plans
-from blockshock_lib.sparse24.packed import Packed, check_input, require_support
+from blockshock_lib.sparse24.packed import Packed, aligned, check_input, lying_flat, require_support
 from blockshock_lib.sparse24.pattern import Pattern
 from blockshock_lib.sparse24.tuning import Setting
 
@@ -121,7 +121,7 @@ def linear(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tensor | 
     """x [B, K] times the packed weight [N, K] transposed, plus `bias` [N]: [B, N], contiguous; into `out` if given.
 
     Uses the setting that was tuned for this batch size, the library's default otherwise. A batch that is no multiple of
-    8 is padded to one. The bias is added in the product's epilogue where plans are kept.
+    8 is padded to one. The bias is added in the product's epilogue where plans are kept and it begins at 16 bytes.
 
     Raises:
         ValueError: x, `out` or `bias` does not fit by shape, dtype or device.
@@ -155,10 +155,13 @@ def multiply(
         return y if out is None else out.copy_(y)
     if not plans.missing(x.device):
         x = x if plans.fits(x) else x.clone(memory_format=torch.contiguous_format)
-        return plans.multiply(x, buffer, shape, setting, x.new_empty(rows, n) if out is None else out, bias)
+        y = x.new_empty(rows, n) if out is None else out
+        inside = bias is None or aligned(bias)  # what the epilogue reads
+        plans.multiply(x, buffer, shape, setting, y, bias if inside else None)
+        return y if inside else y.add_(bias)
     y = torch._cslt_sparse_mm(
         buffer,
-        x.contiguous().t(),
+        lying_flat(x).t(),
         transpose_result=True,
         alg_id=setting.alg_id,
         split_k=setting.split_k,

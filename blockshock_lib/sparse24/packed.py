@@ -44,8 +44,14 @@ class Packed:
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
+ALIGNMENT = 16
+"""Bytes at whose multiples the kernels expect x, out and bias to begin; one that does not may break the context."""
+
+
 def check_input(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tensor | None = None) -> None:
-    """Raise ValueError where x [B, K], out [B, N] or bias [N] does not fit: the raw ops would read past its end."""
+    """Raise ValueError where x [B, K], out [B, N] or bias [N] does not fit: the raw ops would read past its end, and
+    the kernels cannot write an `out` off a 16-byte boundary.
+    """
     rows, (n, k) = x.shape[0] if x.dim() == 2 else 0, packed.shape
     if rows < 1 or x.shape[1] != k:
         raise ValueError(f"the input must be [B, {k}], not {list(x.shape)}")
@@ -60,6 +66,19 @@ def check_input(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tens
                 f"{name} must be contiguous {x.dtype} {list(shape)} on {device}, "
                 f"not {given.dtype} {list(given.shape)} on {given.device}"
             )
+    if out is not None and not aligned(out):
+        raise ValueError(f"out must begin at a multiple of {ALIGNMENT} bytes")
+
+
+def aligned(x: Tensor) -> bool:
+    """Whether x begins where the kernels expect it."""
+    return not x.data_ptr() % ALIGNMENT
+
+
+def lying_flat(x: Tensor) -> Tensor:
+    """x, or a copy where it is not contiguous or not `aligned`."""
+    x = x.contiguous()
+    return x if aligned(x) else x.clone()
 
 
 def require_support(reason: str, backend: str) -> None:

@@ -1,27 +1,30 @@
 """cuSPARSELt's product with a plan that is made once, through nvmath.bindings.cusparseLt (the optional extra `cuda`).
 
 PyTorch's raw op describes the matrices, picks an algorithm and plans anew in every call: 0.35-0.5 ms of host time on an
-H200. Here the plan is kept, for a weight's shape, a batch, a dtype and a setting, and a call costs one launch. Many
-layers share a plan, as it holds no weight. Workspace is taken from PyTorch's allocator in every call (2 us): so calls
-on several streams, and calls in a captured graph beside others, never share it.
+H200. Here the plan is kept, for a weight's shape, a batch, a dtype, a setting and the place of a bias, and a call costs
+one launch. Layers whose product adds no bias share a plan, as it holds no weight. Workspace is taken from PyTorch's
+allocator in every call (2 us): so calls on several streams, and calls in a captured graph beside others, never share
+it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from blockshock_lib.sparse24.packed import ALIGNMENT, aligned
 from blockshock_lib.sparse24.tuning import Setting
 
 MOST_PLANS = 512
 """Kept at once; the one unused for longest goes. A plan takes about 0.5 ms to make and a few kilobytes to keep."""
 
-_ALIGNMENT = 16  # bytes, of x and y
 _TYPES = {torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
 _COLUMN, _ROW = 1, 2  # cusparseOrder_t
 _PLAIN, _TRANSPOSED = 0, 1  # cusparseOperation_t
@@ -50,7 +53,7 @@ def _missing() -> str:
 
 def fits(x: Tensor) -> bool:
     """Whether x [B, K] can be read as it lies: a slice of a wider tensor can, where its rows begin at 16 bytes."""
-    return x.stride(1) == 1 and x.stride(0) >= x.shape[1] and not (x.stride(0) % 8 or x.data_ptr() % _ALIGNMENT)
+    return x.stride(1) == 1 and x.stride(0) >= x.shape[1] and not x.stride(0) % 8 and aligned(x)
 
 
 def multiply(
@@ -58,32 +61,27 @@ def multiply(
 ) -> Tensor:
     """x [B, K] times the weight of this shape [N, K] in `buffer`, transposed, plus bias [N]: into out [B, N].
 
-    Unchecked: x as `fits` has it, B a multiple of 8, out contiguous, all of one 16-bit dtype on the current device.
+    Unchecked: x as `fits` has it, B a multiple of 8, out contiguous, out and bias aligned, all of one 16-bit dtype on
+    one device, which need not be the thread's current one.
 
     Raises:
         RuntimeError: the library refuses the setting.
     """
     library, index = _library(), x.device.index
+    if torch._C._cuda_getDevice() != index:  # the library launches on the current device
+        with torch.cuda.device(index):
+            return multiply(x, buffer, shape, setting, out, bias)
     pointer = 0 if bias is None else bias.data_ptr()
-    plan = _plan((index, *shape, x.shape[0], x.stride(0), x.dtype, setting, pointer))
-    workspace = torch.empty(plan.workspace, dtype=torch.uint8, device=x.device) if plan.workspace else None
     stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
     y = out.data_ptr()
-    room = 0 if workspace is None else workspace.data_ptr()
-    with plan.lock:
-        library.matmul(
-            plan.handle,
-            plan.plan,
-            _ONE,
-            buffer.data_ptr(),
-            x.data_ptr(),
-            _ZERO,
-            y,
-            y,
-            room,
-            ctypes.addressof(stream),
-            1,
-        )
+    matrices = (_ONE, buffer.data_ptr(), x.data_ptr(), _ZERO, y, y)
+    try:
+        with _held((index, *shape, x.shape[0], x.stride(0), x.dtype, setting, pointer)) as plan:
+            workspace = torch.empty(plan.workspace, dtype=torch.uint8, device=x.device) if plan.workspace else None
+            room = 0 if workspace is None else workspace.data_ptr()
+            library.matmul(plan.handle, plan.plan, *matrices, room, ctypes.addressof(stream), 1)
+    except library.cuSPARSELtError as error:  # no RuntimeError, as what the raw op raises
+        raise RuntimeError(f"cuSPARSELt refuses to run {tuple(setting)}: {error}") from None
     return out
 
 
@@ -102,17 +100,17 @@ class _Plan:
         try:
             w = self._keep(
                 library.structured_descriptor_init(
-                    h, n, k, k, _ALIGNMENT, kind, _ROW, library.Sparsity.SPARSITY_50_PERCENT
+                    h, n, k, k, ALIGNMENT, kind, _ROW, library.Sparsity.SPARSITY_50_PERCENT
                 ),
                 library.mat_descriptor_destroy,
             )
             x = self._keep(
-                library.dense_descriptor_init(h, rows, k, stride, _ALIGNMENT, kind, _ROW),
+                library.dense_descriptor_init(h, rows, k, stride, ALIGNMENT, kind, _ROW),
                 library.mat_descriptor_destroy,
             )
             # y^T [N, B] by columns is y [B, N] by rows.
             y = self._keep(
-                library.dense_descriptor_init(h, n, rows, n, _ALIGNMENT, kind, _COLUMN),
+                library.dense_descriptor_init(h, n, rows, n, ALIGNMENT, kind, _COLUMN),
                 library.mat_descriptor_destroy,
             )
             product = self._keep(
@@ -160,17 +158,23 @@ _plans: OrderedDict[tuple, _Plan] = OrderedDict()
 _lock = threading.Lock()
 
 
-def _plan(key: tuple) -> _Plan:
+@contextlib.contextmanager
+def _held(key: tuple) -> Iterator[_Plan]:
+    """The plan for that, made where there is none, and nobody else's meanwhile."""
     with _lock:
-        if key in _plans:
-            _plans.move_to_end(key)
-            return _plans[key]
-        plan = _plans[key] = _Plan(*key)
-        if len(_plans) > MOST_PLANS:
-            old = _plans.popitem(last=False)[1]
-            with old.lock:
+        plan = _plans.get(key)
+        if plan is None:
+            plan = _plans[key] = _Plan(*key)
+        _plans.move_to_end(key)
+        old = _plans.popitem(last=False)[1] if len(_plans) > MOST_PLANS else None
+        plan.lock.acquire()  # before another thread can push it out
+    try:
+        if old is not None:
+            with old.lock:  # its last call may still run
                 old.free()
-        return plan
+        yield plan
+    finally:
+        plan.lock.release()
 
 
 @functools.cache

@@ -1,8 +1,7 @@
 """The 2:4 product for small batches, B <= 128, on Hopper GPUs: small.cu, with the choice of its sizes.
 
 cuSPARSELt's kernels take as long for 8 rows as for 256 and reach about 40% of what the memory could deliver. This one
-reads the very same buffer, values and metadata, so one copy of a weight serves both; it takes any batch from 1 and has
-no limit of 2^32 weights.
+reads the very same buffer, values and metadata, so one copy of a weight serves both; it takes any batch from 1.
 """
 
 from __future__ import annotations

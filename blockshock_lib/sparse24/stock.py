@@ -3,7 +3,8 @@
 This is what a user of the public interface gets, its host time included (it plans every call anew). Two things are
 added because results would be wrong or unusable without them:
 - x is made contiguous first. The op hands cuSPARSELt the address and the shape of x, not its strides, so a column slice
-  of a wider tensor is multiplied as if its rows lay end to end: wrong values, no error.
+  of a wider tensor is multiplied as if its rows lay end to end: wrong values, no error. It also promises the library
+  that x begins at a multiple of 16 bytes.
 - y is made contiguous last. Up to torch 2.11 the op returns a transposed view, which a collective refuses.
 """
 
@@ -18,7 +19,7 @@ from torch.sparse import SparseSemiStructuredTensor, to_sparse_semi_structured
 
 from blockshock_lib.sparse24 import packing
 from blockshock_lib.sparse24.cslt import too_large, unsupported
-from blockshock_lib.sparse24.packed import Packed, check_input, require_support
+from blockshock_lib.sparse24.packed import Packed, check_input, lying_flat, require_support
 from blockshock_lib.sparse24.pattern import Pattern
 
 __all__ = ["blank", "compress", "linear", "pack", "too_large", "tune", "unsupported"]
@@ -73,13 +74,13 @@ def compress(kept: Tensor) -> Packed:
 def linear(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """x [B, K] times the packed weight [N, K] transposed, plus `bias` [N]: [B, N], contiguous; copied into `out`.
 
-    x may be a slice of a wider tensor; it is then copied first.
+    x may be a slice of a wider tensor, or begin anywhere; it is then copied first.
 
     Raises:
         ValueError: x, `out` or `bias` does not fit by shape, dtype or device.
     """
     check_input(x, packed, out, bias)
-    y = F.linear(x.contiguous(), packed.extra).contiguous()
+    y = F.linear(lying_flat(x), packed.extra).contiguous()
     if bias is not None:
         y.add_(bias)
     return y if out is None else out.copy_(y)

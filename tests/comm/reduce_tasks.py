@@ -7,6 +7,7 @@ import json
 import os
 import weakref
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -53,6 +54,36 @@ def through_the_workspace(ctx):
             "a plain tensor is added up in place": same is plain and torch.equal(same, expected),
             "sums": list(fake.sums),
         }
+
+
+def in_and_out_of_inference_mode(ctx):
+    """A workspace that was made in inference mode is written outside of it, whole and in rows, and in it again."""
+    group, seen = Group.of(), []
+    with fake_symm.installed({SIZE: ONE}):
+        for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
+            with mode():
+                place = group.buffer(8, 64, torch.float32, CPU)
+                for rows in (slice(0, 8), slice(0, 4)):
+                    y = group.all_reduce(place[rows].copy_(partial(ctx.rank)[rows]))
+                    seen.append(torch.equal(y, partial(0)[rows] * 3))
+    return seen
+
+
+def turns(ctx):
+    """A rank takes its turn alone before the group's first sum, and its stream's after it."""
+    group, taken = Group.of(), []
+    with (
+        fake_symm.installed({SIZE: ONE}),
+        mock.patch.object(all_reduce.Reducer, "take_turn", lambda self: taken.append(1)),
+    ):
+        if ctx.rank == 0:
+            with mock.patch.object(all_reduce, "_make", side_effect=AssertionError("this is a collective")):
+                group.take_turn(CPU)
+        before = len(taken)
+        group.buffer(8, 64, torch.float32, CPU)
+        taken.clear()
+        group.take_turn(CPU)
+        return before, len(taken)
 
 
 def refused_shapes(ctx):

@@ -28,6 +28,14 @@ def test_what_is_written_into_the_buffer_is_summed_out_of_it_with_the_bias_added
         assert seen == dict.fromkeys(seen, True)
 
 
+def test_a_workspace_made_in_inference_mode_serves_outside_of_it(pair):
+    assert pair.call(tasks.in_and_out_of_inference_mode, seconds=60) == [[True] * 6] * 2
+
+
+def test_a_rank_takes_its_turn_without_the_others(pair):
+    assert pair.call(tasks.turns, seconds=60) == [(0, 1)] * 2
+
+
 def test_only_measured_sizes_of_whole_packets_have_a_buffer(pair):
     for has in pair.call(tasks.refused_shapes, seconds=60):
         assert [name for name, there in has.items() if there] == ["fits", "as large, of 16 bits"]

@@ -85,7 +85,7 @@ def test_columns_that_do_not_fill_a_stage_are_not_filled_with_what_lay_there_bef
         assert_right(small.multiply(wide[:, 64:256], packed.data[0], (128, 192), config), x, weight, mask)
 
 
-@pytest.mark.parametrize("name", ["small", "tuned", "cslt"])
+@pytest.mark.parametrize("name", ["small", "tuned", "cslt", "torch"])
 @pytest.mark.parametrize("offset", [1, 4])
 def test_an_input_off_the_16_byte_boundary_is_copied(name, offset):
     backend = backend_for(name)
@@ -124,6 +124,8 @@ def test_bad_input_is_refused_before_anything_runs(name):
             backend.linear(bad, packed)
     with pytest.raises(ValueError, match="out must be"):
         backend.linear(x, packed, torch.empty(8, 256, dtype=x.dtype, device="cuda")[:, :128])
+    with pytest.raises(ValueError, match="16 bytes"):
+        backend.linear(x, packed, torch.empty(8 * 128 + 1, dtype=x.dtype, device="cuda")[1:].view(8, 128))
     with pytest.raises(ValueError, match="bias must be"):
         backend.linear(x, packed, bias=torch.zeros(128, device="cuda"))
     assert "1:2" in backend.unsupported(x.device, torch.float32)

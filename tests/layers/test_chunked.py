@@ -1,11 +1,14 @@
 """A forward in chunks of the batch gives what the whole one does, joined by gloo or through a workspace."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from blockshock_lib import launch
 from blockshock_lib.comm import Group
-from blockshock_lib.layers import RowParallelLinear, chunked
+from blockshock_lib.layers import BlockShockLinear, RowParallelLinear, chunked
+from blockshock_lib.params import Mask
 from tests.layers import chunk_tasks as tasks
 
 CASES = [
@@ -55,6 +58,15 @@ def test_chunks_are_multiples_of_eight_rows(batch, count, sizes):
     layer = RowParallelLinear(torch.ones(64, 64), group=Group(0, 2))
     layer.chunks = count
     assert [len(x) for x in chunked.sizes(layer, torch.ones(batch, 64))] == sizes
+
+
+def test_the_product_is_tuned_for_every_size_of_a_chunk():
+    tuned = []
+    layer = BlockShockLinear(torch.ones(64, 64), mask=Mask.named("checkerboard"), group=Group(0, 2))
+    layer.backend = replace(layer.backend, tune=lambda x, packed: tuned.append(len(x)))
+    layer.chunks = 2
+    layer.tune(torch.ones(40, 64))
+    assert tuned == [24, 16]
 
 
 def test_a_layer_alone_is_never_cut():

@@ -68,6 +68,14 @@ def test_a_call_multiplies_once_also_when_it_captures(fast, monkeypatch):
     assert calls == [1]
 
 
+def test_a_replay_waits_for_its_turn_in_the_groups_workspace(fast, monkeypatch):
+    turns = []
+    monkeypatch.setattr(type(fast.layer.group), "take_turn", lambda self, device: turns.append(Memory.made[0].replays))
+    for seed in range(3):
+        fast(draw(4, seed))
+    assert turns == [0, 1]  # before each replay; what runs uncaptured does so by itself
+
+
 def test_an_x_with_other_strides_is_read_rightly(fast):
     wide = draw(8).repeat(1, 2)
     fast(draw(4))
@@ -239,6 +247,7 @@ def test_ranks_that_capture_apart_still_reduce_the_same_calls(tmp_path):
     assert launch.call(graph_tasks.alike, cases, processes=2, logs=tmp_path, seconds=60) == [[], []]
 
 
-def test_a_replay_after_the_process_group_was_destroyed_is_refused(tmp_path):
-    for said in launch.call(graph_tasks.destroyed, processes=2, logs=tmp_path, seconds=60):
+def test_another_process_group_is_captured_anew_and_a_destroyed_one_refused(tmp_path):
+    for captures, said in launch.call(graph_tasks.destroyed, processes=2, logs=tmp_path, seconds=60):
+        assert captures == 2
         assert said.startswith("UnsupportedError") and "has been destroyed" in said

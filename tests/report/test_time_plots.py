@@ -43,6 +43,14 @@ def test_methods_are_named_once_in_the_legend(frame):
     assert len(fig.axes[-1].get_legend().get_texts()) == len(frames.METHODS)
 
 
+def test_a_legend_below_lies_inside_the_figure():
+    fig = time_plots.time_vs_n(frames.make((4096, 8192), (16, 64, 256), groups=2, repeats=2))
+    fig.canvas.draw()
+    box = fig.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= fig.bbox.width and box.y0 >= 0
+    assert len(fig.legends) == 1 and len(fig.legends[0].get_texts()) == len(frames.METHODS)
+
+
 def test_on_a_cpu_no_figure_of_time_says_kernel_time():
     frame = frames.make((256, 512), (16,), device="cpu", kernel=True, groups=2, repeats=2)
     fig = time_plots.time_vs_n(frame)

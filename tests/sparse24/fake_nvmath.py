@@ -71,6 +71,8 @@ class Library:
     mat_descriptor_destroy = matmul_descriptor_destroy = matmul_alg_selection_destroy = matmul_plan_destroy = _free
 
     def matmul(self, handle, plan, alpha, a, b, beta, c, d, workspace, streams, count):
+        if self.fails == "matmul":
+            raise self.cuSPARSELtError("matmul")
         numbers = [ctypes.c_float.from_address(at).value for at in (alpha, beta)]
         stream = ctypes.c_void_p.from_address(streams).value
         self.ran.append(SimpleNamespace(plan=plan, a=a, b=b, c=c, d=d, numbers=numbers, stream=stream, count=count))

@@ -49,6 +49,49 @@ def test_a_column_slice_is_not_read_as_if_it_were_contiguous(matmul):
     assert not torch.equal(raw, cslt.linear(x, packed))  # the trap is real: the op itself takes the slice and is wrong
 
 
+def off_the_boundary(x):
+    """The same values, beginning 2 bytes after a 16-byte boundary."""
+    moved = torch.empty(x.numel() + 8, dtype=x.dtype)[1 : 1 + x.numel()].view(x.shape)
+    assert moved.data_ptr() % 16 == 2
+    return moved.copy_(x)
+
+
+def test_the_raw_op_is_given_an_input_at_a_16_byte_boundary(monkeypatch, matmul):
+    x, weight, mask = problem()
+    packed, starts = cslt.pack(weight, mask), []
+
+    def noting(buffer, dense, **options):
+        starts.append(dense.data_ptr() % 16)
+        return matmul(buffer, dense, **options)
+
+    monkeypatch.setattr(torch, "_cslt_sparse_mm", noting)
+    assert torch.equal(cslt.linear(off_the_boundary(x), packed), cslt.linear(x, packed))
+    assert starts == [0, 0]
+
+
+def test_an_output_off_the_16_byte_boundary_is_refused():
+    x, weight, mask = problem()
+    with pytest.raises(ValueError, match="out must begin at a multiple of 16 bytes"):
+        cslt.linear(x, cslt.pack(weight, mask), off_the_boundary(torch.zeros(16, 128).bfloat16()))
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_bias_off_the_16_byte_boundary_is_added_after_a_planned_product(monkeypatch, moved):
+    x, weight, mask = problem()
+    packed, bias, given = cslt.pack(weight, mask), torch.randn(128).bfloat16(), []
+    wanted = cslt.linear(x, packed) + bias
+
+    def planned(x, buffer, shape, setting, out, bias):
+        given.append(bias)
+        return out.copy_(x @ torch.where(mask, weight, 0).t() + (0 if bias is None else bias))
+
+    monkeypatch.setattr(cslt.plans, "missing", lambda device: "")
+    monkeypatch.setattr(cslt.plans, "multiply", planned)
+    y = cslt.linear(x, packed, bias=off_the_boundary(bias) if moved else bias)
+    torch.testing.assert_close(y, wanted, rtol=2e-2, atol=2e-2)
+    assert (given == [None]) is moved
+
+
 @pytest.mark.parametrize("b", [7, 16])
 def test_a_bias_is_added_once_and_the_result_is_written_where_it_was_asked_for(b):
     x, weight, mask = problem(b)

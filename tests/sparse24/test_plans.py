@@ -1,5 +1,6 @@
 """The keeping of plans, against a fake of nvmath's bindings. Values and streams: tests/gpu/test_small.py."""
 
+import contextlib
 import sys
 from collections import OrderedDict
 
@@ -21,6 +22,7 @@ def library(monkeypatch):
     monkeypatch.setattr(plans, "_handle", lambda index: 1000)
     monkeypatch.setattr(plans, "_plans", OrderedDict())
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)  # the index of a CPU's tensor
     return fake
 
 
@@ -96,6 +98,34 @@ def test_a_refusal_is_a_runtime_error_and_keeps_nothing(library):
     library.fails = ""
     run(setting=Setting(9))
     assert len(library.ran) == 1
+
+
+def test_a_refusal_to_run_is_a_runtime_error_and_leaves_the_plan_free(library):
+    library.fails = "matmul"
+    with pytest.raises(RuntimeError, match=r"refuses to run \(9, 1, -1\): matmul"):
+        run(setting=Setting(9))
+    library.fails = ""
+    run(setting=Setting(9))
+    assert len(library.ran) == 1 and not library.freed
+
+
+def test_the_library_is_called_on_the_device_of_the_tensors(library, monkeypatch):
+    current = [3]
+
+    @contextlib.contextmanager
+    def device(index):
+        current.append(index)
+        yield
+        current.pop()
+
+    def matmul(*args):
+        assert current[-1] is None  # the index of a CPU's tensor
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[-1])
+    monkeypatch.setattr(library, "matmul", matmul)
+    run()
+    assert current == [3] and plans._plans
 
 
 @pytest.mark.parametrize(

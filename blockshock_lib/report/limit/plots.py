@@ -51,7 +51,7 @@ def limit_figure(frame: pd.DataFrame) -> Figure:
         axes[0].yaxis.set_major_locator(FixedLocator([tick for tick in _TICKS if tick <= 1.25 * top]))
         axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
         handles = [axes[0].plot([], [], **_look(way), label=WAYS[way].label)[0] for way in ways]
-        fig.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4), fontsize=8.5)
+        figures.legend_below(fig, handles, 4, fontsize=8.5)
     return fig
 
 

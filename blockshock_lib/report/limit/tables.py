@@ -5,14 +5,15 @@ from __future__ import annotations
 import pandas as pd
 
 from blockshock_lib.report import cells, verdicts
-from blockshock_lib.report.limit.products import OURS, WAYS
+from blockshock_lib.report.limit.products import OURS, WAYS, over_floor
 from blockshock_lib.report.tables import ABSENT, rounded
 from blockshock_lib.report.training.tables import shown
 from blockshock_lib.report.training.ways import ways_table
 
 STOCK, RIVAL = "block_shock_torch", "row_parallel"
+PRODUCTS = {"dense": "dense half", "torch": "stock op", "cslt": "planned", "small": "small-batch"}
 COMPRESSIONS = {"library": "cuSPARSELt, by value", "by mask": "ours, by mask"}
-CHUNKS = ("1", "2", "4")
+CHUNKS = ("1", "2")
 
 
 def nothing(frame: pd.DataFrame, what: str, why: str) -> pd.DataFrame:
@@ -20,6 +21,32 @@ def nothing(frame: pd.DataFrame, what: str, why: str) -> pd.DataFrame:
     rows = cells.complete(frame)
     reason = why if len(rows) and rows["device"].eq("cpu").all() else "these records hold no valid row of it"
     return pd.DataFrame({what: [f"not measured: {reason}"]})
+
+
+def product_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """One rank's product by each way, a row a case: median µs; what share of their floors B1's half product and the
+    faster 2:4 product of ours reach; the bandwidth of the latter (bytes read and written over time); the small-batch
+    kernel's speed over the planned product, with its 99% interval.
+    """
+    table = over_floor(frame)
+    table = table.assign(median=table["median"].astype(float), over=table["over"].astype(float))
+    best = table[table["way"].isin(["cslt", "small"])].sort_values("over", kind="stable").drop_duplicates("case")
+    if best.empty:
+        return nothing(frame, "products of packed weights", "a CPU has no 2:4 hardware")
+    for way, name in PRODUCTS.items():
+        best[f"{name} (µs)"] = _micro(best["case"].map(table[table["way"].eq(way)].set_index("case")["median"]))
+    half = best["case"].map(table[table["way"].eq("dense")].set_index("case")["over"])
+    best["dense half, % of floor"], best["best 2:4, % of floor"] = (rounded(100 / x, 3) for x in (half, best["over"]))
+    rows = cells.complete(frame)
+    rows = rows[rows["method"].eq(OURS)]
+    moved = [cells.summary(rows, f"bytes_{way}").set_index("case")["median"] for way in ("read", "written")]
+    best["best 2:4 (GB/s)"] = rounded(best["case"].map(sum(moved)).astype(float) / best["median"] / 1e6, 3)
+    best["small-batch over planned"] = (
+        best["case"].map(_over(rows, "product_by_kernel", "cslt", "small")).astype(object)
+    )
+    told = [f"{name} (µs)" for name in PRODUCTS.values()]
+    told += ["dense half, % of floor", "best 2:4, % of floor", "best 2:4 (GB/s)", "small-batch over planned"]
+    return shown(best, told).drop(columns="method")
 
 
 def gain_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -33,7 +60,7 @@ def gain_table(frame: pd.DataFrame) -> pd.DataFrame:
             table[f"{name}, over the stock op"] = [verdicts.interval_text(row) for row in table.to_dict("records")]
             found[name] = table.rename(columns={"outcome": f"{name}: claim"})
     if not found:
-        return nothing(frame, "over the stock op", "PyTorch has no 2:4 op for it")
+        return nothing(frame, "over the stock op", "PyTorch has no 2:4 op for a CPU")
     told = [f"{name}{end}" for name in found for end in (", over the stock op", ": claim")]
     table = pd.concat(found.values())[[*cells.CASE, "size"]].drop_duplicates("case").assign(method=OURS)
     for one in found.values():
@@ -42,10 +69,12 @@ def gain_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def call_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """What one call of the forward takes, a row a (case, method): eagerly, through the layer's own CUDA graph, and its
-    kernels alone; median µs of the slowest rank. Then the graph's call over its floor, and its speed over B1's, which
-    has a graph too, with the 99% interval.
+    """What one call of the forward takes, a row a case of B1, Block-Shock and its stock path: eagerly, through the
+    layer's own CUDA graph, and its kernels alone; median µs of the slowest rank. Then the eager call over the graph's:
+    below 1 the graph does not pay. Then the graph's speed over B1's, which has one too, with the 99% interval.
     """
+    frame = cells.complete(frame)
+    frame = frame[frame["method"].isin([RIVAL, OURS, STOCK])]
     table = cells.summary(frame, "forward_graph_call")
     if table.empty:
         return nothing(frame, "forward through a CUDA graph", "there are no CUDA graphs on a CPU")
@@ -54,15 +83,13 @@ def call_table(frame: pd.DataFrame) -> pd.DataFrame:
         [_spoken(verdicts.ratio(frame, RIVAL, name, "forward_graph_call"), name) for name in set(table["method"])]
     )
     table = table.merge(against, on=keys, how="left")
-    floors = cells.summary(frame, "floor_forward").rename(columns={"median": "floor"})
-    table = table.merge(floors[[*keys, "floor"]], on=keys, how="left")
-    table["graph / floor"] = rounded(table["median"].astype(float) / table["floor"].astype(float), 3)
     table["graph call (µs)"] = _micro(table["median"])
     for name, metric in (("eager call (µs)", "forward_call"), ("kernel (µs)", "forward_kernel")):
         part = cells.summary(frame, metric).rename(columns={"median": name})[[*keys, name]]
         table = table.merge(part, on=keys, how="left")
         table[name] = _micro(table[name])
-    return shown(table, ["eager call (µs)", "graph call (µs)", "kernel (µs)", "graph / floor", "graph, vs B1"])
+    table["eager / graph"] = rounded(table["eager call (µs)"] / table["graph call (µs)"], 3)
+    return shown(table, ["eager call (µs)", "graph call (µs)", "kernel (µs)", "eager / graph", "graph, vs B1"])
 
 
 def _spoken(table: pd.DataFrame, method: str) -> pd.DataFrame:
@@ -78,9 +105,11 @@ def _micro(ms: pd.Series) -> pd.Series:
 def host_table(frame: pd.DataFrame) -> pd.DataFrame:
     """What the host does in one eager call of a product from an idle GPU, in µs: a row a way, the median of all
     samples, p10 to p90, and the medians of the cells (N, B) with the least and the most.
+
+    The dense one is A's, which like ours is the product alone: B1's also finds where the ranks add up.
     """
     rows = cells.samples(frame, "host_us")
-    rows = rows[rows["method"].isin([OURS, STOCK, RIVAL])]
+    rows = rows[rows["method"].isin([OURS, STOCK, "dense"])]
     if rows.empty:
         return nothing(frame, "host time of a call", "there the host makes the product itself")
     found = []
@@ -90,7 +119,7 @@ def host_table(frame: pd.DataFrame) -> pd.DataFrame:
         low, middle, high = mine["value"].quantile([0.1, 0.5, 0.9])
         found.append(
             {
-                "product": WAYS[way].label,
+                "product": "dense (A)" if way == "dense" else WAYS[way].label,
                 "host (µs)": middle,
                 "p10–p90": f"{low:.3g}–{high:.3g}",
                 "least of a cell (µs)": each.min(),
@@ -153,8 +182,8 @@ _ITEM = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def chunks_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Median ms of the forward with its batch cut in 1, 2 and 4, the all-reduce of one piece beside the product of the
-    next: a row a (case, method), and which was taken.
+    """Median ms of the forward with its batch whole and cut in two, the all-reduce of one piece beside the product of
+    the next: a row a (case, method), and which was taken.
     """
     table = ways_table(frame, "forward_chunks_kernel", CHUNKS, "forward_kernel")
     if table.empty:

@@ -34,12 +34,13 @@ def make(groups=3, **changes) -> pd.DataFrame:
             if small:
                 add("block_shock", "product_by_kernel", OVER[way] * floor, way)
             add("block_shock", "host_us", HOST[way], way, "us")
-        add("row_parallel", "host_us", HOST["dense"], "dense", "us")
+        add("dense", "host_us", HOST["dense"], "dense", "us")
+        add("row_parallel", "host_us", 2 * HOST["dense"], "dense", "us")
         add("block_shock_torch", "host_us", HOST["torch"], "torch", "us")
         for method in ("row_parallel", "block_shock"):
             add(method, "forward_graph_call", 1.05 * value[method, "forward_kernel"] + 0.006)
             if about["batch"] >= 1024:
-                for chunks, factor in (("1", 1.0), ("2", 0.93), ("4", 0.97)):
+                for chunks, factor in (("1", 1.0), ("2", 0.93)):
                     add(method, "forward_chunks_kernel", factor * value[method, "forward_kernel"], chunks)
         for way, factor in LINKS.items():
             add("row_parallel", "reduce_by_kernel", factor * value["row_parallel", "reduce_kernel"], way)

@@ -22,6 +22,14 @@ def test_a_panel_a_size_and_a_line_a_way_with_a_marker_of_its_own():
     assert len(figures.png(fig)) < 80_000
 
 
+def test_the_legend_lies_inside_a_narrow_figure_and_names_every_way():
+    fig = plots.limit_figure(limit.make())
+    fig.canvas.draw()
+    box = fig.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= fig.bbox.width and box.y0 >= 0
+    assert len(fig.legends) == 1 and len(fig.legends[0].get_texts()) == 4
+
+
 def test_the_title_compares_the_faster_way_with_the_stock_op_and_the_text_holds_the_numbers():
     fig = plots.limit_figure(limit.make())
     assert "The faster 2:4 product takes 1.2 to" in words(fig) and "the stock op" in words(fig)
