@@ -5,12 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
 def test_the_example_for_ones_own_model_trains_saves_and_loads_on_two_ranks(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    code, _ = EXAMPLES
     script = tmp_path / "own_model.py"
     script.write_text(code)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
@@ -25,10 +28,22 @@ def test_the_example_for_ones_own_model_trains_saves_and_loads_on_two_ranks(tmp_
     assert float(loaded) < 0.0001
 
 
-def test_every_linked_file_exists():
+def test_the_example_for_one_gpu_gives_what_the_plain_layer_gives():
+    _, code = EXAMPLES
+    made = {}
+    exec(code, made)
+    x = torch.randn(5, 1024, generator=torch.Generator().manual_seed(0))
+    assert made["y"].shape == (16, 512)
+    torch.testing.assert_close(made["packed"](x), made["pruned"](x))
+    assert (made["pruned"].weight == 0).float().mean() == 0.5
+
+
+def test_every_linked_file_and_section_exists():
     linked = re.findall(r"\]\((?!https?:)([^)]+)\)", TEXT)
     assert len(linked) >= 4
-    assert not [path for path in linked if not (ROOT / path).exists()]
+    titles = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", TEXT, re.M)}
+    missing = [at for at in linked if not (at[1:] in titles if at.startswith("#") else (ROOT / at).exists())]
+    assert not missing
 
 
 def test_every_make_target_named_exists():

@@ -9,12 +9,10 @@ it.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -75,13 +73,15 @@ def multiply(
     stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
     y = out.data_ptr()
     matrices = (_ONE, buffer.data_ptr(), x.data_ptr(), _ZERO, y, y)
+    plan = _held((index, *shape, x.shape[0], x.stride(0), x.dtype, setting, pointer))
     try:
-        with _held((index, *shape, x.shape[0], x.stride(0), x.dtype, setting, pointer)) as plan:
-            workspace = torch.empty(plan.workspace, dtype=torch.uint8, device=x.device) if plan.workspace else None
-            room = 0 if workspace is None else workspace.data_ptr()
-            library.matmul(plan.handle, plan.plan, *matrices, room, ctypes.addressof(stream), 1)
+        workspace = torch.empty(plan.workspace, dtype=torch.uint8, device=x.device) if plan.workspace else None
+        room = 0 if workspace is None else workspace.data_ptr()
+        library.matmul(plan.handle, plan.plan, *matrices, room, ctypes.addressof(stream), 1)
     except library.cuSPARSELtError as error:  # no RuntimeError, as what the raw op raises
         raise RuntimeError(f"cuSPARSELt refuses to run {tuple(setting)}: {error}") from None
+    finally:
+        plan.lock.release()
     return out
 
 
@@ -158,23 +158,19 @@ _plans: OrderedDict[tuple, _Plan] = OrderedDict()
 _lock = threading.Lock()
 
 
-@contextlib.contextmanager
-def _held(key: tuple) -> Iterator[_Plan]:
-    """The plan for that, made where there is none, and nobody else's meanwhile."""
+def _held(key: tuple) -> _Plan:
+    """The plan for that, made where there is none, with its lock taken."""
     with _lock:
         plan = _plans.get(key)
         if plan is None:
             plan = _plans[key] = _Plan(*key)
         _plans.move_to_end(key)
-        old = _plans.popitem(last=False)[1] if len(_plans) > MOST_PLANS else None
-        plan.lock.acquire()  # before another thread can push it out
-    try:
-        if old is not None:
+        if len(_plans) > MOST_PLANS:
+            old = _plans.popitem(last=False)[1]
             with old.lock:  # its last call may still run
                 old.free()
-        yield plan
-    finally:
-        plan.lock.release()
+        plan.lock.acquire()  # before another thread can push it out
+        return plan
 
 
 @functools.cache

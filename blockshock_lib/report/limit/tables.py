@@ -103,8 +103,8 @@ def _micro(ms: pd.Series) -> pd.Series:
 
 
 def host_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """What the host does in one eager call of a product from an idle GPU, in µs: a row a way, the median of all
-    samples, p10 to p90, and the medians of the cells (N, B) with the least and the most.
+    """What the host does in one eager call of a product, of several in a row without waiting for the GPU, in µs: a row
+    a way, the median of all samples, p10 to p90, and the medians of the cells (N, B) with the least and the most.
 
     The dense one is A's, which like ours is the product alone: B1's also finds where the ranks add up.
     """
