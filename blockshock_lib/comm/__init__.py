@@ -1,6 +1,7 @@
 """Collectives between ranks, and nothing else."""
 
+from blockshock_lib.comm.all_reduce import Reduction
 from blockshock_lib.comm.group import Group
 from blockshock_lib.comm.pending import Pending
 
-__all__ = ["Group", "Pending"]
+__all__ = ["Group", "Pending", "Reduction"]

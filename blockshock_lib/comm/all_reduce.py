@@ -93,7 +93,7 @@ class Reducer:
         return "" if backend == self.library else f"the process group adds up with {self.library} on {self.device.type}"
 
     def buffer(
-        self, handle: dist.ProcessGroup, rows: int, columns: int, dtype: torch.dtype, chunk: int | None = None
+        self, group: Group, rows: int, columns: int, dtype: torch.dtype, chunk: int | None = None
     ) -> Tensor | None:
         """See `Group.buffer`."""
         row = columns * dtype.itemsize
@@ -101,17 +101,17 @@ class Reducer:
             return None
         if not BACKENDS[self.ways(min(chunk or rows, rows) * row)[0].backend].shares:
             return None
-        return self.room(handle, rows, columns, dtype)
+        return self.room(group, rows, columns, dtype)
 
-    def room(self, handle: dist.ProcessGroup, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        """[rows, columns] of the workspace, which grows if need be. Collective."""
+    def room(self, group: Group, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """[rows, columns] of the workspace, which grows if need be. Collective; where it cannot, all ranks raise."""
         nbytes = rows * columns * dtype.itemsize
         self.take_turn()
         found = self._views.get((rows, columns, dtype))
         if found is None:
             with torch.inference_mode(False):  # what is made in that mode can be written in no other
                 if self.space is None or nbytes > self.space.nbytes:
-                    self._grow(handle, nbytes)
+                    self._grow(group, nbytes)
                 found = self._views[rows, columns, dtype] = self.space.view(rows, columns, dtype)
         return found
 
@@ -135,12 +135,12 @@ class Reducer:
         near = sorted(self.table, key=lambda other: max(size, other) // min(size, other))
         return next(way for one in near for way in self.table[one] if BACKENDS[way.backend].shares)
 
-    def _grow(self, handle: dist.ProcessGroup, nbytes: int) -> None:
+    def _grow(self, group: Group, nbytes: int) -> None:
         if self._capturing():
             raise UnsupportedError(
                 "the all-reduce's workspace cannot grow while a CUDA graph is captured: call the layer once before"
             )
-        larger = symm.Workspace(handle, max(SMALLEST_WORKSPACE, size_class(nbytes)), self.device)
+        larger = symm.Workspace(group, max(SMALLEST_WORKSPACE, size_class(nbytes)), self.device)
         if self.captured:
             self._outgrown.append(self.space)
         self.space, self._views, self.captured = larger, {}, False
@@ -208,22 +208,46 @@ def _library(handle: dist.ProcessGroup, device: torch.device) -> str:
     return by_device.get(device.type, "gloo")
 
 
-def reductions(group: Group, x: Tensor) -> dict[str, Callable[[], Tensor]]:
+@dataclass(frozen=True)
+class Reduction:
+    """A call that adds up the ranks' x, over and over.
+
+    Attributes:
+        start: x of this rank.
+        place: where it reads x, and may write.
+        add: the call itself.
+    """
+
+    start: Tensor
+    place: Tensor
+    add: Callable[[], Tensor]
+
+    def __call__(self) -> Tensor:
+        return self.add()
+
+    def reset(self) -> None:
+        """Puts x back: what is added up in place time after time grows to infinity. No collective."""
+        self.place.copy_(self.start)
+
+
+def reductions(group: Group, x: Tensor) -> dict[str, Reduction]:
     """See `Group.reductions`."""
-    one = reducer(group, x.device)
-    return {way.backend: call(one, group.handle, way, x) for way in one.ways(x.nbytes)}
+    one, own = reducer(group, x.device), x.clone()  # x may lie in the workspace
+    return {way.backend: call(one, group, way, own) for way in one.ways(x.nbytes)}
 
 
-def call(one: Reducer, handle: dist.ProcessGroup, way: Way, x: Tensor) -> Callable[[], Tensor]:
-    """x [rows, columns] put where that way reads it, and a call that adds it up, over and over."""
-    if not BACKENDS[way.backend].shares:
-        own = x.clone()
+def call(one: Reducer, group: Group, way: Way, x: Tensor) -> Reduction:
+    """x [rows, columns] put where that way reads it, and the call that adds it up there."""
+    if BACKENDS[way.backend].shares:
+        place = one.room(group, *x.shape, x.dtype)
+        found = Reduction(x, place, lambda: one.sum(place, way=way))
+    else:
+        place, handle = torch.empty_like(x), group.handle
 
         def in_place() -> Tensor:
-            dist.all_reduce(own, group=handle)
-            return own
+            dist.all_reduce(place, group=handle)
+            return place
 
-        return in_place
-    place = one.room(handle, *x.shape, x.dtype)
-    place.copy_(x)
-    return lambda: one.sum(place, way=way)
+        found = Reduction(x, place, in_place)
+    found.reset()
+    return found

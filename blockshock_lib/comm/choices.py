@@ -76,12 +76,23 @@ def load(path: Path | None = None) -> dict[Key, dict[Way, float]]:
 
 
 def table(world: int, device: torch.device, path: Path | None = None) -> dict[int, list[Way]]:
-    """Size class -> ways, the fastest first; of the entries that hold for this machine and so many ranks."""
+    """Size class -> ways, the fastest first; of the entries that hold for this machine and so many ranks. Warns where
+    all that were measured on such GPUs are of other versions.
+    """
     entries = load(path)
     if not entries:
         return {}
     here = Key.of(1, world, device)
-    return {key.nbytes: ordered(times) for key, times in entries.items() if replace(key, nbytes=1) == here}
+    found = {key.nbytes: ordered(times) for key, times in entries.items() if replace(key, nbytes=1) == here}
+    old = next((key for key in reversed(entries) if (key.world, key.gpu) == (world, here.gpu)), None)
+    if not found and old is not None:
+        names = ("driver", "torch", "nccl", "source")
+        pairs = [(name, getattr(old, name), getattr(here, name)) for name in names]
+        differing = "; ".join(f"{name} {theirs!r}, now {ours!r}" for name, theirs, ours in pairs if theirs != ours)
+        name = (path or default_path()).name
+        said = f"{name} of measured all-reduces is ignored, as it is stale: measured with {differing}"
+        warnings.warn(said, stacklevel=2)
+    return found
 
 
 def ordered(times: dict[Way, float]) -> list[Way]:

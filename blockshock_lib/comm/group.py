@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from blockshock_lib.comm import all_reduce, tuning
+from blockshock_lib.comm.all_reduce import Reduction
 from blockshock_lib.comm.pending import Pending
-from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.errors import UnsupportedError, first_line
 
 # torch 2.13 renamed the call and warns about the old name; 2.11 has the old name only.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -74,7 +76,7 @@ class Group:
         """
         if self.world_size == 1 or self.reference is None:
             return None
-        return all_reduce.reducer(self, device).buffer(self.handle, rows, columns, dtype, chunk)
+        return all_reduce.reducer(self, device).buffer(self, rows, columns, dtype, chunk)
 
     def all_reduce(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
@@ -106,10 +108,10 @@ class Group:
         if self.world_size > 1 and self.reference is not None:
             tuning.tune(self, nbytes, device)
 
-    def reductions(self, x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+    def reductions(self, x: torch.Tensor) -> dict[str, Reduction]:
         """Every way to add up the ranks' x [rows, columns] that was measured for its size, the fastest first: backend
-        -> a call on a copy, to be timed: it overwrites what it and the others read. Collective, and so is each call;
-        valid until the next `buffer`.
+        -> a call on a copy, to be timed: it overwrites what it and the others read, until it is `reset`. Collective,
+        and so is each call; valid until the next `buffer`.
         """
         return all_reduce.reductions(self, x) if self.world_size > 1 and self.reference is not None else {}
 
@@ -176,6 +178,25 @@ class Group:
         words: list[str] = [""] * self.world_size
         dist.all_gather_object(words, word, group=self.handle)
         return next((r, w) for r, w in enumerate(words) if w)
+
+    @contextlib.contextmanager
+    def together(self, device: torch.device) -> Iterator[None]:
+        """Around a step that each rank makes by itself before a collective: where it fails on one, all raise.
+
+        Raises:
+            torch.OutOfMemoryError: a rank ran out of memory.
+            UnsupportedError: a rank failed otherwise. Both name the lowest such rank and its reason.
+        """
+        failed, word = None, ""
+        try:
+            yield
+        except Exception as error:
+            failed, word = error, first_line(error)
+        rank, word = self.first_word(word, device)
+        if word:
+            # Symmetric memory has no class of its own for it: the driver's "out of memory" is a RuntimeError there.
+            kind = torch.OutOfMemoryError if "out of memory" in word.lower() else UnsupportedError
+            raise kind(f"on rank {rank}: {word}") from failed
 
     def align(self, token: torch.Tensor) -> None:
         """Lets the ranks (on CUDA: their streams) start the next thing together. `token`: any small tensor."""

@@ -13,14 +13,17 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 from torch._C._distributed_c10d import _SymmetricMemory
 
 from blockshock_lib import compiled
+
+if TYPE_CHECKING:
+    from blockshock_lib.comm.group import Group
 
 WORLDS = (2, 4, 8)
 ELEMENTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -36,15 +39,16 @@ NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 class Workspace:
     """Memory of one size on every rank of a group, and the kernels that add it up.
 
-    Making one is a collective, and must not happen while a CUDA graph is captured.
+    Making one is a collective, and must not happen while a CUDA graph is captured. Where one rank cannot, all raise, as
+    `Group.together` does.
 
     Attributes:
         nbytes: how much a partial result may have.
     """
 
-    def __init__(self, handle: dist.ProcessGroup, nbytes: int, device: torch.device):
-        self.rank, self.world, self.nbytes = dist.get_rank(handle), dist.get_world_size(handle), nbytes
-        self.memory, self.joined, self.peers = _share(handle, DATA + nbytes, device)
+    def __init__(self, group: Group, nbytes: int, device: torch.device):
+        self.rank, self.world, self.nbytes = group.rank, group.world_size, nbytes
+        self.memory, self.joined, self.peers = _share(group, DATA + nbytes, device)
         self.begin = self.memory.data_ptr() + DATA
         self._kernels: dict[tuple[str, torch.dtype], compiled.Kernel] = {}
 
@@ -154,13 +158,15 @@ def _without_multicast() -> Iterator[None]:
             os.environ[NO_MULTICAST] = before
 
 
-def _share(handle: dist.ProcessGroup, nbytes: int, device: torch.device) -> tuple[Tensor, object, list[compiled.Long]]:
+def _share(group: Group, nbytes: int, device: torch.device) -> tuple[Tensor, object, list[compiled.Long]]:
     """uint8 memory, the handle that keeps the peers' mapped, and where each rank's lies in this process. Collective."""
     with _without_multicast():
-        # symm_mem.empty takes it from a pool that is never given back.
-        memory = _SymmetricMemory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device)
-        memory[:DATA].zero_()
-        torch.cuda.synchronize(device)  # no peer may set a flag before it is cleared, nor after we leave old memory
-        joined = symm_mem.rendezvous(memory, handle)
+        with group.together(device):
+            # symm_mem.empty takes it from a pool that is never given back.
+            memory = _SymmetricMemory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device)
+            memory[:DATA].zero_()
+            torch.cuda.synchronize(device)  # no peer may set a flag before it is cleared, nor after we leave old memory
+        with group.together(device):
+            joined = symm_mem.rendezvous(memory, group.handle)
     shift = memory.data_ptr() - joined.buffer_ptrs[joined.rank]
     return memory, joined, [compiled.Long(pointer + shift) for pointer in joined.buffer_ptrs]

@@ -38,7 +38,7 @@ def tune(group: Group, nbytes: int, device: torch.device, clock: Clock | None = 
     if one.why or size in one.table or size < symm.PACKET:
         return
     captured = one.captured
-    candidates = {way: partial(all_reduce.call, one, group.handle, way) for way in _ways(one, group, size)}
+    candidates = {way: partial(all_reduce.call, one, group, way) for way in _ways(one, group, size)}
     best = best_of_each(measure(group, device, candidates, size, clock or _graphs(group, device)))
     one.captured = captured  # the graphs of the search are gone
     if one.why or not best:
@@ -56,7 +56,9 @@ def measure(
     x = exact(group.rank, nbytes, device, 0)
     # As long as a sum takes on NVLink, roughly; the same on every rank.
     guess_ms = 0.01 + nbytes / 200e6
-    samples = clock([candidates[way](x) for way in good], max(1, min(MAX_CALLS, round(SAMPLE_MS / guess_ms))))
+    with group.together(device):
+        calls = [candidates[way](x) for way in good]
+    samples = clock(calls, max(1, min(MAX_CALLS, round(SAMPLE_MS / guess_ms))))
     slowest = iter(group.largest([ms for one in samples for ms in one], device))
     times = {way: statistics.median([next(slowest) for _ in one]) for way, one in zip(good, samples, strict=True)}
     return {way: ms for way, ms in times.items() if _right(group, device, candidates[way], nbytes, turn=1)}
@@ -81,24 +83,24 @@ def exact(rank: int, nbytes: int, device: torch.device, turn: int) -> Tensor:
 
 
 def _right(group: Group, device: torch.device, make: Candidate, nbytes: int, turn: int) -> bool:
-    expected = exact(0, nbytes, device, turn)
-    for rank in range(1, group.world_size):
-        expected += exact(rank, nbytes, device, turn)
-    wrong = not torch.equal(make(exact(group.rank, nbytes, device, turn))(), expected)
+    with group.together(device):
+        expected = exact(0, nbytes, device, turn)
+        for rank in range(1, group.world_size):
+            expected += exact(rank, nbytes, device, turn)
+        call = make(exact(group.rank, nbytes, device, turn))
+    with group.together(device):
+        wrong = not torch.equal(call(), expected)
     return not any(group.largest([float(wrong)], device))
 
 
 def _ways(one: Reducer, group: Group, size: int) -> list[Way]:
     """What can run; where our kernels do not on any rank, the library alone."""
-    failed = ""
     try:
-        one.room(group.handle, 1, size // 2, torch.bfloat16)
-        one.space.prepare(torch.bfloat16)
-    except (BlockShockError, RuntimeError) as error:
-        failed = first_line(error)
-    rank, failed = group.first_word(failed, one.device)
-    if failed:
-        one.why = f"on rank {rank}: {failed}"
+        one.room(group, 1, size // 2, torch.bfloat16)
+        with group.together(one.device):
+            one.space.prepare(torch.bfloat16)
+    except (BlockShockError, RuntimeError) as error:  # the same on all ranks
+        one.why = first_line(error)
     return [Way(name, n) for name, backend in BACKENDS.items() if not one.unsupported(name) for n in backend.blocks]
 
 
@@ -113,12 +115,13 @@ def _graphs(group: Group, device: torch.device) -> Clock:
             call()
         torch.cuda.synchronize(device)
         try:
-            for call in calls:
-                graphs.append(torch.cuda.CUDAGraph())
-                # NCCL's watchdog thread queries events while we capture; only this thread's calls are captured.
-                with torch.cuda.graph(graphs[-1], pool=pool, stream=stream, capture_error_mode="thread_local"):
-                    for _ in range(repeats):
-                        call()
+            with group.together(device):
+                for call in calls:
+                    graphs.append(torch.cuda.CUDAGraph())
+                    # NCCL's watchdog thread queries events while we capture; only this thread's calls are captured.
+                    with torch.cuda.graph(graphs[-1], pool=pool, stream=stream, capture_error_mode="thread_local"):
+                        for _ in range(repeats):
+                            call()
             for _ in range(1 + SAMPLES):
                 for graph, mine in zip(graphs, taken, strict=True):
                     group.align(token)

@@ -55,7 +55,7 @@ def reductions(problem: Problem, runner: Runner, name: str) -> dict[str, Work]:
     if not problem.cost(name).sent or not runner.active:
         return {}
     ways = runner.reductions(problem.x)
-    return {f"reduce_by_kernel {way}": Work([call], detail=way) for way, call in ways.items()}
+    return {f"reduce_by_kernel {way}": Work([call], before=call.reset, detail=way) for way, call in ways.items()}
 
 
 def compressions(problem: Problem, name: str, group: Group) -> dict[str, Work]:

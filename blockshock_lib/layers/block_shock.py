@@ -73,7 +73,7 @@ class BlockShockLinear(BlockShockCosts, BlockShockWays, TermParallelLinear):
         super().__setattr__(name, value)
 
     def hold(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
-        kept, w = term_mask(keep, part), weight[part.rows, part.cols]
+        kept, w = None if keep is None else term_mask(keep, part), weight[part.rows, part.cols]
         self.recompresses = self.update == "recompress" and not self.frozen
         self.stock = self.recompresses and self.product == "torch"
         self.backend = choose(self.product, weight.device)
@@ -102,7 +102,7 @@ class BlockShockLinear(BlockShockCosts, BlockShockWays, TermParallelLinear):
                 f"there are {', '.join(self.dw_strategies())}"
             )
 
-    def _pack(self, w: Tensor, kept: Tensor) -> tuple[Packed, Packed | None]:
+    def _pack(self, w: Tensor, kept: Tensor | None) -> tuple[Packed, Packed | None]:
         """W(g) packed, and W(g)^T too where each step will compress both: a master is then read once."""
         if self.recompresses and self.dx_by == "2:4" and self.backend.pack_both:
             return self.backend.pack_both(w, self._pattern)

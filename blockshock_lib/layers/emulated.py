@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from blockshock_lib.comm import Pending
+from blockshock_lib.comm import Pending, Reduction
 from blockshock_lib.layers import autograd
 from blockshock_lib.layers.sharded import ShardedLinear
 
@@ -72,7 +72,7 @@ class Emulated(nn.Module):
         for layer in self.layers:
             layer.tune_dx(dy)
 
-    def reductions(self, x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+    def reductions(self, x: torch.Tensor) -> dict[str, Reduction]:
         return {}
 
     def product_by(self, x: torch.Tensor) -> str:

@@ -10,6 +10,8 @@ from blockshock_lib.layers.block_shock import BlockShockLinear
 from blockshock_lib.layers.part import Part
 from blockshock_lib.params import Mask
 from blockshock_lib.sparse24 import masks
+from blockshock_lib.sparse24.packed import Packed
+from blockshock_lib.sparse24.product import choose
 
 PRUNED = Mask(name="pruned", family="random")
 """Of a mask that was given, not drawn: nothing but 2:4 along K is taken for granted."""
@@ -64,6 +66,15 @@ class Linear24(BlockShockLinear):
     @classmethod
     def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:
         return Part(0, slice(0, out_features), slice(0, in_features))
+
+    def make_keep(self, weight: Tensor) -> Tensor | None:
+        """None where the mask would only be made to be packed by: then the packing chooses by magnitude itself."""
+        by_magnitude = self.frozen and self.mask.family == "magnitude"
+        one_pass = by_magnitude and choose(self.product, weight.device).pack_magnitude
+        return None if one_pass else super().make_keep(weight)
+
+    def _pack(self, w: Tensor, kept: Tensor | None) -> tuple[Packed, Packed | None]:
+        return (self.backend.pack_magnitude(w), None) if kept is None else super()._pack(w, kept)
 
     def local(self, x: Tensor) -> Tensor:
         return self.backend.linear(x, self.packed, bias=self.bias)

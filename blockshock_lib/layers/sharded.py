@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from blockshock_lib import sparse24
-from blockshock_lib.comm import Group, Pending
+from blockshock_lib.comm import Group, Pending, Reduction
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import autograd, chunked
 from blockshock_lib.layers.dense_view import DenseView
@@ -74,11 +74,15 @@ class ShardedLinear(LayerCosts, DenseView):
             if mask is None:
                 raise ValueError(f"{type(self).__name__} splits W by a mask: give mask=")
             if keep is None:
-                keep = sparse24.masks.make(mask, tuple(weight.shape), weight=weight, device=weight.device)
+                keep = self.make_keep(weight)
         if self.active:
             part = self.part(self.group.rank, self.group.world_size, *weight.shape)
             self.term, self.rows, self.cols = part.term, part.rows, part.cols
             self.hold(weight.detach(), keep, part)
+
+    def make_keep(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """`keep` by the layer's mask; None where `hold` needs none."""
+        return sparse24.masks.make(self.mask, tuple(weight.shape), weight=weight, device=weight.device)
 
     def __setstate__(self, state: dict) -> None:
         """A copy is a layer of its own: the compiled operator must not find the original in its place."""
@@ -277,7 +281,7 @@ class ShardedLinear(LayerCosts, DenseView):
     def tune_dx(self, dy: torch.Tensor) -> None:
         """The same for dX of dy [B, N]."""
 
-    def reductions(self, x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+    def reductions(self, x: torch.Tensor) -> dict[str, Reduction]:
         """Every way to add up the ranks' partial results of x [B, K], by name, the one that is taken first. Collective,
         and so is each call.
         """

@@ -43,7 +43,7 @@ def both(weight: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
     """
     pattern.require_transposable()
     weight = pattern.fitting(weight, pattern.shape)
-    _check(pattern.shape, weight.dtype)
+    check(pattern.shape, weight.dtype)
     buffers = _empty(pattern.shape, weight), _empty(pattern.shape[::-1], weight)
     (values, bytes_), (values_t, bytes_t) = map(_parts, buffers)
     if has_kernel(weight):
@@ -84,7 +84,7 @@ def blank(pattern: Pattern, dtype: torch.dtype) -> Tensor:
         UnsupportedError: a dimension is no multiple of 64.
         ValueError: not a dtype of 16 bits.
     """
-    _check(pattern.shape, dtype)
+    check(pattern.shape, dtype)
     buffer = _empty(pattern.shape, torch.empty(0, dtype=dtype, device=pattern.tiles.device))
     _, bytes_ = _parts(buffer)
     if has_kernel(buffer):
@@ -105,7 +105,7 @@ def magnitude(weight: Tensor) -> Tensor:
     """
     if weight.dim() != 2:
         raise ValueError(f"a weight has two dimensions [out_features, in_features], not {weight.dim()}")
-    _check(weight.shape, weight.dtype)
+    check(weight.shape, weight.dtype)
     weight = weight.detach()
     buffer = _empty(weight.shape, weight)
     values, bytes_ = _parts(buffer)
@@ -122,7 +122,8 @@ def magnitude(weight: Tensor) -> Tensor:
     return buffer
 
 
-def _check(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def check(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raises UnsupportedError where a dimension is no multiple of 64, ValueError for a dtype that has not 16 bits."""
     if dtype not in NOT_FINITE:
         raise ValueError(f"bf16 or fp16 is compressed, not {dtype}")
     if any(size < MULTIPLE or size % MULTIPLE for size in shape):

@@ -16,12 +16,13 @@ Facts that this file rests on, read from aten/src/ATen/native/sparse/cuda/cuSPAR
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockshock_lib.sparse24 import compress, metadata, packing, plans
+from blockshock_lib.sparse24 import compress, masks, metadata, packing, plans
 from blockshock_lib.sparse24.packed import Packed, aligned, check_input, lying_flat, require_support
 from blockshock_lib.sparse24.pattern import Pattern
 from blockshock_lib.sparse24.tuning import Setting
@@ -83,6 +84,19 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     return packed
 
 
+def pack_magnitude(weight: Tensor) -> Packed:
+    """`pack` of weight [N, K] by the mask of the family "magnitude", in one pass and without making the mask.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+        UnsupportedError: this device, dtype or shape cannot be packed.
+    """
+    require_support(unsupported(weight.device, weight.dtype) or too_large(weight.shape), "cslt")
+    if not metadata.known(weight.device):
+        return _packed(tuple(weight.shape), compress.magnitude(weight))
+    return pack(weight, masks.make(SimpleNamespace(family="magnitude", pattern=""), tuple(weight.shape), weight=weight))
+
+
 def pack_both(weight: Tensor, pattern: Pattern) -> tuple[Packed, Packed]:
     """`pack` of weight [N, K] and of its transpose, in one pass over the weight.
 
@@ -104,8 +118,10 @@ def blank(pattern: Pattern, dtype: torch.dtype) -> Packed:
 
     Raises:
         UnsupportedError: more than MOST_WEIGHTS, or a dimension is no multiple of 64.
+        ValueError: not a dtype of 16 bits.
     """
     require_support(too_large(pattern.shape), "cslt")
+    compress.check(pattern.shape, dtype)
     if not metadata.known(pattern.tiles.device):
         return _packed(pattern.shape, compress.blank(pattern, dtype))
     # The op compresses by value: it would note another place for a kept zero, and values written later would go astray.

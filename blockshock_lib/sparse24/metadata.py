@@ -26,6 +26,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.sparse24 import masks, packing
 from blockshock_lib.sparse24.pattern import Pattern
 
@@ -52,13 +53,25 @@ def nibbles(metadata: Tensor, shape: tuple[int, int]) -> Tensor:
     return blocks.permute(0, 2, 6, 3, 1, 5, 4).reshape(rows, columns // 4)
 
 
-@lru_cache
 def known(device: torch.device) -> str:
     """Why the metadata of cuSPARSELt on this device are not those of `of`; "" when they are.
 
     Another generation of GPUs or another version of the library may have another order. So both dtypes of a small
-    random weight are compressed by the library, once a process and device, and compared byte for byte.
+    random weight are compressed by the library, once a process and device, and compared byte for byte. What passes is
+    not kept: a CUDA graph's capture, in which that cannot be asked, or a lack of memory, which is raised.
     """
+    try:
+        return _known(device)
+    except UnsupportedError as passing:  # which no cache keeps
+        return first_line(passing)
+
+
+@lru_cache
+def _known(device: torch.device) -> str:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            "cuSPARSELt's metadata cannot be asked for while a CUDA graph is captured: pack a weight once before"
+        )
     keep = masks.make(SimpleNamespace(family="random", pattern=""), _PROBE, device=device)
     pattern = Pattern.of(keep)
     for dtype in (torch.bfloat16, torch.float16):
@@ -66,6 +79,8 @@ def known(device: torch.device) -> str:
         wanted = torch.cat((pattern.gather(ones).view(-1).view(torch.uint8), of(pattern)))
         try:
             found = torch._cslt_compress(ones)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             return f"cuSPARSELt does not compress on {device}: {error}".splitlines()[0]
         if not torch.equal(found.view(-1).view(torch.uint8), wanted):

@@ -17,11 +17,15 @@ from collections import OrderedDict
 import torch
 from torch import Tensor
 
+from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.sparse24.packed import ALIGNMENT, aligned
 from blockshock_lib.sparse24.tuning import Setting
 
 MOST_PLANS = 512
 """Kept at once; the one unused for longest goes. A plan takes about 0.5 ms to make and a few kilobytes to keep."""
+
+NO_MEMORY = ("out of memory", "alloc_failed", "insufficient_resources")
+"""In the words of an error that may pass: PyTorch's and the driver's, and the library's two."""
 
 _TYPES = {torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
 _COLUMN, _ROW = 1, 2  # cusparseOrder_t
@@ -29,21 +33,32 @@ _PLAIN, _TRANSPOSED = 0, 1  # cusparseOperation_t
 
 
 def missing(device: torch.device) -> str:
-    """Why products are planned anew in each call there; "" where plans are kept."""
+    """Why products are planned anew in each call there; "" where plans are kept.
+
+    Asked once, but again after what passes: a CUDA graph's capture, in which it cannot be asked, or a lack of memory.
+    """
     if device.type != "cuda":
         return f"cuSPARSELt runs on NVIDIA GPUs, not on the device type {device.type!r}"
-    return _missing()
+    try:
+        return _missing()
+    except (UnsupportedError, torch.OutOfMemoryError) as passing:  # which no cache keeps
+        return first_line(passing)
 
 
 @functools.cache
 def _missing() -> str:
+    if torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError("nvmath cannot be asked while a CUDA graph is captured: run a product once before")
     try:
         library = _library()
         theirs, ours = library.get_version(_handle(torch.cuda.current_device())), torch.backends.cusparselt.version()
     except ImportError:
         return "nvmath-python is not installed (the extra `cuda`)"
     except Exception as error:  # whatever the bindings raise where they do not find the library
-        return f"nvmath cannot use cuSPARSELt: {(str(error).splitlines() or [''])[0]}"
+        reason = f"nvmath cannot use cuSPARSELt: {first_line(error)}"
+        if any(words in str(error).lower() for words in NO_MEMORY):
+            raise torch.OutOfMemoryError(reason) from None
+        return reason
     if theirs != ours:
         return f"nvmath found cuSPARSELt {theirs}, PyTorch has {ours}: packed weights need not fit"
     return ""

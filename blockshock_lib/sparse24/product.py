@@ -45,6 +45,8 @@ class Backend:
         tune: (x [B, K], packed) -> None: choose what is fastest for this batch size, once, before timing.
         pack_both: (weight [N, K], pattern of a mask) -> Packed of the weight and of its transpose, in one pass; None
             where a backend has no such pass. ValueError, UnsupportedError.
+        pack_magnitude: (weight [N, K]) -> Packed of the larger two of every four weights along K, in one pass; None as
+            above. ValueError, UnsupportedError.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Backend:
     linear: Callable[..., Tensor]
     tune: Callable[[Tensor, Packed], None]
     pack_both: Callable[[Tensor, Pattern], tuple[Packed, Packed]] | None = None
+    pack_magnitude: Callable[[Tensor], Packed] | None = None
 
 
 BACKENDS: dict[str, Backend] = {
@@ -69,7 +72,15 @@ BACKENDS: dict[str, Backend] = {
     ),
     "torch": Backend("torch", stock.unsupported, stock.too_large, stock.pack, stock.blank, stock.linear, stock.tune),
     "cslt": Backend(
-        "cslt", cslt.unsupported, cslt.too_large, cslt.pack, cslt.blank, cslt.linear, cslt_tune.tune, cslt.pack_both
+        "cslt",
+        cslt.unsupported,
+        cslt.too_large,
+        cslt.pack,
+        cslt.blank,
+        cslt.linear,
+        cslt_tune.tune,
+        cslt.pack_both,
+        cslt.pack_magnitude,
     ),
     "small": Backend(
         "small",
@@ -80,6 +91,7 @@ BACKENDS: dict[str, Backend] = {
         small.linear,
         cslt_tune.tune_small,
         small.pack_both,
+        small.pack_magnitude,
     ),
     "tuned": Backend(
         "tuned",
@@ -90,6 +102,7 @@ BACKENDS: dict[str, Backend] = {
         tuned.linear,
         cslt_tune.tune_any,
         tuned.pack_both,
+        tuned.pack_magnitude,
     ),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from unittest import mock
 
 import torch
@@ -17,9 +16,9 @@ class Workspace(symm.Workspace):
     made: list[int] = []  # noqa: RUF012  bytes of each, in this process
     sums: list[tuple] = []  # noqa: RUF012  (kernel, bytes, blocks, whether the kernel adds the bias)
 
-    def __init__(self, handle, nbytes, device):
-        self.rank, self.world, self.nbytes = dist.get_rank(handle), dist.get_world_size(handle), nbytes
-        self.handle = weakref.ref(handle)
+    def __init__(self, group, nbytes, device):
+        self.rank, self.world, self.nbytes = group.rank, group.world_size, nbytes
+        self.handle = group.reference
         self.memory = torch.zeros(symm.DATA + nbytes, dtype=torch.uint8, device=device)
         self.begin = self.memory.data_ptr() + symm.DATA
         Workspace.made.append(nbytes)

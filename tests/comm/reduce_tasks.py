@@ -7,12 +7,13 @@ import json
 import os
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from blockshock_lib.comm import Group, all_reduce, choices, tuning
+from blockshock_lib.comm import Group, all_reduce, choices, symm, tuning
 from blockshock_lib.comm.choices import Way
 from blockshock_lib.errors import UnsupportedError
 from tests.comm import fake_symm
@@ -238,4 +239,92 @@ def failing_kernel(ctx, folder):
         all_reduce.symm.Workspace = Broken
         tuning.tune(group, SIZE, CPU, turn_by_turn([1.0]))
         one = all_reduce.reducer(group, CPU)
-        return one.why, one.table, one.buffer(group.handle, 8, 64, torch.float32), sorted(os.listdir(folder))
+        return one.why, one.table, one.buffer(group, 8, 64, torch.float32), sorted(os.listdir(folder))
+
+
+def raised(fn):
+    try:
+        fn()
+    except (RuntimeError, UnsupportedError) as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def failing_workspace(ctx):
+    """One rank has no memory to share, or cannot map its peers': what every rank raises."""
+    group = Group.of()
+
+    def on_rank_1(error):
+        return mock.Mock(side_effect=error if ctx.rank == 1 else lambda size, *_: torch.zeros(size, dtype=torch.uint8))
+
+    def make(memory=None, rendezvous=None):
+        allocate = SimpleNamespace(empty_strided_p2p=on_rank_1(memory))
+        with (
+            mock.patch.object(symm, "_SymmetricMemory", allocate if memory else mock.MagicMock()),
+            mock.patch.object(symm.symm_mem, "rendezvous", on_rank_1(rendezvous) if rendezvous else mock.MagicMock()),
+            mock.patch.object(torch.cuda, "synchronize"),
+        ):
+            return raised(lambda: symm.Workspace(group, 1 << 12, CPU))
+
+    short = RuntimeError("CUDA driver error: out of memory\nmore")
+    return make(memory=short), make(rendezvous=RuntimeError("no such handle"))
+
+
+def failing_candidates(ctx):
+    """One rank fails before its sum, and after it: what every rank raises."""
+    group = Group.of()
+
+    def fails(here):
+        if ctx.rank == 1 and here:
+            raise RuntimeError("launch failed")
+
+    def candidate(before):
+        def make(x):
+            fails(before)
+
+            def call():
+                total = group.all_reduce(x.clone())
+                fails(True)
+                return total
+
+            return call
+
+        return make
+
+    def measure(before):
+        return raised(lambda: tuning.measure(group, CPU, {Way("bad"): candidate(before)}, 1 << 12, turn_by_turn([1.0])))
+
+    return measure(True), measure(False)
+
+
+def no_room(ctx, folder):
+    """One rank has no memory for the workspace: all go on with the library."""
+    os.environ["BLOCKSHOCK_CACHE"] = folder
+    group = Group.of()
+
+    class Short(fake_symm.Workspace):
+        def __init__(self, group, nbytes, device):
+            with group.together(device):
+                if ctx.rank == 1:
+                    raise torch.OutOfMemoryError("CUDA out of memory")
+            super().__init__(group, nbytes, device)
+
+    with fake_symm.installed():
+        all_reduce.symm.Workspace = Short
+        tuning.tune(group, SIZE, CPU, turn_by_turn([1.0]))
+        one = all_reduce.reducer(group, CPU)
+        return one.why, one.table, one.buffer(group, 8, 64, torch.float32), sorted(os.listdir(folder))
+
+
+def started_anew(ctx):
+    """Each way's sum after three calls without a new start, and after one."""
+    group, seen = Group.of(), {}
+    with fake_symm.installed({SIZE: [Way("two-shot", 16), Way("gloo")]}):
+        place = group.buffer(8, 64, torch.float32, CPU).copy_(partial(ctx.rank))
+        for name, one in group.reductions(place).items():
+            one.reset()
+            one(), one(), one()
+            grown = torch.equal(one(), partial(0) * 3)
+            one.reset()
+            seen[name] = grown, torch.equal(one(), partial(0) * 3)
+    return seen

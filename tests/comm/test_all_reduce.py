@@ -53,6 +53,18 @@ def test_a_workspace_grows_but_not_in_a_graph_and_one_that_a_graph_reads_is_kept
         assert "as it is now" in seen["stale"]
 
 
+def test_a_workspace_that_one_rank_cannot_make_raises_on_all(pair):
+    short = ("OutOfMemoryError", "on rank 1: CUDA driver error: out of memory")
+    unmapped = ("UnsupportedError", "on rank 1: no such handle")
+    assert pair.call(tasks.failing_workspace, seconds=20) == [(short, unmapped)] * 2
+
+
+def test_a_timed_reduction_starts_anew_from_the_same_numbers(pair):
+    # Without a new start a sum in place has grown, and two-shot's input is gone.
+    wanted = {"two-shot": (False, True), "gloo": (False, True)}
+    assert pair.call(tasks.started_anew, seconds=60) == [wanted] * 2
+
+
 def test_the_workspace_is_freed_with_its_group(pair):
     assert pair.call(tasks.freed_with_its_group, seconds=60) == [(True, True)] * 2
 

@@ -34,10 +34,25 @@ def test_a_size_class_is_the_next_power_of_two(nbytes, size):
     assert choices.size_class(nbytes) == size
 
 
-@pytest.mark.parametrize("field", ["gpu", "driver", "torch", "nccl", "source"])
-def test_what_another_machine_or_version_measured_is_not_used(path, field):
-    choices.keep(replace(Key.of(1024, 2, CPU), **{field: "other"}), TIMES, path)
-    assert choices.load(path) and choices.table(2, CPU, path) == {}
+@pytest.mark.parametrize("field", ["driver", "torch", "nccl", "source"])
+def test_what_another_version_measured_is_not_used_and_said_until_it_is_measured_anew(path, field):
+    here = Key.of(1024, 2, CPU)
+    choices.keep(replace(here, **{field: "other"}), TIMES, path)
+    with pytest.warns(UserWarning, match="stale: measured with") as told:
+        assert choices.load(path) and choices.table(2, CPU, path) == {}
+    assert str(told[0].message).endswith(f"with {field} 'other', now {getattr(here, field)!r}")
+    choices.keep(here, TIMES, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choices.table(2, CPU, path)
+
+
+def test_what_another_gpu_or_number_of_ranks_measured_is_not_used_and_not_stale(path):
+    choices.keep(replace(Key.of(1024, 2, CPU), gpu="other"), TIMES, path)
+    choices.keep(Key.of(1024, 4, CPU), TIMES, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choices.table(2, CPU, path) == {}
 
 
 @pytest.mark.parametrize(

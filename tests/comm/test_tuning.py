@@ -34,6 +34,16 @@ def test_kernels_that_one_rank_cannot_run_are_used_by_none_and_nothing_is_kept(p
         assert why == "on rank 1: no compiler here" and table == {} and buffer is None and files == []
 
 
+def test_a_rank_without_memory_for_the_workspace_has_all_go_on_with_the_library(pair, tmp_path):
+    for why, table, buffer, files in pair.call(tasks.no_room, str(tmp_path), seconds=20):
+        assert why == "on rank 1: CUDA out of memory" and table == {} and buffer is None and files == []
+
+
+def test_a_candidate_that_fails_on_one_rank_raises_on_all(pair):
+    said = ("UnsupportedError", "on rank 1: launch failed")
+    assert pair.call(tasks.failing_candidates, seconds=20) == [(said, said)] * 2
+
+
 @pytest.mark.parametrize("nbytes", [16, 1 << 10, 1 << 16])
 def test_sums_of_the_checks_inputs_are_exact_and_every_turn_has_its_own(nbytes):
     cpu = torch.device("cpu")

@@ -96,6 +96,24 @@ def test_the_host_is_asked_a_few_times_however_short_a_call_is():
     assert task.calls == 16
 
 
+def test_each_timed_reduction_starts_anew_before_a_sample():
+    events = []
+
+    class FakeReduction:
+        def __call__(self):
+            events.append("added up")
+
+        def reset(self):
+            events.append("reset")
+
+    runner = SimpleNamespace(active=True, reductions=lambda x: {"nccl": FakeReduction()})
+    parts = SimpleNamespace(x="x", cost=lambda name: SimpleNamespace(sent=1))
+    (one,) = ways.reductions(parts, runner, "block_shock").values()
+    one.before()
+    one.calls[0]()
+    assert events == ["reset", "added up"] and one.detail == "nccl"
+
+
 def problem(**changes):
     fields = dict(phase="phase1", methods=("row_parallel", "block_shock")) | changes
     return LinearProblem(case(**fields), CPU)

@@ -41,7 +41,7 @@ def values(ctx, cases):
         every = [integers(case * 8 + r, (rows, columns), dtype, ctx.device) for r in range(ctx.world_size)]
         bias = integers(case + 10**6, (columns,), dtype, ctx.device) if case % 2 else None
         expected = sum(every) if bias is None else sum(every) + bias
-        place = one.room(group.handle, rows, columns, dtype)
+        place = one.room(group, rows, columns, dtype)
         place.copy_(every[ctx.rank])
         if not torch.equal(one.sum(place, bias, way=Way(name, blocks)), expected):
             wrong.append(f"{name} {tuple(place.shape)} {dtype} blocks={blocks} bias={bias is not None}")
@@ -72,7 +72,7 @@ def races(ctx, calls):
     expected = sum(every)
     for call in range(calls):
         rows = (512, 8, 100)[call % 3]
-        place = one.room(group.handle, rows, 1024, torch.bfloat16)
+        place = one.room(group, rows, 1024, torch.bfloat16)
         if torch.rand(1, generator=late) < 0.2:
             torch.cuda._sleep(int(2e5 * torch.rand(1, generator=late)))
         torch.add(every[ctx.rank][:rows], call % 5, out=place)
@@ -89,7 +89,7 @@ def graphs(ctx, replays):
     x = torch.zeros(32, 64, dtype=torch.bfloat16, device=ctx.device)
 
     def forward(name):
-        place = torch.mm(x, weight.t(), out=one.room(group.handle, 32, 1024, torch.bfloat16))
+        place = torch.mm(x, weight.t(), out=one.room(group, 32, 1024, torch.bfloat16))
         return one.sum(place, way=Way(name, 8))
 
     for name in SYMMETRIC:
@@ -99,7 +99,7 @@ def graphs(ctx, replays):
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             y = forward(name)
         # The workspace grows: the graph goes on with the one it has captured.
-        one.room(group.handle, one.space.nbytes // 1024, 1024, torch.bfloat16)
+        one.room(group, one.space.nbytes // 1024, 1024, torch.bfloat16)
         for replay in range(replays):
             every = [integers(100 * replay + r, x.shape, x.dtype, ctx.device, most=1) for r in range(ctx.world_size)]
             x.copy_(every[ctx.rank])
@@ -118,7 +118,7 @@ def streams(ctx, calls):
     torch.cuda.synchronize()
     for call in range(calls):
         with torch.cuda.stream(two[call % 2]):
-            place = one.room(group.handle, 2048, 1024, torch.bfloat16)
+            place = one.room(group, 2048, 1024, torch.bfloat16)
             place.fill_(call % 50 + ctx.rank)
             every.append((one.sum(place, way=Way(SYMMETRIC[call // 2 % 2], 32)), call % 50))
     torch.cuda.synchronize()
@@ -183,9 +183,9 @@ def freed(ctx):
     handle = dist.new_group()
     group = Group.of(handle)
     one = all_reduce.reducer(group, ctx.device)
-    one.room(handle, 64, 1024, torch.bfloat16)  # also starts what stays
+    one.room(group, 64, 1024, torch.bfloat16)  # also starts what stays
     before = torch.cuda.mem_get_info()[0]
-    one.room(handle, 128 << 10, 1024, torch.bfloat16)
+    one.room(group, 128 << 10, 1024, torch.bfloat16)
     held = before - torch.cuda.mem_get_info()[0]
     dist.barrier()
     dist.destroy_process_group(handle)

@@ -1,5 +1,7 @@
 """A pruned linear layer packed alone: its values, its mask, its state, and what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,8 +11,9 @@ from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import Linear24
 from blockshock_lib.layers.linear24 import nonzero_places
 from blockshock_lib.params import Mask
-from blockshock_lib.sparse24 import masks
+from blockshock_lib.sparse24 import compress, cslt, masks, metadata, product
 from tests.layers import linear24_tasks
+from tests.sparse24 import fake_cusparselt
 
 N, K = 64, 128
 
@@ -42,6 +45,45 @@ def test_a_pruned_layer_packed_gives_what_it_gave(rows, bias):
 def test_it_holds_nine_sixteenths_of_the_dense_bytes():
     layer = Linear24.from_linear(linear(dtype=torch.bfloat16), mask="magnitude", frozen=True)
     assert layer.hold_bytes() == {"weights": N * K * 9 // 8, "copies": 0, "pattern": 0}
+
+
+@pytest.fixture
+def cusparselt(monkeypatch):
+    """cslt as on a GPU, by a fake; what it returns sets why the library's order is not known."""
+    monkeypatch.setattr(cslt, "unsupported", lambda device, dtype: "")
+    monkeypatch.setattr(torch, "_cslt_compress", fake_cusparselt.compress_in_its_order)
+    one = replace(product.BACKENDS["cslt"], unsupported=cslt.unsupported)
+    monkeypatch.setitem(product.BACKENDS, "cslt", one)
+    return lambda reason: monkeypatch.setattr(metadata, "known", lambda device: reason)
+
+
+@pytest.mark.parametrize("reason", ["", "another order"])
+def test_a_frozen_layer_by_magnitude_is_packed_in_one_pass_to_the_same_bytes(cusparselt, monkeypatch, reason):
+    cusparselt(reason)
+    plain = linear(dtype=torch.bfloat16)
+    with torch.no_grad():
+        plain.weight.mul_(20).round_()  # many ties and zeros
+    keep, options = masks.make(Mask.named("magnitude"), (N, K), weight=plain.weight), dict(product="cslt", frozen=True)
+    wanted = Linear24.from_linear(plain, mask=keep, **options).packed
+    passes, magnitude = [], compress.magnitude
+    monkeypatch.setattr(compress, "magnitude", lambda weight: passes.append(1) or magnitude(weight))
+    monkeypatch.setitem(product.BACKENDS, "cslt", replace(product.BACKENDS["cslt"], pack=None))
+    layer = Linear24.from_linear(plain, mask="magnitude", **options)
+    assert len(passes) == (reason == "") and layer.packed.shape == wanted.shape == (N, K)
+    assert torch.equal(layer.packed.data[0].view(torch.uint8), wanted.data[0].view(torch.uint8))
+    assert layer.weight.data_ptr() == layer.packed.values.data_ptr() and not layer.weight.requires_grad
+    with torch.no_grad():
+        plain.weight[3, 5] = torch.inf
+    with pytest.raises(ValueError, match="finite"):
+        Linear24.from_linear(plain, mask="magnitude", **options)
+
+
+@pytest.mark.parametrize("options", [dict(mask="magnitude"), dict(mask="random", frozen=True)])
+def test_a_layer_that_needs_its_mask_or_another_is_packed_by_it(cusparselt, monkeypatch, options):
+    cusparselt("")
+    monkeypatch.setitem(product.BACKENDS, "cslt", replace(product.BACKENDS["cslt"], pack_magnitude=pytest.fail))
+    layer = Linear24.from_linear(linear(dtype=torch.bfloat16), product="cslt", **options)
+    assert layer.packed.values.count_nonzero() == N * K // 2
 
 
 @pytest.mark.parametrize("mask", ["magnitude", "checkerboard", Mask.named("uniform_1010"), "given"])

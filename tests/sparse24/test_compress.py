@@ -163,6 +163,19 @@ def test_a_packed_weight_is_byte_for_byte_the_librarys(library, monkeypatch, mas
         assert same(one.data[0], other.data[0]) and (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
+@pytest.mark.parametrize("reason", ["", "another order"])
+@pytest.mark.parametrize("shape", [(64, 96), (96, 64)])
+def test_dimensions_that_are_no_multiples_of_64_are_refused_whether_the_order_is_known_or_not(
+    library, monkeypatch, reason, shape
+):
+    library(reason)
+    monkeypatch.setattr(torch, "_cslt_compress", lambda dense: dense.new_empty(shape[0], shape[1] * 9 // 16))
+    weight, pattern = weight_of(shape), Pattern.of(mask_of(TRANSPOSABLE[0], shape))
+    for make in (lambda: cslt.blank(pattern, weight.dtype), lambda: cslt.pack_both(weight, pattern)):
+        with pytest.raises(UnsupportedError, match="multiples of 64"):
+            make()
+
+
 # The kernels, interpreted
 
 

@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_the_bytes_do_not_depend_on_the_size_of_the_chunks(monkeypatch):
 
 def known_with(monkeypatch, compress):
     monkeypatch.setattr(torch, "_cslt_compress", compress)
-    return metadata.known.__wrapped__(CPU)
+    return metadata._known.__wrapped__(CPU)
 
 
 def test_a_library_that_writes_these_bytes_is_known(monkeypatch):
@@ -76,13 +77,29 @@ def test_a_library_with_another_order_is_not_taken_for_known(monkeypatch, compre
 
 
 def test_a_device_that_cannot_compress_says_so_in_a_line():
-    reason = metadata.known.__wrapped__(CPU)
+    reason = metadata._known.__wrapped__(CPU)
     assert reason.startswith("cuSPARSELt does not compress on cpu") and "\n" not in reason
+
+
+def test_a_device_is_asked_again_after_a_graphs_capture_or_a_lack_of_memory(monkeypatch):
+    states, short = iter([True, False, False]), torch.OutOfMemoryError("CUDA out of memory")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: next(states))
+    keep = mask_of(("random", ""), (64, 64))
+    monkeypatch.setattr(metadata.masks, "make", lambda *args, **kwargs: keep)
+    monkeypatch.setattr(torch, "_cslt_compress", mock.Mock(side_effect=short))
+    metadata._known.cache_clear()
+    device = torch.device("cuda", 0)
+    assert "while a CUDA graph is captured" in metadata.known(device)
+    with pytest.raises(torch.OutOfMemoryError):
+        metadata.known(device)
+    monkeypatch.setattr(torch, "_cslt_compress", fake_cusparselt.compress_in_its_order)
+    assert metadata.known(device) == metadata.known(device) == ""
+    metadata._known.cache_clear()
 
 
 def test_a_device_is_asked_once(monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "_cslt_compress", lambda dense: asked.append(1) or dense)
-    metadata.known.cache_clear()
+    metadata._known.cache_clear()
     assert metadata.known(CPU) == metadata.known(CPU) != "" and len(asked) == 1
-    metadata.known.cache_clear()
+    metadata._known.cache_clear()

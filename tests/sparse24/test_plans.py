@@ -145,6 +145,7 @@ def test_an_input_fits_where_its_rows_begin_at_16_bytes(x, fits):
 
 def test_why_products_are_planned_anew_is_said(monkeypatch):
     assert "cpu" in plans.missing(torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     plans._missing.cache_clear()
     monkeypatch.setitem(sys.modules, "nvmath.bindings", None)
     plans._library.cache_clear()
@@ -158,4 +159,29 @@ def test_why_products_are_planned_anew_is_said(monkeypatch):
     plans._missing.cache_clear()
     monkeypatch.setattr(torch.backends.cusparselt, "version", lambda: 801)
     assert plans.missing(CUDA) == ""
+    plans._missing.cache_clear()
+
+
+def test_what_passes_costs_the_plan_only_while_it_lasts(monkeypatch):
+    capturing, failing = [True], ["CUSPARSE_STATUS_ALLOC_FAILED"]
+
+    def handle(index):
+        assert not capturing, "the library waits for the stream, which ends the capture"
+        if failing:
+            raise Library.cuSPARSELtError(failing[0])
+        return 1000
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(plans, "_library", Library)
+    monkeypatch.setattr(plans, "_handle", handle)
+    monkeypatch.setattr(torch.backends.cusparselt, "version", lambda: 801)
+    plans._missing.cache_clear()
+    assert "while a CUDA graph is captured" in plans.missing(CUDA)
+    capturing.clear()
+    assert plans.missing(CUDA) == "nvmath cannot use cuSPARSELt: CUSPARSE_STATUS_ALLOC_FAILED"
+    failing.clear()
+    assert plans.missing(CUDA) == ""
+    capturing.append(True)
+    assert plans.missing(CUDA) == "", "a plan that is there serves in a capture"
     plans._missing.cache_clear()

@@ -103,3 +103,8 @@ def test_what_was_not_measured_is_said_in_words_and_no_number_is_given(name):
         table = getattr(tables, name)(frame)
         assert table.shape == (1, 1) and table.iloc[0, 0].startswith("not measured: ")
     assert "CPU" in str(tables.call_table(cpu).iloc[0, 0]) and "no valid row" in tables.host_table(older).iloc[0, 0]
+
+
+def test_records_older_than_the_engine_claim_no_gain_of_it(run):
+    old = run.assign(detail=run["detail"].where(run["metric"].ne("compute_kernel"), ""))
+    assert tables.gain_table(old).iloc[0, 0] == "not measured: these records are older than the engine"
