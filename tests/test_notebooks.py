@@ -36,7 +36,8 @@ VARIES |= {"numbers", "show"}
 VARIES |= {"whole_table", "pieces_table", "training_memory_table"}
 VARIES |= {"loss_table", "dw_table", "order_table", "stages_table", "break_even_table", "largest_table"}
 VARIES |= {"ratios_table", "gap_table"}
-VARIES |= {"product_table", "gain_table", "call_table", "host_table", "compression_table", "reduce_table", "chunks_table"}
+VARIES |= {"product_table", "gain_table", "call_table", "host_table", "compression_table"}
+VARIES |= {"reduce_table", "chunks_table"}
 # Of explore: a static figure, and after it a widget view.
 VIEWS = {"masks_view", "floors_view", "runs_view", "live_view"}
 # Of the findings, whose compared table speaks of the shipped GPU records alone.
