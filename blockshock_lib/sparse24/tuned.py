@@ -19,7 +19,7 @@ from blockshock_lib.sparse24.tuning import Setting
 __all__ = ["blank", "linear", "multiply", "pack", "pack_both", "pack_magnitude", "too_large", "unsupported"]
 
 FEW = 64
-"""Rows up to which the small-batch kernel was the faster one at every size tried on an H200 (N = 4096 to 40960): 1.4 to
+"""Rows up to which the small-batch kernel was the faster one at every size tried on an H200 (N = 4096 to 40960): 1.3 to
 2.6 times. At 128 rows it was 0.75 to 1.16 times as fast as cuSPARSELt."""
 
 
