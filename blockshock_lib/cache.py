@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -50,3 +51,9 @@ def driver_version() -> str:
     except Exception:  # no NVML library, no driver: the module raises its own kind for each
         return ""
     return found if isinstance(found, str) else found.decode()
+
+
+@functools.cache
+def version_of(*sources: Path) -> str:
+    """Twelve digits that change with the text of these files: what they measured is then measured again."""
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]

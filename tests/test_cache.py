@@ -43,3 +43,19 @@ def test_only_one_holds_the_lock(tmp_path):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with open(path.with_suffix(".lock"), "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_version_changes_with_any_of_its_sources(tmp_path):
+    def version():
+        cache.version_of.cache_clear()
+        return cache.version_of(*files)
+
+    files = tmp_path / "a.cu", tmp_path / "a.py"
+    for file in files:
+        file.write_text("x")
+    seen = {version()}
+    for file in files:
+        file.write_text("y")
+        seen.add(version())
+    assert len(seen) == 3
+    assert all(len(one) == 12 for one in seen)

@@ -6,8 +6,6 @@ the source of the kernels. What is damaged is ignored with a warning and measure
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 import math
 import warnings
@@ -125,10 +123,9 @@ def _entry(entry: dict) -> tuple[Key, Way, float]:
     return key, way, float(entry["ms"])
 
 
-@functools.cache
 def _source() -> str:
-    """Of the kernels: one that was changed is measured again."""
-    return hashlib.sha256(symm.SOURCE.read_bytes()).hexdigest()[:12]
+    """Of the kernels, and of the numbers of blocks that are tried."""
+    return cache.version_of(symm.SOURCE, symm.SOURCE.with_suffix(".py"))
 
 
 def _nccl(device: torch.device) -> str:

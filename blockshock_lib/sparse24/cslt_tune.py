@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -125,14 +124,12 @@ def key_of(shape: tuple[int, int], rows: int, dtype: torch.dtype, device: torch.
 @functools.cache
 def versions(device: torch.device) -> Versions:
     """Of what is installed here, and of the small-batch kernel, which is measured again when its source changes."""
-    kernel = hashlib.sha256()
-    for source in (small.SOURCE, Path(small.__file__)):
-        kernel.update(source.read_bytes())
+    unable = small.unsupported(device, torch.bfloat16)
     return Versions(
         driver=cache.driver_version(),
         torch=str(torch.__version__),
         cusparselt=torch.backends.cusparselt.version(),
-        kernel="" if small.unsupported(device, torch.bfloat16) else kernel.hexdigest()[:12],
+        kernel="" if unable else cache.version_of(small.SOURCE, Path(small.__file__)),
     )
 
 

@@ -46,13 +46,6 @@ def of(pattern: Pattern) -> Tensor:
     return out.view(-1)
 
 
-def nibbles(metadata: Tensor, shape: tuple[int, int]) -> Tensor:
-    """The nibble of each group, uint8 [N, K/4], of metadata uint8 [N K/8] in cuSPARSELt's order; `shape` is [N, K]."""
-    rows, columns = shape
-    blocks = torch.stack((metadata & 15, metadata >> 4), -1).view(-1, columns // 32, 4, 8, 4, 2, 2)
-    return blocks.permute(0, 2, 6, 3, 1, 5, 4).reshape(rows, columns // 4)
-
-
 def known(device: torch.device) -> str:
     """Why the metadata of cuSPARSELt on this device are not those of `of`; "" when they are.
 

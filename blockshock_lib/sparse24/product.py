@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -60,8 +60,20 @@ class Backend:
     pack_magnitude: Callable[[Tensor], Packed] | None = None
 
 
-BACKENDS: dict[str, Backend] = {
-    "reference": Backend(
+_cslt = Backend(
+    "cslt",
+    cslt.unsupported,
+    cslt.too_large,
+    cslt.pack,
+    cslt.blank,
+    cslt.linear,
+    cslt_tune.tune,
+    cslt.pack_both,
+    cslt.pack_magnitude,
+)
+
+_rows = (
+    Backend(
         "reference",
         reference.unsupported,
         reference.too_large,
@@ -70,41 +82,13 @@ BACKENDS: dict[str, Backend] = {
         reference.linear,
         reference.tune,
     ),
-    "torch": Backend("torch", stock.unsupported, stock.too_large, stock.pack, stock.blank, stock.linear, stock.tune),
-    "cslt": Backend(
-        "cslt",
-        cslt.unsupported,
-        cslt.too_large,
-        cslt.pack,
-        cslt.blank,
-        cslt.linear,
-        cslt_tune.tune,
-        cslt.pack_both,
-        cslt.pack_magnitude,
-    ),
-    "small": Backend(
-        "small",
-        small.unsupported,
-        small.too_large,
-        small.pack,
-        small.blank,
-        small.linear,
-        cslt_tune.tune_small,
-        small.pack_both,
-        small.pack_magnitude,
-    ),
-    "tuned": Backend(
-        "tuned",
-        tuned.unsupported,
-        tuned.too_large,
-        tuned.pack,
-        tuned.blank,
-        tuned.linear,
-        cslt_tune.tune_any,
-        tuned.pack_both,
-        tuned.pack_magnitude,
-    ),
-}
+    Backend("torch", stock.unsupported, stock.too_large, stock.pack, stock.blank, stock.linear, stock.tune),
+    _cslt,
+    # The same packed weight, multiplied by other kernels.
+    replace(_cslt, name="small", unsupported=small.unsupported, linear=small.linear, tune=cslt_tune.tune_small),
+    replace(_cslt, name="tuned", linear=tuned.linear, tune=cslt_tune.tune_any),
+)
+BACKENDS: dict[str, Backend] = {row.name: row for row in _rows}
 
 
 def choose(name: str, device: torch.device | str) -> Backend:

@@ -19,21 +19,7 @@ from torch import Tensor
 from blockshock_lib import compiled
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.sparse24 import cslt, metadata
-from blockshock_lib.sparse24.cslt import blank, pack, pack_both, pack_magnitude, too_large
 from blockshock_lib.sparse24.packed import Packed, check_input
-
-__all__ = [
-    "Config",
-    "blank",
-    "candidates",
-    "linear",
-    "multiply",
-    "pack",
-    "pack_both",
-    "pack_magnitude",
-    "prepare",
-    "too_large",
-]
 
 SOURCE = Path(__file__).with_name("small.cu")
 MOST_ROWS = 128

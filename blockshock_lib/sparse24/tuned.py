@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from blockshock_lib.sparse24 import cslt, small
-from blockshock_lib.sparse24.cslt import blank, pack, pack_both, pack_magnitude, too_large, unsupported
 from blockshock_lib.sparse24.packed import Packed, check_input
 from blockshock_lib.sparse24.tuning import Setting
-
-__all__ = ["blank", "linear", "multiply", "pack", "pack_both", "pack_magnitude", "too_large", "unsupported"]
 
 FEW = 64
 """Rows up to which the small-batch kernel was the faster one at every size tried on an H200 (N = 4096 to 40960): 1.3 to

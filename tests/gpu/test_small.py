@@ -49,7 +49,7 @@ def test_values_are_right_for_random_shapes_batches_and_configurations(seed, mas
         wide[:, 64 : 64 + k] = x
         x = wide[:, 64 : 64 + k]
     bias = torch.randn(n, device="cuda").to(dtype) if torch.rand(1, generator=draw) < 0.5 else None
-    packed = small.pack(weight, kept)
+    packed = cslt.pack(weight, kept)
     found = small.candidates((n, k), b, x.device)
     config = found[int(torch.randint(len(found), (1,), generator=draw))]
     out = torch.full((b, n), torch.nan, dtype=dtype, device="cuda")
@@ -63,7 +63,7 @@ def test_values_are_right_for_random_shapes_batches_and_configurations(seed, mas
 def test_every_candidate_is_right(n, k, b):
     backend_for("small")
     x, weight, mask = problem(n, k, b)
-    packed = small.pack(weight, mask)
+    packed = cslt.pack(weight, mask)
     found = small.candidates((n, k), b, x.device)
     small.prepare(found, b, x.dtype, x.device)
     for config in found:
@@ -76,10 +76,10 @@ def test_columns_that_do_not_fill_a_stage_are_not_filled_with_what_lay_there_bef
     backend_for("small")
     x, weight, mask = problem(128, 192, 8)
     poison = torch.full((128, 512), torch.nan, dtype=x.dtype, device="cuda")
-    full = small.pack(poison, masks.make(SimpleNamespace(family="random", pattern=""), (128, 512), device="cuda"))
+    full = cslt.pack(poison, masks.make(SimpleNamespace(family="random", pattern=""), (128, 512), device="cuda"))
     wide = torch.full((8, 320), torch.nan, dtype=x.dtype, device="cuda")
     wide[:, 64:256] = x
-    packed = small.pack(weight, mask)
+    packed = cslt.pack(weight, mask)
     for config in small.candidates((128, 192), 8, x.device):
         small.multiply(poison[:8], full.data[0], (128, 512), config)
         assert_right(small.multiply(wide[:, 64:256], packed.data[0], (128, 192), config), x, weight, mask)
@@ -137,14 +137,14 @@ def test_more_rows_than_it_takes_are_refused_by_the_kernel_and_multiplied_by_the
     backend_for("small")
     x, weight, mask = problem(128, 256, small.MOST_ROWS + 1)
     with pytest.raises(UnsupportedError, match="up to 128 rows"):
-        small.linear(x, small.pack(weight, mask))
-    assert_right(tuned.linear(x, tuned.pack(weight, mask)), x, weight, mask)
+        small.linear(x, cslt.pack(weight, mask))
+    assert_right(tuned.linear(x, cslt.pack(weight, mask)), x, weight, mask)
 
 
 def test_writing_the_values_changes_the_product_of_every_backend_on_one_buffer():
     backend_for("small")
     x, weight, mask = problem(256, 512, 24)
-    packed = tuned.pack(weight, mask)
+    packed = cslt.pack(weight, mask)
     changed = torch.randn_like(weight)
     packed.values.copy_(changed[mask].view_as(packed.values))
     for multiply, way in ((small.multiply, None), (cslt.multiply, Setting())):
@@ -154,7 +154,7 @@ def test_writing_the_values_changes_the_product_of_every_backend_on_one_buffer()
 def test_a_captured_product_follows_new_inputs_and_new_values():
     backend_for("small")
     x, weight, mask = problem(512, 512, 16)
-    packed = tuned.pack(weight, mask)
+    packed = cslt.pack(weight, mask)
     tuned.linear(x, packed)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

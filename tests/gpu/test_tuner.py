@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockshock_lib.sparse24 import choices, cslt_tune, small, tuned, tuner, ways
+from blockshock_lib.sparse24 import choices, cslt, cslt_tune, small, tuned, tuner, ways
 from blockshock_lib.sparse24.small import Config
 from blockshock_lib.sparse24.tuning import Setting
 
@@ -79,7 +79,7 @@ def test_wrong_crashing_and_hanging_ways_cost_a_candidate_each_and_this_process_
     assert found.trial(crashing).crashed and found.trial(Setting(2)).crashed
     assert "without a word" in found.trial(Setting(3)).crashed
     x, weight, mask = problem(1024, 1024, 16)
-    packed = tuned.pack(weight, mask)
+    packed = cslt.pack(weight, mask)
     for kind in (Setting, Config):
         packed.extra[16] = found.best(kind).way
         assert_right(tuned.linear(x, packed), x, weight, mask)

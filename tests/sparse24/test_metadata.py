@@ -4,7 +4,7 @@ from unittest import mock
 import pytest
 import torch
 
-from blockshock_lib.sparse24 import Pattern, masks, metadata, packing
+from blockshock_lib.sparse24 import Pattern, masks, metadata
 
 from . import fake_cusparselt
 
@@ -35,13 +35,6 @@ def golden(keep):
 def test_the_bytes_are_those_of_the_formula(mask, shape):
     keep = mask_of(mask, shape)
     assert torch.equal(metadata.of(Pattern.of(keep)), golden(keep))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("mask", MASKS, ids=" ".join)
-def test_the_nibbles_are_read_back(mask, shape):
-    keep = mask_of(mask, shape)
-    assert torch.equal(metadata.nibbles(metadata.of(Pattern.of(keep)), shape), packing.nibbles(keep))
 
 
 def test_a_part_of_a_pattern_has_the_bytes_of_its_rows():
