@@ -67,6 +67,8 @@ METRICS = {
     "power": "W",
     "sm_clock": "MHz",
     "throttle": "bool",
+    # Symmetric memory that a rank's sums hold, for all methods: in no peak.
+    "shared_bytes": "B",
 }
 # Every other time that is there took time; the floor of a collective is there only where something is sent.
 MAY_BE_ZERO_MS = tuple(floor for floor in FLOORS if "reduce" not in floor)

@@ -86,6 +86,12 @@ class Reducer:
         """What is known for that size, the fastest first; the library alone where nothing was measured."""
         return self.table.get(size_class(nbytes)) or [Way(self.library)]
 
+    @property
+    def shared_bytes(self) -> int:
+        """Of symmetric memory held here, outside PyTorch's allocator and its peaks."""
+        spaces = [self.space, *self._outgrown] if self.space else []
+        return sum(symm.DATA + one.nbytes for one in spaces)
+
     def unsupported(self, backend: str) -> str:
         """Why that backend cannot run here; "" when it can."""
         if BACKENDS[backend].shares:

@@ -100,6 +100,14 @@ class Group:
         if self.world_size > 1 and self.reference is not None and (one := all_reduce.made(self.handle, device)):
             one.take_turn()
 
+    def shared_bytes(self, device: torch.device) -> int:
+        """Bytes of symmetric memory that this rank's sums hold now: one workspace for all layers of the group, which no
+        peak of PyTorch's allocator counts. No collective.
+        """
+        joined = self.world_size > 1 and self.reference is not None
+        one = all_reduce.made(self.handle, device) if joined else None
+        return one.shared_bytes if one else 0
+
     def tune(self, nbytes: int, device: torch.device) -> None:
         """Has all_reduce take the fastest way for partial results of that size: measured once, kept on disk.
 

@@ -101,6 +101,9 @@ class Session:
         for metric, value in _ceilings[dtype]._asdict().items():
             if value:
                 self.rows.add("ceiling", metric, value)
+        if shared := self.group.shared_bytes(self.device):
+            for rank in range(self.group.world_size):  # of one size on every rank
+                self.rows.add("machine", "shared_bytes", shared, rank=rank)
         spares = self.spares(runners)
         works: dict[tuple[str, str], Work] = {}
         tasks: dict[tuple[str, str], Task] = {}

@@ -26,8 +26,8 @@ class Rows:
 
     rows: list[dict] = field(default_factory=list)
 
-    def add(self, method: str, metric: str, value: float, repeat: int = 0, detail: str = "") -> None:
-        self.rows.append(records.row(method, metric, value, repeat=repeat, detail=detail))
+    def add(self, method: str, metric: str, value: float, repeat: int = 0, detail: str = "", rank: int = -1) -> None:
+        self.rows.append(records.row(method, metric, value, repeat=repeat, detail=detail, rank=rank))
 
     def miss(self, method: str, status: str, reason: str, metric: str = "check") -> None:
         """A row without a number: why there is none."""

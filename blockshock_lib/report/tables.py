@@ -221,6 +221,9 @@ def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
 def machine_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Power (W) and SM clock (MHz) of each GPU, and the share of samples in which it was throttled, with reasons.
 
+    "shared for sums" is the most symmetric memory that the all-reduce held there, which no method's peak counts; it is
+    not shown where there was none.
+
     One row that says so where the records hold no row of a GPU, as on a CPU.
     """
     rows = cells.complete(frame)
@@ -235,6 +238,8 @@ def machine_table(frame: pd.DataFrame) -> pd.DataFrame:
             values = by[metric]["value"] if metric in by else pd.Series(dtype=float)
             for word, q in (("p10", 0.1), ("median", 0.5), ("p90", 0.9)):
                 row[name.format(word)] = values.quantile(q)
+        if "shared_bytes" in by:
+            row["shared for sums (GiB)"] = by["shared_bytes"]["value"].max() / GIB
         throttle = by.get("throttle", gpu.iloc[:0])
         row["throttled (%)"] = 100 * throttle["value"].ne(0).mean()
         reasons = throttle.loc[throttle["value"].ne(0), "detail"]

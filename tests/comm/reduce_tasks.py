@@ -114,9 +114,11 @@ def growing(ctx):
     """What becomes of a workspace that is too small, with and without a captured graph that reads it."""
     group, large = Group.of(), 4 << 20
     with fake_symm.installed({SIZE: ONE, large: ONE, 4 * large: ONE}) as fake:
+        shared = [group.shared_bytes(CPU)]
         group.buffer(8, 64, torch.float32, CPU)
         one = all_reduce.reducer(group, CPU)
         first = weakref.ref(one.space)
+        shared.append(group.shared_bytes(CPU))
         group.buffer(large // 256, 64, torch.float32, CPU)
         gone = first() is None
         one._capturing = lambda: True
@@ -134,7 +136,9 @@ def growing(ctx):
             stale = ""
         except ValueError as error:
             stale = str(error)
-        return {"made": list(fake.made), "gone": gone, "said": said, "kept": second() is not None, "stale": stale}
+        shared.append(group.shared_bytes(CPU))
+        seen = {"made": list(fake.made), "gone": gone, "said": said, "kept": second() is not None, "stale": stale}
+        return seen | {"shared": shared}
 
 
 def freed_with_its_group(ctx):

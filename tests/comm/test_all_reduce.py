@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from blockshock_lib import launch
-from blockshock_lib.comm import Group
+from blockshock_lib.comm import Group, symm
 from tests.comm import reduce_tasks as tasks
 
 
@@ -51,6 +51,8 @@ def test_a_workspace_grows_but_not_in_a_graph_and_one_that_a_graph_reads_is_kept
         assert seen["gone"] and seen["kept"]
         assert "call the layer once before" in seen["said"]
         assert "as it is now" in seen["stale"]
+        # None before it is needed; the one that a graph reads counts beside the new one.
+        assert seen["shared"] == [0, symm.DATA + (1 << 20), 2 * symm.DATA + (20 << 20)]
 
 
 def test_a_workspace_that_one_rank_cannot_make_raises_on_all(pair):
@@ -73,4 +75,5 @@ def test_a_lone_rank_and_an_emulated_one_need_no_buffer():
     for group in (Group(), Group(0, 2)):
         assert group.buffer(8, 64, torch.float32, tasks.CPU) is None and group.reductions(torch.ones(8, 64)) == {}
         group.tune(tasks.SIZE, tasks.CPU)
+        assert group.shared_bytes(tasks.CPU) == 0
     assert torch.equal(Group().all_reduce(torch.ones(2, 3), torch.arange(3.0)), torch.tensor([[1.0, 2.0, 3.0]] * 2))

@@ -69,3 +69,6 @@ def test_two_gpus_time_their_graphs_their_cut_batches_and_their_all_reduces(spar
             assert details(rows, "forward_graph_call", method) == {""}
         assert "nccl" in details(rows, "reduce_by_kernel", "row_parallel")
         assert details(rows, "reduce_kernel", "row_parallel") <= details(rows, "reduce_by_kernel", "row_parallel")
+        if details(rows, "reduce_kernel", "row_parallel") & {"one-shot", "two-shot"}:
+            shared = {row["rank"]: row["value"] for row in rows if row["metric"] == "shared_bytes"}
+            assert set(shared) == {0, 1} and min(shared.values()) >= 1024 * 1024 * 2  # y

@@ -143,6 +143,14 @@ def test_ceilings_and_gpus_are_summarised(phase1):
     assert list(gpus.index) == [0, 1]
     assert list(gpus["throttled (%)"]) == [0, 100]
     assert list(gpus["reasons"]) == ["", "power cap"]
+    assert "shared for sums (GiB)" not in gpus
+
+
+def test_the_most_memory_that_the_sums_shared_is_told_of_each_gpu(phase1):
+    power = phase1[phase1["metric"].eq("power")]
+    shared = power.assign(metric="shared_bytes", unit="B", value=2.0**28 * (1 + power["batch"].eq(4096)))
+    table = tables.machine_table(pd.concat([phase1, shared])).set_index("GPU")
+    assert list(table["shared for sums (GiB)"]) == [0.5, 0.5]
 
 
 def test_without_gpu_rows_the_machine_table_says_so():
