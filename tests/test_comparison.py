@@ -232,9 +232,11 @@ def test_clean_code_is_not_refused_and_code_outside_git_is_told(old, new):
 
 def test_another_commit_is_what_is_compared_and_is_told(old, new):
     def change(document):
-        document["context"]["code"] |= {"commit": "f" * 40, "sources": "0" * 12}
+        document["context"]["code"] |= {"commit": "f" * 40, "sources": "0" * 12, "imported": "0" * 12}
 
-    assert "code aa368d4/43e1d94d1529 → fffffff/000000000000" in compare(old, alter(new, change)).line()
+    code = records.read(next((old / "records").glob("*.json")))["context"]["code"]
+    was = f"{code['commit'][:7]}/{code['sources']}"
+    assert f"code {was} → fffffff/000000000000" in compare(old, alter(new, change)).line()
 
 
 def test_another_dtype_is_refused_and_paired_where_told(old, new):

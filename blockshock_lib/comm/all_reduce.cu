@@ -120,7 +120,7 @@ __device__ void meet(char* const (&peers)[WORLD], int rank) {
 //
 // p0...: the ranks' workspaces; out: packets, in no workspace; bias: row_packets packets or null; offset: bytes from DATA.
 extern "C" __global__ void __launch_bounds__(512)
-    one_shot(PEERS, char* out, const char* bias, long long offset, int packets, int row_packets, int rank) {
+    all_reduce_one_shot(PEERS, char* out, const char* bias, long long offset, int packets, int row_packets, int rank) {
     char* const peers[WORLD] = {PEER_LIST};
     int lanes = gridDim.x * blockDim.x;
     meet<0>(peers, rank);
@@ -143,9 +143,9 @@ extern "C" __global__ void __launch_bounds__(512)
 
 // Every rank sums its share of the packets into its own workspace, then reads the others' shares.
 //
-// The arguments are those of one_shot. A block reads in a peer's share what the same block of that peer has summed.
+// The arguments are those above. A block reads in a peer's share what the same block of that peer has summed.
 extern "C" __global__ void __launch_bounds__(512)
-    two_shot(PEERS, char* out, const char* bias, long long offset, int packets, int row_packets, int rank) {
+    all_reduce_two_shot(PEERS, char* out, const char* bias, long long offset, int packets, int row_packets, int rank) {
     char* const peers[WORLD] = {PEER_LIST};
     int lanes = gridDim.x * blockDim.x, start = blockIdx.x * blockDim.x + threadIdx.x;
     int share = (packets + WORLD - 1) / WORLD, own = rank * share, held = min(share, packets - own);

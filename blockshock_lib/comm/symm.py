@@ -98,7 +98,7 @@ class Workspace:
         found = self._kernels.get((name, dtype))
         if found is None:
             defines = {"WORLD": self.world, "ELEMENT": ELEMENTS[dtype], "MAX_BLOCKS": MAX_BLOCKS, "DATA": DATA}
-            found = compiled.kernel(SOURCE, name, device=self.memory.device, **defines)
+            found = compiled.kernel(SOURCE, f"all_reduce_{name}", device=self.memory.device, **defines)
             self._kernels[name, dtype] = found
         return found
 

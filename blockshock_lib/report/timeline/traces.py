@@ -30,9 +30,10 @@ COLUMNS = ["case", "method", "rank", "device", "kind", "name", "start_ms", "dura
 TOGETHER_US = 20.0  # by so much may a collective seem to end on one rank before another has begun it
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-# NCCL's kernels, those of torch's symmetric memory (one_shot_all_reduce, multimem_...), and copies between two GPUs.
+# NCCL's kernels, ours and torch's in symmetric memory (one_shot, multimem_...), and copies between two GPUs.
 _SENDS = re.compile(
-    r"nccl|nvshmem|multimem|symm_?mem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|memcpy ptop", re.IGNORECASE
+    r"nccl|nvshmem|multimem|symm_?mem|(one|two)_shot|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|memcpy ptop",
+    re.IGNORECASE,
 )
 # On a CPU: what hands a collective over (c10d::, record_param_comms), and gloo's own thread that carries it out.
 _COLLECTIVE = ("c10d::", "record_param_comms", "gloo:", "nccl:", "mpi:")

@@ -134,7 +134,10 @@ def test_without_times_every_table_is_empty(rows):
 
 def test_the_law_says_what_was_measured_on_the_shipped_gpus():
     rows = findings_law.law_rows(records.load(ROOT / "outputs" / "reference" / "phase1-cuda"))
-    assert len(rows) == 20 and rows["residual"].abs().max() < 0.1 and rows["residual"].abs().median() < 0.025
+    # What is left of the law beside B1's product, which at small N takes more than half of A's.
+    assert len(rows) == 20 and rows["rest"].abs().max() < 0.1 and rows["rest"].abs().median() < 0.025
+    large = rows[rows["in_features"].ge(16384)]
+    assert len(large) == 10 and large["residual"].abs().max() < 0.1 and large["residual"].abs().median() < 0.025
 
 
 def test_a_dense_dw_is_full_and_counts_once(trained):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from blockshock_lib.comm.all_reduce import BACKENDS
 from blockshock_lib.engine import profile
 from blockshock_lib.errors import RecordError
 from blockshock_lib.manifest import ROOT
@@ -120,6 +121,8 @@ def test_kernels_copies_and_memsets_of_a_gpu_are_its_work_and_nothing_else_is(tm
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
         ("ncclSymkDevKernel_AllGather_LL", "communication"),
         ("void two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(...)", "communication"),
+        ("one_shot", "communication"),
+        *((f"all_reduce_{backend.kernel}", "communication") for backend in BACKENDS.values() if backend.shares),
         ("multimem_all_reduce_kernel", "communication"),
         ("Memcpy PtoP (Device -> Device)", "communication"),
         ("Memcpy DtoD (Device -> Device)", "compute"),
