@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import gc
 import itertools
-import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import admission, capacity, correctness, curve, profile, roofline, ways, work
 from blockshock_lib.engine.protocol import Problem, Runner
-from blockshock_lib.engine.timing import LONG_CALL_MS, MAX_CALLS, Clock, Graph, Pool, Task, copies_past_cache, tensors
+from blockshock_lib.engine.tasks import TaskMaker
+from blockshock_lib.engine.timing import LONG_CALL_MS, Clock, Graph, Task, copies_past_cache, tensors
 from blockshock_lib.engine.trial import Rows, Trial
 from blockshock_lib.engine.work import Work
 from blockshock_lib.params import Params
 from blockshock_lib.records import METRICS
 
-# A captured graph runs about this long, so that the few microseconds of its launch do not count.
-GRAPH_MS = 2.0
-# Calls one by one may take a few times as long as in a graph, for the host's part in them.
-CERTAIN = 4
-# Samples of each way that a forward or backward can run, to choose by.
-CHOICE_SAMPLES = 12
 PER_MS = {"ms": 1.0, "us": 1e3}
 
 _ceilings: dict[torch.dtype, roofline.Ceilings] = {}
@@ -89,8 +82,7 @@ class Session:
         self.trial, self.timing, self.first = trial, params.timing, first
         self.problem, self.group, self.device, self.rows = trial.problem, trial.group, trial.device, trial.rows
         self.clock = Clock(self.device, self.group)
-        self.pool = Pool(self.device) if self.device.type == "cuda" else None
-        self.longest_ms = 0.0
+        self.maker = TaskMaker(self.clock, self.timing.min_sample_ms)
         self.reduced: str | None = None  # the method with which each way to add up is timed
 
     def time(self, runners: dict[str, Runner]) -> None:
@@ -110,13 +102,13 @@ class Session:
         for name, runner in runners.items():
             found = self.works(name, runner, spares)
             works |= {(name, key): one for key, one in found.items()}
-            tasks |= {(name, key): self.task(runner, one) for key, one in found.items()}
+            tasks |= {(name, key): self.maker.task(runner, one) for key, one in found.items()}
         taken = self.clock.interleave(
             tasks,
             warmup=self.timing.warmup,
             samples=self.timing.samples,
             min_sample_ms=self.timing.min_sample_ms,
-            blocks=self.device.type == "cuda" and self.longest_ms >= LONG_CALL_MS,
+            blocks=self.device.type == "cuda" and self.maker.longest_ms >= LONG_CALL_MS,
         )
         for name, runner in runners.items():
             mine = {key: task for (who, key), task in tasks.items() if who == name}
@@ -172,7 +164,7 @@ class Session:
         What is then reported of both orders is measured anew: the samples that chose are not those that are shown.
         """
         orders = {order: work.backward(self.problem, copies, order) for order in work.ORDERS}
-        order = self.fastest(runner, orders)
+        order = self.maker.fastest(runner, orders)
         for one in copies:
             one.overlap = order
 
@@ -190,27 +182,9 @@ class Session:
             for one in copies:
                 if one.active:
                     one.tune(self.problem.x)  # finds the choice that the first one made
-        count = self.fastest(runner, {n: work.chunked(self.problem, copies, n) for n in work.CHUNKS})
+        count = self.maker.fastest(runner, {n: work.chunked(self.problem, copies, n) for n in work.CHUNKS})
         for one in copies:
             one.chunks = count
-
-    def fastest(self, runner: Runner, found: dict[Any, Work]) -> Any:
-        """The key of the work whose graph has the least median; the same on all ranks."""
-        tasks = {}
-        for key, one in found.items():
-            tasks[key] = self.graph(runner, one, 1)
-            tasks[key].heavy = True  # led in, so that each is timed at its own clocks: the ways differ by less
-        taken = self.clock.interleave(
-            tasks,
-            warmup=1,
-            samples=CHOICE_SAMPLES,
-            min_sample_ms=self.timing.min_sample_ms,
-            blocks=self.device.type == "cuda",
-        )
-        for task in tasks.values():
-            if task.fn is not None:
-                task.fn.release()
-        return min(taken, key=lambda key: statistics.median(taken[key]))
 
     def copy(self, name: str) -> Runner:
         """One more of a method that is already tuned; it finds the choice that the first one made."""
@@ -220,51 +194,6 @@ class Session:
             if self.trial.phase.backward:
                 one.tune_dx(self.problem.dy)
         return one
-
-    def task(self, runner: Runner, one: Work) -> Task:
-        """A work as the clock takes it: a call, or a graph that makes enough calls to run about GRAPH_MS."""
-        count = len(one.calls)
-        if one.eager:
-            turn = itertools.cycle(one.calls)
-            fn = (lambda: next(turn)()) if runner.active else None
-            return Task(fn, before=one.before, heavy=one.heavy, host=one.host)
-        if self.lasts(runner, one):
-            return self.graph(runner, one, 1)
-        once = self.graph(runner, one, 1)
-        # One round of the rotation says how many make a graph of GRAPH_MS; all ranks must agree on it.
-        ms = self.group.largest([min(self.clock.sample(once) for _ in range(3))], self.device)[0]
-        if one.heavy:
-            self.longest_ms = max(self.longest_ms, ms)
-        rounds = max(1, min(MAX_CALLS // count, round(GRAPH_MS / (ms * count))))
-        if rounds == 1:
-            return once
-        if once.fn is not None:
-            once.fn.release()
-        return self.graph(runner, one, rounds)
-
-    def lasts(self, runner: Runner, one: Work) -> bool:
-        """Whether one round runs so long, called one by one, that its graph needs no more rounds for sure.
-
-        Half of the graphs need then not be captured twice, which takes longer than timing them.
-        """
-        if self.device.type != "cuda":
-            return False
-        if runner.active and one.before is not None:
-            one.before()
-        task = Task((lambda: [call() for call in one.calls]) if runner.active else None)
-        ms = self.group.largest([min(self.clock.sample(task) for _ in range(2))], self.device)[0]
-        if one.heavy:
-            self.longest_ms = max(self.longest_ms, ms / len(one.calls))
-        return ms >= CERTAIN * GRAPH_MS
-
-    def graph(self, runner: Runner, one: Work, rounds: int) -> Task:
-        calls = list(one.calls) * rounds
-        fn = None
-        if runner.active:
-            if one.before is not None:
-                one.before()
-            fn = Graph(calls, self.device, self.pool, one.keeps, standing(one.copies))
-        return Task(fn, inner=len(calls), before=one.before, heavy=one.heavy)
 
     def still_right(self, name: str, runner: Runner, mine: dict[str, Task], works: dict) -> bool:
         """The outputs of the graphs that keep them: y and dX by the gate, gradients as they were when admitted."""
@@ -313,18 +242,3 @@ class Session:
         found = work.of(self.problem, [runner], name, phase, None)
         key = "step_kernel" if phase.train else "pass_kernel" if phase.backward else "forward_kernel"
         return found[key].calls[0]
-
-
-def standing(copies: list[Runner]) -> Callable[[], None]:
-    """What gives the layers back what they hold now.
-
-    A layer may make its packed copies anew and let go of those that a graph reads; and what it makes while a graph is
-    captured holds nothing before that graph is replayed.
-    """
-    held = [(vars(own), dict(vars(own))) for copy in copies for own in copy.owners]
-
-    def restore() -> None:
-        for mine, had in held:
-            mine.update(had)
-
-    return restore
