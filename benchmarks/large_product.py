@@ -3,10 +3,17 @@
     python benchmarks/large_product.py --n 40960 --b 1024 4096 --json large.json
 
 At these sizes the products are bound by arithmetic, where a 2:4 product could take as long as a dense one of half the
-size. Four run in turn on one GPU, bf16, each without pause for a while, so that clocks and power settle: the dense half
-[N, N/2] and the tuned 2:4 term [N, N] of a random weight, checked first, on random inputs and on zeros. What zeros
-gain is what switching costs: same work, same bytes, less power. Where Nsight Compute (`ncu`) is installed, its counters
-of one launch of each follow: how busy the tensor cores and the shared memory are, and the bytes moved.
+size. Four run in turn on one GPU, bf16: the dense half [N, N/2] and the tuned 2:4 term [N, N] of a random weight, on
+random inputs (their values are checked first) and on zeros. Each runs without pause for `LEAD_IN` seconds and is then
+timed. Rounds alternate in order, so a product follows one neighbour and then the other (at the ends, itself): what is
+left of the neighbour's heat shows in the spread.
+
+On zeros the same work on as many bytes switches less and takes less power. What that gains is a lower bound of what
+the power limit costs: on an H200 even the zeros ran at the power cap, at 1665 to 1718 of 1980 MHz.
+
+Where Nsight Compute (`ncu`) is installed, its counters of the two products on random inputs follow: how busy the tensor
+cores and the unit of the shared memory are, and the bytes moved. They are of one launch from a cold start under ncu, at
+clocks of its own, not of the sustained rounds.
 
 Prints a line a product; needs a GPU.
 """
@@ -39,14 +46,20 @@ from blockshock_lib.sparse24 import masks, product  # noqa: E402
 PRODUCTS = ("dense half", "2:4", "dense half, x = 0", "2:4, x = 0")
 NEAR = 1 / 8  # error allowed, in standard deviations of the right values
 CHECKED = 512  # rows of the weight that are compared
+LEAD_IN = 1.5  # s; NVML's power is a mean over about 1 s. After 0.15 s power and times still followed the neighbour's
 NCU = ("--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "details")
 SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis")
 METRICS = ("gpu__time_duration.sum", "sm__cycles_elapsed.max", "dram__bytes_read.sum", "lts__t_bytes.sum")
-COUNTERS = {  # as ncu names them in its table -> (our name, factor)
+# As ncu names them in its table -> (our name, factor). All are of one launch from a cold start: ncu repeats it until
+# all counters are read, flushes the caches before each pass and leaves the clocks free, so neither its time nor its
+# clock is that of the sustained rounds. A percentage is of the unit's peak: near 100 in one kernel and not in another,
+# it is a property of the kernel, not of the hardware.
+COUNTERS = {
     "gpu__time_duration.sum": ("ms", 1e-6),
     "sm__cycles_elapsed.max": ("million_cycles", 1e-6),
     "SM Busy": ("tensor_busy_percent", 1.0),  # the busiest pipe: in these kernels the tensor cores
-    "L1/TEX Cache Throughput": ("shared_memory_busy_percent", 1.0),  # the same unit
+    # The busiest part of the L1/TEX unit, which holds the L1 cache and the shared memory: not the shared memory alone.
+    "L1/TEX Cache Throughput": ("shared_memory_busy_percent", 1.0),
     "dram__bytes_read.sum": ("memory_read_gb", 1e-9),
     "lts__t_bytes.sum": ("l2_gb", 1e-9),
 }
@@ -54,7 +67,10 @@ COUNTERS = {  # as ncu names them in its table -> (our name, factor)
 
 @dataclass
 class Row:
-    """One product of one size: a time (ms), power (W) and SM clock (MHz) a round, and the counters of one launch."""
+    """One product of one size: a time (ms), power (W) and SM clock (MHz) a round, and the counters of one launch.
+
+    `throttle` has an entry for each round that was sampled, "" where no sample was throttled.
+    """
 
     n: int
     b: int
@@ -70,17 +86,33 @@ class Row:
         times = f"{statistics.median(self.ms):.3f} [{min(self.ms):.3f}, {max(self.ms):.3f}]"
         state = [f"{statistics.median(seen):.0f}" if seen else "-" for seen in (self.watts, self.mhz)]
         words = ", ".join(f"{name} {value:.4g}" for name, value in self.counters.items())
-        why = ", ".join(dict.fromkeys(filter(None, self.throttle))) or "not throttled"
+        why = ", ".join(dict.fromkeys(filter(None, self.throttle))) or ("not throttled" if self.throttle else "-")
         return f"{self.n:6} {self.b:5}  {self.what:18} {times:24} {state[0]:>5} {state[1]:>5}  {why}  {words}".rstrip()
 
 
-def products(n: int, batches: Iterable[int]) -> dict[tuple[int, str], Callable[[], torch.Tensor]]:
-    """What is timed, by (batch, name); each has given right values once.
+def check(name: str, y: torch.Tensor, right: torch.Tensor) -> None:
+    """Compare the first columns of y [B, N] with the right ones [B, CHECKED].
+
+    Raises:
+        RuntimeError: y is wrong, or not a number.
+    """
+    off = float((y[:, : right.shape[1]].float() - right).abs().max() / right.std())
+    if not off <= NEAR:
+        raise RuntimeError(f"{name} is off by {off:.3g} standard deviations")
+
+
+def products(
+    n: int, batches: Iterable[int], device: torch.device | None = None
+) -> dict[tuple[int, str], Callable[[], torch.Tensor]]:
+    """What is timed, by (batch, name), on the current GPU if no device is given.
+
+    Those of random inputs have given right values once.
 
     Raises:
         RuntimeError: a product is wrong.
     """
-    device, backend = torch.device("cuda", torch.cuda.current_device()), product.choose("auto", "cuda")
+    device = device or torch.device("cuda", torch.cuda.current_device())
+    backend = product.choose("auto", device)
     weight = torch.randn(n, n, dtype=torch.bfloat16, device=device)
     keep = masks.make(Mask.named("checkerboard"), (n, n), device=device)
     packed, half = backend.pack(weight, keep), weight[:, : n // 2].contiguous()
@@ -95,10 +127,7 @@ def products(n: int, batches: Iterable[int]) -> dict[tuple[int, str], Callable[[
             calls[b, "dense half" + ending] = lambda left=left, out=out: torch.mm(left, half.t(), out=out)
             calls[b, "2:4" + ending] = lambda given=given, out=out: backend.linear(given, packed, out)
         for name, part in (("dense half", x[:, : n // 2]), ("2:4", x)):
-            right = F.linear(part.float(), some[name])
-            off = float((calls[b, name]()[:, : len(some[name])].float() - right).abs().max() / right.std())
-            if not off <= NEAR:
-                raise RuntimeError(f"{name} of {n}x{n}, B={b}, is off by {off:.3g} standard deviations")
+            check(f"{name} of {n}x{n}, B={b},", calls[b, name](), F.linear(part.float(), some[name]))
     return calls
 
 
@@ -118,21 +147,22 @@ def sustained(call: Callable[[], object], seconds: float) -> float:
 
 
 def measure(n: int, batches: list[int], rounds: int, seconds: float) -> list[Row]:
+    """A row a product, sorted by batch and then as in `PRODUCTS`."""
     calls = products(n, batches)
     rows = [Row(n, b, what) for b, what in itertools.product(batches, PRODUCTS)]
     with Sampler("cuda", 1) as sampler:
         for _ in range(rounds):
             for row in rows:
                 call = calls[row.b, row.what]
-                sustained(call, seconds / 4)  # until power and clocks are this product's
-                sampler.rows()
+                sustained(call, LEAD_IN)
+                sampler.rows()  # drops what was seen so far
                 row.ms.append(sustained(call, seconds))
                 seen = {one["metric"]: one for one in sampler.rows()}
                 if seen:
                     row.watts.append(seen["power"]["value"])
                     row.mhz.append(seen["sm_clock"]["value"])
                     row.throttle.append(seen["throttle"]["detail"])
-            rows.reverse()  # what is warm from the one before is cold in the next round
+            rows.reverse()  # so that each follows its other neighbour, whose heat is still there
     return sorted(rows, key=lambda row: (row.b, PRODUCTS.index(row.what)))
 
 
@@ -184,18 +214,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="where to keep the rows")
     parser.add_argument("--once", action="store_true", help="one launch of each and no times: what ncu looks at")
     args = parser.parse_args(argv)
+    batches = sorted(set(args.b))  # the order of the rows, so that launches counted in it are theirs
     if reason := product.choose("auto", "cuda").unsupported(torch.device("cuda"), torch.bfloat16):
         print(f"this benchmark needs a GPU: {reason}", file=sys.stderr)
         return 1
     if args.once:
-        once(args.n[0], args.b)
+        once(args.n[0], batches)
         return 0
     rows = []
     print(f"{'N':>6} {'B':>5}  {'product':18} {'ms [min, max]':24} {'W':>5} {'MHz':>5}")
     for n in args.n:
-        mine = measure(n, args.b, args.rounds, args.seconds)
+        mine = measure(n, batches, args.rounds, args.seconds)
         seen = [row for row in mine if row.what in PRODUCTS[:2]]
-        for row, counters in zip(seen, counted(n, args.b) or [{}] * len(seen), strict=True):
+        for row, counters in zip(seen, counted(n, batches) or [{}] * len(seen), strict=True):
             row.counters = counters
         for row in mine:
             print(row.line, flush=True)

@@ -1,7 +1,7 @@
 """The file of measured all-reduces: how long each backend took, at its best, for a size on a group of GPUs.
 
 One JSON file holds a list of entries. An entry is used only where its whole key agrees: size, ranks, GPU, versions and
-the source of the kernels. What is damaged is ignored with a warning and measured again.
+the source of the kernels and of what launches them. What is damaged is ignored with a warning and measured again.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def _entry(entry: dict) -> tuple[Key, Way, float]:
 
 
 def _source() -> str:
-    """Of the kernels, and of the numbers of blocks that are tried."""
-    return cache.version_of(symm.SOURCE, symm.SOURCE.with_suffix(".py"))
+    """Of the kernels, of how they are launched, and of the numbers of blocks that are tried."""
+    return cache.version_of(symm.SOURCE, Path(symm.__file__), Path(symm.__file__).with_name("all_reduce.py"))
 
 
 def _nccl(device: torch.device) -> str:

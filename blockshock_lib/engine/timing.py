@@ -161,10 +161,9 @@ class Clock:
         return start.elapsed_time(end) / (task.calls * task.inner)
 
     def _host(self, task: Task) -> float:
-        """ms a call until the host has `task.calls` calls behind it; the device was idle before, by `align`.
+        """ms a call until the host has `task.calls` calls behind it, after one more that does not count.
 
-        One call more goes first and does not count: after other work it finds the host's caches cold, and would be a
-        large part of the sum. In a model the layer before has just run the same code.
+        After other work that one finds the host's caches cold; in a model the layer before has just run the same code.
         """
         task.fn()
         start = time.perf_counter()

@@ -124,8 +124,8 @@ def speed_table(frame: pd.DataFrame) -> pd.DataFrame:
     a kernel time) with its 99% interval; `claim` says faster or slower only where that interval excludes 1.
     Then medians: the product (compute) and the reduction alone; exposed communication = kernel - compute and host =
     call - kernel, the latter not told on a CPU (of medians: a difference within the spread may come out below 0).
-    "of floor (%)" = 100 * floor / kernel time. The floor's ceilings are medians of one copy and one GEMM shape, so a
-    cell can stand a few percent above 100.
+    "of floor (%)" = 100 * floor / kernel time. The floor's ceilings are medians of one copy, one GEMM shape and one
+    all-reduce by the library, so a cell can stand a few percent above 100.
     """
     parts = {
         "kernel": "forward_kernel",
@@ -219,7 +219,8 @@ def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def machine_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Power (W) and SM clock (MHz) of each GPU, and the share of samples in which it was throttled, with reasons.
+    """Power (W) and SM clock (MHz) of each GPU: p10, median and p90 of the medians of all cases and groups; and the
+    share of those in which it was throttled for a moment or longer, with reasons.
 
     "shared for sums" is the most symmetric memory that the all-reduce held there, which no method's peak counts; it is
     not shown where there was none.
@@ -241,7 +242,7 @@ def machine_table(frame: pd.DataFrame) -> pd.DataFrame:
         if "shared_bytes" in by:
             row["shared for sums (GiB)"] = by["shared_bytes"]["value"].max() / GIB
         throttle = by.get("throttle", gpu.iloc[:0])
-        row["throttled (%)"] = 100 * throttle["value"].ne(0).mean()
+        row["cases throttled (%)"] = 100 * throttle["value"].ne(0).mean()
         reasons = throttle.loc[throttle["value"].ne(0), "detail"]
         row["reasons"] = ", ".join(sorted({word.strip() for text in reasons for word in str(text).split(",")} - {""}))
         found.append(row)

@@ -90,3 +90,11 @@ def test_the_file_lies_in_the_named_folder(monkeypatch, tmp_path):
         warnings.simplefilter("error")
         choices.keep(Key.of(1024, 2, CPU), TIMES)
     assert len(json.loads((tmp_path / "all_reduce.json").read_text())["choices"]) == 2
+
+
+def test_a_key_belongs_to_the_kernels_to_their_launch_and_to_the_blocks_that_are_tried(monkeypatch):
+    read = []
+    monkeypatch.setattr(choices.cache, "version_of", lambda *sources: read.extend(sources) or "0" * 12)
+    assert choices.Key.of(1 << 20, 2, torch.device("cpu")).source == "0" * 12
+    assert [path.name for path in read] == ["all_reduce.cu", "symm.py", "all_reduce.py"]
+    assert all(path.exists() for path in read)

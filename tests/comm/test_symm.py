@@ -80,6 +80,10 @@ def test_a_sum_tells_the_kernel_where_its_part_lies_and_how_large_it_is(monkeypa
     out, bias = torch.empty(rows, 64), torch.empty(64)
     assert space.holds(x) and not space.holds(out) and space.sum(name, x, bias, out, asked) is out
     ((kernel, defines, args),) = launched
-    assert kernel == f"all_reduce_{name}" and (defines["WORLD"], defines["ELEMENT"]) == (4, 0)
+    assert (
+        kernel == f"all_reduce_{name}"
+        and f" {kernel}(" in symm.SOURCE.read_text()
+        and (defines["WORLD"], defines["ELEMENT"]) == (4, 0)
+    )
     assert args[:3] == ((blocks, 1, 1), symm.THREADS, 0)
     assert args[3:] == (10, 20, 30, 40, out, bias, 8 * 128, rows * 8, 8, 2)

@@ -54,16 +54,6 @@ def test_phase_1_keeps_every_sample_of_every_method(quick, tmp_path):
     assert {row["unit"] for row in rows} <= set(METRICS.values())
 
 
-def test_memory_that_the_sums_share_is_told_of_every_rank(quick, tmp_path, monkeypatch):
-    def shared():
-        rows = run(quick, tmp_path, phase="phase1", methods=("row_parallel",))
-        return [(row["rank"], row["value"]) for row in picked(rows, "machine", "shared_bytes")]
-
-    assert shared() == []
-    monkeypatch.setattr(Group, "shared_bytes", lambda self, device: 1 << 20)
-    assert shared() == [(0, 1 << 20)]
-
-
 def test_traces_are_chrome_traces_and_their_top_kernels_become_rows(quick, tmp_path):
     rows = run(quick, tmp_path, phase="phase1", methods=("row_parallel",))
     (path,) = tmp_path.glob("*row_parallel-rank0.json.gz")

@@ -216,6 +216,11 @@ def ranks(tmp_path_factory):
     return launch.call(ways_tasks.measured, processes=2, logs=logs, seconds=120)
 
 
+def test_memory_that_the_sums_share_is_told_of_each_rank(tmp_path):
+    said = launch.call(ways_tasks.shared, processes=2, logs=tmp_path, seconds=120)
+    assert said == [[(0, 4096), (1, 4096)]] * 2
+
+
 def details(rows, metric, method):
     return [row["detail"] for row in rows if (row["metric"], row["method"]) == (metric, method)]
 

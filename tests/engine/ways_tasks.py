@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 from blockshock_lib import params
+from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment
 from blockshock_lib.layers.problem import LinearProblem
 from tests.cases import case
@@ -19,3 +22,10 @@ def measured(ctx, features: int = 128, dtype: str = "fp32", methods: tuple[str, 
     return experiment.measure(
         LinearProblem(one, ctx.device), quick, group_index=0, traces=ctx.log.parent, last=False, first=False
     )
+
+
+def shared(ctx) -> list[tuple[int, float]]:
+    """What the rows say of memory that the sums share, of two ranks that share some."""
+    with mock.patch.object(Group, "shared_bytes", lambda self, device: 4096):
+        rows = measured(ctx, methods=("row_parallel",))
+    return [(row["rank"], row["value"]) for row in rows if row["metric"] == "shared_bytes"]

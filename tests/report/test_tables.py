@@ -141,7 +141,7 @@ def test_ceilings_and_gpus_are_summarised(phase1):
     assert ceilings.loc["dense GEMM", "median"] == pytest.approx(720, rel=0.03)
     gpus = tables.machine_table(phase1).set_index("GPU")
     assert list(gpus.index) == [0, 1]
-    assert list(gpus["throttled (%)"]) == [0, 100]
+    assert list(gpus["cases throttled (%)"]) == [0, 100]
     assert list(gpus["reasons"]) == ["", "power cap"]
     assert "shared for sums (GiB)" not in gpus
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.sparse24 import Pattern, masks, product
+from blockshock_lib.sparse24 import Pattern, cslt_tune, masks, product, small, tuned
 
 CPU = torch.device("cpu")
 
@@ -33,6 +33,22 @@ def test_the_table_names_each_backend_after_its_key():
         "small": "small",
         "tuned": "tuned",
     }
+
+
+def test_small_and_tuned_multiply_what_cslt_packs():
+    cslt = product.BACKENDS["cslt"]
+    for name, own in (("small", small), ("tuned", tuned)):
+        row = product.BACKENDS[name]
+        assert (row.pack, row.blank, row.pack_both, row.pack_magnitude, row.too_large) == (
+            *(cslt.pack, cslt.blank, cslt.pack_both, cslt.pack_magnitude),
+            cslt.too_large,
+        )
+        assert row.linear is own.linear
+    assert product.BACKENDS["small"].unsupported is small.unsupported
+    assert product.BACKENDS["tuned"].unsupported is cslt.unsupported
+    assert (
+        product.BACKENDS["small"].tune is cslt_tune.tune_small and product.BACKENDS["tuned"].tune is cslt_tune.tune_any
+    )
 
 
 @pytest.mark.parametrize(("name", "device", "chosen"), [("auto", "cpu", "reference"), ("auto", "cuda:1", "tuned")])

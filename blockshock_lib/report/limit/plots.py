@@ -84,8 +84,8 @@ def _claim(table: pd.DataFrame) -> str:
         return ""
     best, stock = ours.groupby("case")["over"].min(), stock["over"]
     return (
-        f"The faster 2:4 product takes {best.min():.2g} to {best.max():.2g} times its floor, "
-        f"the stock op {stock.min():.2g} to {stock.max():.2g} times"
+        f"The faster 2:4 product takes {best.min():.3g} to {best.max():.3g} times its floor, "
+        f"the stock op {stock.min():.3g} to {stock.max():.3g} times"
     )
 
 

@@ -89,12 +89,13 @@ def call_table(frame: pd.DataFrame) -> pd.DataFrame:
         [_spoken(verdicts.ratio(frame, RIVAL, name, "forward_graph_call"), name) for name in set(table["method"])]
     )
     table = table.merge(against, on=keys, how="left")
-    table["graph call (µs)"] = _micro(table["median"])
+    table["graph call (µs)"] = table["median"]
     for name, metric in (("eager call (µs)", "forward_call"), ("kernel (µs)", "forward_kernel")):
         part = cells.summary(frame, metric).rename(columns={"median": name})[[*keys, name]]
         table = table.merge(part, on=keys, how="left")
-        table[name] = _micro(table[name])
     table["eager / graph"] = rounded(table["eager call (µs)"] / table["graph call (µs)"], 3)
+    for name in ("eager call (µs)", "graph call (µs)", "kernel (µs)"):
+        table[name] = _micro(table[name])
     return shown(table, ["eager call (µs)", "graph call (µs)", "kernel (µs)", "eager / graph", "graph, vs B1"])
 
 
