@@ -76,7 +76,7 @@ MAY_BE_ZERO_MS = tuple(floor for floor in FLOORS if "reduce" not in floor)
 ROW_COLUMNS = ("method", "metric", "unit", "value", "repeat", "rank", "status", "reason", "detail")
 CASE_COLUMNS = (
     *("run", "phase", "case", "group", "in_features", "out_features", "n", "shape", "batch", "dtype"),
-    *("mask", "workload", "world_size", "emulated", "device", "seed", "optimizer"),
+    *("mask", "workload", "world_size", "emulated", "device", "seed", "optimizer", "code"),
 )
 KEYS = ("schema", "run", "phase", "id", "case", "group", "context", "rows", "digest")
 CONTEXT_KEYS = ("code", "machine", "libraries", "emulated")
@@ -228,7 +228,8 @@ def load(*folders: Path | str, strict: bool = False) -> pd.DataFrame:
     """The rows of all records in the runs' folders as a tidy frame, one row a measurement (CASE_COLUMNS, ROW_COLUMNS).
 
     `n` is in_features where the weight is square, else <NA>; `shape` is out x in, as in "4096x4096"; `value` is NaN in
-    rows that are not ok. A damaged file is skipped with a warning that names it; `frame.attrs["damaged"]` lists them.
+    rows that are not ok; `code` is the commit and the digest of the sources that measured it. A damaged file is skipped
+    with a warning that names it; `frame.attrs["damaged"]` lists them.
 
     Raises:
         RecordError: no such folder; with `strict`, also at the first damaged file.
@@ -283,7 +284,13 @@ def _case_columns(record: dict[str, Any]) -> dict[str, Any]:
         "device": case["device"],
         "seed": case["seed"],
         "optimizer": case.get("optimizer", ""),
+        "code": _code(record["context"]["code"]),
     }
+
+
+def _code(found: dict[str, Any]) -> str:
+    """What measured a case: the commit's first digits and, behind a slash, the sources' digest; as far as known."""
+    return "/".join(filter(None, (str(found.get("commit") or "")[:7], str(found.get("sources") or ""))))
 
 
 def _check_shape(document: Any) -> None:

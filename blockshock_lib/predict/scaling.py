@@ -2,8 +2,9 @@
 that nobody here has measured.
 
 A product takes an overhead and the longer of its arithmetic and its bytes; a collective a latency and its bytes; a
-forward is their sum. Fitted are one dense kernel, the 2:4 kernel for few rows of x and for many (the library takes
-another one), and one link: eleven numbers for all cases, less the rate of a kernel that only its bytes bind.
+forward is their sum. Fitted are one dense kernel, one 2:4 kernel for few rows of x and one for many (Block-Shock has
+not the same one multiply both), and one link: eleven numbers for all cases, less the rate of a kernel that only its
+bytes bind. No kernel is given more bandwidth than the run's own copy reached, the ceiling of every floor here.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def work(method: str, n: int, batch: int, ranks: int, itemsize: int = 2) -> Work
 
 def measured(frame: pd.DataFrame) -> pd.DataFrame:
     """A row a (case, method) of square 16-bit weights that was timed alone and whole: n, batch, ranks, method, the
-    medians `product`, `reduce` (0 where nothing is sent) and `forward`, ms, and `work`. GPUs only, one a rank.
+    medians `product`, `reduce` (0 where nothing is sent) and `forward`, ms, `work`, and `copy`: the copy bandwidth that
+    its case's run measured, GB/s, nan where none did. GPUs only, one a rank.
     """
     rows = cells.complete(frame)
     rows = rows[~rows["phase"].isin(["phase2", "phase3"])]
@@ -99,9 +101,10 @@ def measured(frame: pd.DataFrame) -> pd.DataFrame:
     table = table.rename(columns={"in_features": "side", "world_size": "ranks"}).fillna({"reduce": 0.0})
     table["n"] = table["side"].astype(int)
     table["work"] = [work(r.method, r.n, r.batch, r.ranks) for r in table.itertuples(index=False)]
-    return table[["case", "n", "batch", "ranks", "method", "product", "reduce", "forward", "work"]].reset_index(
-        drop=True
-    )
+    copy = cells.valid(rows[rows["metric"].eq("copy_bandwidth")]).groupby("case")["value"].median()
+    table["copy"] = table["case"].map(copy).astype(float)
+    columns = ["case", "n", "batch", "ranks", "method", "product", "reduce", "forward", "work", "copy"]
+    return table[columns].reset_index(drop=True)
 
 
 _TIMES = {"product": "compute", "reduce": "reduce", "forward": "forward"}
@@ -109,26 +112,31 @@ _TIMES = {"product": "compute", "reduce": "reduce", "forward": "forward"}
 
 def fit(points: pd.DataFrame) -> Model | None:
     """The model that comes nearest to `points`, rows of `measured`, by the mean square of the log of predicted over
-    measured; None where they are too few: three of each kernel, two of the link.
+    measured; None where they are too few: three of each kernel, two of the link. No bandwidth of a kernel is above the
+    median of `copy`.
     """
     sparse, few = points["method"].eq("block_shock"), points["batch"].lt(FEW_ROWS)
     parts = points[~sparse], points[sparse & few], points[sparse & ~few]
     sent = points[points["reduce"].gt(0)]
     if min(map(len, parts)) < 3 or len(sent) < 2:
         return None
-    kernels = (_kernel([*part["work"]], part["product"].to_numpy(float)) for part in parts)
+    copy = float(points["copy"].median())
+    most = math.inf if math.isnan(copy) else copy
+    kernels = (_kernel([*part["work"]], part["product"].to_numpy(float), most) for part in parts)
     return Model(*kernels, _link(np.array([one.sent for one in sent["work"]]), sent["reduce"].to_numpy(float)))
 
 
-def _kernel(done: list[Work], ms: np.ndarray) -> Kernel:
+def _kernel(done: list[Work], ms: np.ndarray, most: float) -> Kernel:
     flops, moved = (np.array([getattr(one, name) for one in done]) for name in ("flops", "bytes"))
     fastest = (flops / ms / 1e9).max()
 
     def predicted(bandwidth, overhead, rate=math.inf):
         return overhead + np.maximum(flops / rate / 1e9, moved / bandwidth / 1e6)
 
-    ranges = [(moved / ms / 1e6).max() * np.array([0.5, 3]), [1e-4, ms.min()]]
-    # A rate is told only where it makes the fit better: few rows of x never ask for it.
+    # Without a bound, what a kernel loses on some cases is made up for by a bandwidth that no memory has.
+    reached = min((moved / ms / 1e6).max(), most)
+    ranges = [[0.5 * reached, min(3 * reached, most)], [1e-4, ms.min()]]
+    # A rate is told only where it makes the fit better: where bytes alone bind, the times say nothing of one.
     bytes_alone, missed = _search(predicted, ms, ranges)
     both, missed_less = _search(predicted, ms, [*ranges, [0.9 * fastest, 3 * fastest]])
     bandwidth, overhead, rate = both if missed - missed_less > WORTH else (*bytes_alone, math.inf)
@@ -243,8 +251,18 @@ def others(model: Model, here: Gpu, n: int, batches: tuple[int, ...]) -> pd.Data
     return pd.DataFrame(found)
 
 
+def _ratios(points: pd.DataFrame) -> pd.DataFrame:
+    # A row a measured (n, batch, ranks): speed of Block-Shock over B1, of medians over all its cases.
+    keys = ["n", "batch", "ranks"]
+    wide = points.pivot_table(index=keys, columns="method", values="forward", aggfunc="median")
+    wide = wide.reindex(columns=list(_SHORT.values()))
+    return (wide["row_parallel"] / wide["block_shock"]).rename("measured").reset_index()
+
+
 class Plan(NamedTuple):
-    """The model tried and asked: `why` says why there is none, and then every table is empty."""
+    """The model tried and asked: `why` says why there is none, and then every table is empty. `larger` has `measured`
+    too, the ratio where that very case was measured, else nan.
+    """
 
     model: Model | None
     gpu: Gpu | None
@@ -263,7 +281,8 @@ class Plan(NamedTuple):
         tried = (
             f"Of the measured ratios it misses {error.median():.0%} (median) to {error.max():.0%} (largest) when it "
         )
-        tried += f"is fitted without their N; it was never tried beyond {most} GPUs."
+        times = self.backtest[["b1_error", "block_shock_error"]].abs().max().max()
+        tried += f"is fitted without their N, of the times up to {times:.0%}; it was never tried beyond {most} GPUs."
         return (
             f"The model is of the forward alone. {tried if len(error) else 'It was never tried.'} Latency grows with "
             f"log2 of the GPUs, from {self.model.link.latency * 1e3:.0f} us between two; beyond {NODE_GPUS} GPUs the "
@@ -285,7 +304,7 @@ def plan(
         why = f"no published rates of {title} are in the table" if gpu is None else "too few cases on real GPUs to fit"
         return Plan(None, None, nothing, nothing, nothing, f"no prediction: {why}")
     n = int(points["n"].max())
-    asked = larger(model, gpu, n, batches, ranks)
+    asked = larger(model, gpu, n, batches, ranks).merge(_ratios(points), on=["n", "batch", "ranks"], how="left")
     # Not at the batches between, where bytes and arithmetic bind alike: there the fit tells the two rates badly apart.
     ends = min(batches), max(batches)
     return Plan(model, gpu, backtest(points), asked, others(model, gpu, n, ends), "")

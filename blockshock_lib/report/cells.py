@@ -32,6 +32,7 @@ COLUMNS = [
     *CASE,
     "group",
     "seed",
+    "code",
     "method",
     "metric",
     "unit",
@@ -52,7 +53,8 @@ def complete(frame: pd.DataFrame) -> pd.DataFrame:
     """`frame` with every column of a records frame; one without rows stays without rows."""
     if not len(frame.columns) or frame.empty:
         return pd.DataFrame({name: pd.Series(dtype="object") for name in COLUMNS}).astype({"value": float})
-    return frame if "optimizer" in frame else frame.assign(optimizer="")
+    missing = {name: "" for name in ("optimizer", "code") if name not in frame}
+    return frame.assign(**missing) if missing else frame
 
 
 def kind(frame: pd.DataFrame) -> pd.Series:

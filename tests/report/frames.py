@@ -113,6 +113,7 @@ def make(
                             "device": device,
                             "optimizer": "",
                             "seed": seed,
+                            "code": "",
                         }
                         for group in range(groups):
                             found = _group(

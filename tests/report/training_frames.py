@@ -68,7 +68,7 @@ def training_frame(
                     case = dict(run="t", phase=phase, case=hashlib.sha256(repr(setting).encode()).hexdigest()[:12])
                     case |= dict(in_features=n, out_features=n, n=n, shape=f"{n}x{n}", batch=batch, dtype="bf16")
                     case |= dict(mask=mask, workload="gaussian", world_size=2, emulated=emulated, device=device)
-                    case |= dict(seed=seed, optimizer=optimizer)
+                    case |= dict(seed=seed, optimizer=optimizer, code="")
                     first = n == min(ns) and batch == min(bs)
                     for group in range(groups):
                         rows = _group(rng, case, methods, repeats, noise, speedup or {}, kernel)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from blockshock_lib.report import cells, labels
+from blockshock_lib.report import cells, labels, verdicts
+from blockshock_lib.report.findings import versions
 from blockshock_lib.report.findings.law import NAME, STEPS, law_rows, pieces
 from blockshock_lib.report.training.ratios import training_ratios
 
@@ -38,34 +39,39 @@ def needs(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def batch_needs(frame: pd.DataFrame) -> pd.DataFrame:
-    """By size, a row each: the highest ratio to B1 and at which B; the smallest B from which the ratio to B1, and the
-    speed over C, is above 1 in this and every larger batch (0: in all of them, nan: in none), between measured ones on
-    logarithmic scales.
+    """By size, a row each: the highest ratio to B1, `best`, and at which B; `b1_faster` and `c_faster`: the `stretches`
+    of B where the speed over B1, and over C, is above 1, None where C was not measured; `b1_open` and `c_open`: the
+    measured B whose 99% interval holds 1.
     """
     table = law_rows(frame)
+    over_c = verdicts.ratio(frame, "masked_dense", "block_shock")
     found = []
     for (shape, size), part in table.groupby(["shape", "size"], sort=False):
         part = part.sort_values("batch")
         best = part.loc[part["ratio"].idxmax()]
-        batch = part["batch"].to_numpy(float)
-        c = (part["c_forward"] / part["ours_forward"]).to_numpy(float)
         row = dict(shape=shape, size=size, best=best["ratio"], at=int(best["batch"]))
-        row |= dict(b1_from=_crossing(batch, part["ratio"].to_numpy(float)), c_from=_crossing(batch, c))
+        both = {"b1": part, "c": over_c[over_c["case"].isin(part["case"])].sort_values("batch")}
+        for short, one in both.items():
+            row[f"{short}_faster"] = stretches(*(one[name].to_numpy(float) for name in ("batch", "ratio")))
+            row[f"{short}_open"] = tuple(int(b) for b in one["batch"][~(one["low"].gt(1) | one["high"].lt(1))])
         found.append(row)
-    return pd.DataFrame(found, columns=["shape", "size", "best", "at", "b1_from", "c_from"])
+    ends = [f"{short}_{name}" for short in ("b1", "c") for name in ("faster", "open")]
+    return pd.DataFrame(found, columns=["shape", "size", "best", "at", *ends])
 
 
-def _crossing(batch: np.ndarray, ratio: np.ndarray) -> float:
-    """The batch from which `ratio` stays above 1; 0 where it is there already."""
-    below = np.flatnonzero(~(ratio > 1))
-    if not len(below):
-        return 0.0
-    last = below[-1]
-    if last == len(batch) - 1 or np.isnan(ratio[last]):
-        return np.nan
-    low, high = np.log(ratio[last]), np.log(ratio[last + 1])
-    part = -low / (high - low)
-    return float(np.exp(np.log(batch[last]) + part * np.log(batch[last + 1] / batch[last])))
+def stretches(batch: np.ndarray, ratio: np.ndarray) -> tuple[tuple[float, float], ...] | None:
+    """(from, to) of every stretch where `ratio` is above 1, between batches on logarithmic scales: from 0 where it is
+    so at the first batch, to infinity where it is at the last. None without any batch.
+    """
+    if not len(batch):
+        return None
+    above, place, level = ratio > 1, np.log(batch), np.log(ratio)
+    ends = [] if not above[0] else [0.0]
+    for i in np.flatnonzero(above[1:] != above[:-1]):
+        part = level[i] / (level[i] - level[i + 1])
+        ends.append(float(np.exp(place[i] + part * (place[i + 1] - place[i]))))
+    ends += [np.inf] if above[-1] else []
+    return tuple(zip(ends[::2], ends[1::2], strict=True))
 
 
 def compress_needs(frame: pd.DataFrame) -> pd.DataFrame:
@@ -98,16 +104,20 @@ def compress_needs(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 class Parts(NamedTuple):
-    """What `what_if` reckons with: `needs`, `compress_needs`, `pieces` and `training_ratios` of a frame."""
+    """What `what_if` reckons with: `needs`, `compress_needs`, `pieces` and `training_ratios` of a frame, and `works`,
+    the code that measured each work where that differs (`versions.of_works`).
+    """
 
     law: pd.DataFrame
     steps: pd.DataFrame
     pieces: pd.DataFrame
     ratios: pd.DataFrame
+    works: dict[str, str]
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Parts:
-        return cls(needs(frame), compress_needs(frame), pieces(frame), training_ratios(frame))
+        found = (needs(frame), compress_needs(frame), pieces(frame), training_ratios(frame))
+        return cls(*found, versions.of_works(frame))
 
 
 def what_if(parts: Parts, s: float = 0.0, link: float = 0.0, compress: float = 1.0) -> pd.DataFrame:
@@ -121,6 +131,7 @@ def what_if(parts: Parts, s: float = 0.0, link: float = 0.0, compress: float = 1
         compress: factor on T1's compress time.
 
     Times change by what their parts change: a step's collectives are taken not to be hidden by anything.
+    `attrs["works"]` is `Parts.works`.
     """
     law, about = parts.law, [*cells.CASE, "size"]
     slower = law["reduce"] * ((law["bus"] / link if link else 1.0) - 1)
@@ -143,7 +154,9 @@ def what_if(parts: Parts, s: float = 0.0, link: float = 0.0, compress: float = 1
                 one[end] = one["then"] * measured[f"{name}_{end}"][row["case"]] / measured[name][row["case"]]
             found.append(pd.DataFrame([one]))
     filled = [part for part in found if len(part)]
-    return pd.concat(filled, ignore_index=True) if filled else found[0]
+    table = pd.concat(filled, ignore_index=True) if filled else found[0]
+    table.attrs["works"] = parts.works
+    return table
 
 
 _RATIO = {"t3": "packed", "t1": "recompress"}

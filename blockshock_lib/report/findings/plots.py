@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from blockshock_lib.report import cells, figures, labels
 from blockshock_lib.report.figures import FAINT, INK, MUTED
-from blockshock_lib.report.findings import law, needs
+from blockshock_lib.report.findings import law, needs, versions
 from blockshock_lib.report.findings.law import BEYOND, CLOSE, NAME, largest
 from blockshock_lib.report.training.tables import piece_names
 
@@ -79,7 +79,7 @@ def where(frame: pd.DataFrame) -> Figure:
     wholes.sort(key=lambda key: (key[0], list(labels.OPTIMIZERS).index(key[1]) if key[1] else -1))
     if not wholes:
         return figures.empty("Where the time goes", "no case holds the kernel times of its parts")
-    said = cells.no_claim(parts)
+    said, works = cells.no_claim(parts), versions.of_works(frame) if parts["work"].nunique() > 1 else {}
     title = "Where the time goes" + (": no claim" if said else _where_title(parts))
     known, called = [name for name in _PARTS if name in set(parts["part"])], piece_names(frame)
     with figures.theme():
@@ -90,7 +90,8 @@ def where(frame: pd.DataFrame) -> Figure:
             figures.subtitle(said, cells.setting(parts.iloc[0].replace({"sgd": "", "adamw": ""}))),
             " ".join(_bar_text(*one, called) for one in parts.groupby(["work", "optimizer", "method"], sort=False)),
             "Each part as it was measured alone; the number is their sum, so what a step overlaps is in it twice. "
-            "Hatched: a collective, alone. A forward beyond its product: what its collective adds, and other work.",
+            "Hatched: a collective, alone. A forward beyond its product: what its collective adds, and other work. "
+            + versions.sentence(works),
         )
         heights = [parts[parts["work"].eq(key[0])]["method"].nunique() + 1 for key in wholes]
         axes = fig.subplots(len(wholes), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -207,7 +208,8 @@ def what_if(table: pd.DataFrame, said: str = "") -> Figure:
                 for r in _rows(table)
             ),
             "Computed from measured parts, not measured. Hollow and dotted: as measured. Filled: then. Faster: above 1 "
-            "with an interval as wide as the measured one.",
+            "with an interval as wide as the measured one. "
+            + versions.sentence(table.attrs.get("works", {}) if table["work"].nunique() > 1 else {}),
         )
         axes = fig.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         markers = _marks(table["size"])
@@ -250,8 +252,13 @@ def prediction(table: pd.DataFrame, note: str) -> Figure:
                 f"forward alone, N = {table['n'].iloc[0]}",
                 "one weight split over all GPUs",
                 "the two-GPU points too are the model's",
+                "hollow: as measured" if table["measured"].notna().any() else "",
             ),
-            " ".join(f"{r.ranks} GPUs, B={r.batch}: {r.ratio:.2f}x predicted." for r in _rows(table)),
+            " ".join(
+                f"{r.ranks} GPUs, B={r.batch}: {r.ratio:.2f}x predicted"
+                + (f", {r.measured:.2f}x measured." if pd.notna(r.measured) else ".")
+                for r in _rows(table)
+            ),
             note,
         )
         ax = fig.subplots()
@@ -264,6 +271,8 @@ def prediction(table: pd.DataFrame, note: str) -> Figure:
                 marker=_MARKERS[place % len(_MARKERS)],
                 label=f"B = {batch}",
             )
+            hollow = dict(color=tints[batch], marker=_MARKERS[place % len(_MARKERS)], markerfacecolor="white")
+            ax.plot(part["ranks"], part["measured"], linestyle="", zorder=3, **hollow)
         ax.axhline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
         ax.text(table["ranks"].min(), 1.01, "parity with B1", fontsize=8, color=MUTED, va="bottom")
         ax.set_xscale("log", base=2)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import cells, labels, verdicts
-from blockshock_lib.report.findings import law, needs
+from blockshock_lib.report.findings import law, needs, versions
 from blockshock_lib.report.findings.law import largest
 from blockshock_lib.report.tables import ABSENT, rounded
 from blockshock_lib.report.training.tables import piece_names
@@ -16,6 +16,7 @@ from blockshock_lib.report.verdicts import Verdict, interval_text
 
 Frames = Mapping[str, pd.DataFrame]
 ASKED = {"H1": "phase1", "H2": "phase3", "H3": "phase1"}
+CODE = "measured with different code: compare within one"
 
 
 def judged(frame: pd.DataFrame) -> list[tuple[Verdict, str]]:
@@ -50,16 +51,20 @@ def words(frames: Frames) -> pd.DataFrame:
 
 def numbers(frames: Frames) -> pd.DataFrame:
     """The answer in numbers, a row a (setting, hypothesis): verdict, the ratio that the rule asks for in its largest
-    case with its 99% interval, what the law makes of the measured s in that case, and why.
+    case with its 99% interval, what the law makes of the measured s in that case, and why. Where the phases that the
+    rules ask for are of different code, the last column names it.
     """
     found = []
     for setting, frame in frames.items():
+        works = versions.of_works(frame)
+        code = {phase: works.get(work, "") for work, phase in versions.PHASE.items()}
         for verdict, lacks in judged(frame):
             row = {"setting": setting, "hypothesis": verdict.name, "verdict": verdict.verdict}
             row["measured"] = interval_text(pd.Series(dict(ratio=verdict.ratio, low=verdict.low, high=verdict.high)))
             row["the law says"] = _law_text(frame, verdict)
-            found.append(row | {"why": lacks or verdict.why})
-    return pd.DataFrame(found).set_index(["setting", "hypothesis"]) if found else pd.DataFrame()
+            row["why"] = lacks or verdict.why
+            found.append(row | ({CODE: code[ASKED[verdict.name]]} if works else {}))
+    return pd.DataFrame(found).fillna("").set_index(["setting", "hypothesis"]) if found else pd.DataFrame()
 
 
 def _law_text(frame: pd.DataFrame, verdict: Verdict) -> str:
@@ -134,7 +139,8 @@ def step_law_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def where_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Where the time goes in the largest case: a row a (work, method), a column a part, ms; "–" where there is none.
-    The last column is how much longer a step's parts take one by one than the step: below 0, the step is longer.
+    The last of them is how much longer a step's parts take one by one than the step: below 0, the step is longer. Where
+    forward and step were measured with different code, a further column names it.
     """
     parts = largest(law.pieces(frame))
     if parts.empty:
@@ -150,6 +156,9 @@ def where_table(frame: pd.DataFrame) -> pd.DataFrame:
     shown["method"] = wide["method"].map(labels.label)
     for name in names:
         shown[f"{called.get(name, name)} (ms)"] = [ABSENT if pd.isna(v) else f"{v:.4g}" for v in wide[name]]
+    works = versions.of_works(frame)
+    if wide["work"].nunique() > 1 and works:
+        shown[CODE] = wide["work"].map(works)
     return shown.drop(columns=[] if shown["optimizer"].any() else "optimizer").reset_index(drop=True)
 
 
@@ -177,8 +186,9 @@ def needs_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def batch_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The batch at which things change, a row a size: where the ratio to B1 is highest, and the B from which
-    Block-Shock is faster than B1, and than C, between measured batches on logarithmic scales.
+    """The batches at which things change, a row a size: where the ratio to B1 is highest, and every stretch of B in
+    which Block-Shock is faster than B1, and than C; its ends lie between measured batches on logarithmic scales. The
+    measured B whose 99% interval holds 1 are named as undecided.
     """
     table = needs.batch_needs(frame)
     if table.empty:
@@ -188,14 +198,26 @@ def batch_table(frame: pd.DataFrame) -> pd.DataFrame:
             "shape": table["shape"],
             "highest ratio to B1": table["best"].map("{:.2f}x".format),
             "at B": table["at"],
-            "faster than B1 from B": table["b1_from"].map(_from),
-            "faster than C from B": table["c_from"].map(_from),
+            "faster than B1": [_stretches(*both) for both in zip(table["b1_faster"], table["b1_open"], strict=True)],
+            "faster than C": [_stretches(*both) for both in zip(table["c_faster"], table["c_open"], strict=True)],
         }
     )
 
 
-def _from(batch: float) -> str:
-    return "at no measured B" if np.isnan(batch) else f"about {batch:.0f}" if batch else "at every measured B"
+def _stretches(faster: tuple[tuple[float, float], ...] | None, undecided: tuple[int, ...]) -> str:
+    """((0, 40), (502, inf)) -> "up to B of about 40, and from about 502 on"; None: the rival was not measured."""
+    if faster is None:
+        return ABSENT
+    parts = []
+    for low, high in faster:
+        if not low and np.isinf(high):
+            parts.append("at every measured B")
+        elif not low:
+            parts.append(f"up to B of about {high:.0f}")
+        else:
+            parts.append(f"from B of about {low:.0f} " + ("on" if np.isinf(high) else f"to {high:.0f}"))
+    text = ", and ".join(parts) or "at no measured B"
+    return text + (f" (undecided: B={', '.join(map(str, undecided))})" if undecided else "")
 
 
 def compress_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -265,7 +287,9 @@ def model_table(plan) -> pd.DataFrame:
 
 
 def larger_table(table: pd.DataFrame) -> pd.DataFrame:
-    """PREDICTION: the forward of B1 and Block-Shock on more GPUs of the measured kind."""
+    """PREDICTION: the forward of B1 and Block-Shock on more GPUs of the measured kind; beside it, where the very case
+    was measured, what was measured.
+    """
     if table.empty:
         return _nothing("phase1", "enough cases on real GPUs")
     shown = pd.DataFrame({"GPUs": table["ranks"], "machines": table["machines"], "N": table["n"], "B": table["batch"]})
@@ -273,6 +297,8 @@ def larger_table(table: pd.DataFrame) -> pd.DataFrame:
         rounded(table[n], 3) for n in ("b1", "block_shock")
     )
     shown["ratio (PREDICTED)"] = table["ratio"].map("{:.2f}x".format)
+    if table["measured"].notna().any():
+        shown["ratio of medians measured"] = table["measured"].map(_times)
     shown["of B1's time communication (%)"] = (100 * table["link_share"]).round().astype(int)
     return shown
 

@@ -89,19 +89,32 @@ def test_where_even_free_compression_loses_the_allowed_time_is_below_0(frame):
     assert needs.compress_needs(frame)["for_b1"].lt(0).all()
 
 
-def test_the_crossing_lies_between_the_batches_around_it(frame):
-    table = needs.batch_needs(frame).set_index("size")
-    assert table["b1_from"].isna().all() and table["c_from"].between(16, 4096).all()
-    assert table["at"].eq(4096).all()
+def test_the_stretches_lie_between_the_batches_around_them(frame):
+    table = needs.batch_needs(frame)
+    assert set(table["b1_faster"]) == {()} and table["at"].eq(4096).all()
+    for stretches in table["c_faster"]:
+        ((low, high),) = stretches
+        assert 16 < low < 4096 and high == math.inf
 
 
 @pytest.mark.parametrize(
-    "ratio, batch",
-    [((2, 2, 2), 0), ((0.5, 0.5, 0.5), math.nan), ((0.5, 2, 2), 64), ((2, 0.5, 2), 512), ((2, 2, 0.5), math.nan)],
+    "ratio, found",
+    [
+        ((2, 2, 2), [(0, math.inf)]),
+        ((0.5, 0.5, 0.5), []),
+        ((0.5, 2, 2), [(64, math.inf)]),
+        ((2, 0.5, 2), [(0, 64), (512, math.inf)]),
+        ((2, 2, 0.5), [(0, 512)]),
+        ((0.5, 2, 0.5), [(64, 512)]),
+    ],
 )
-def test_a_crossing_is_the_last_one(ratio, batch):
-    found = needs._crossing(np.array([16.0, 256.0, 1024.0]), np.array(ratio, float))
-    assert found == pytest.approx(batch, nan_ok=True)
+def test_every_stretch_that_wins_is_told(ratio, found):
+    told = needs.stretches(np.array([16.0, 256.0, 1024.0]), np.array(ratio, float))
+    assert np.allclose(np.ravel(told), np.ravel(found)) and len(told) == len(found)
+
+
+def test_an_unmeasured_rival_is_no_rival_that_wins(frame):
+    assert needs.batch_needs(frame[frame["method"].ne("masked_dense")])["c_faster"].isna().all()
 
 
 def test_without_times_there_is_nothing_to_ask():

@@ -3,7 +3,7 @@ import pytest
 
 from blockshock_lib.predict import scaling
 from blockshock_lib.report import figures
-from blockshock_lib.report.findings import plots
+from blockshock_lib.report.findings import plots, versions
 from blockshock_lib.report.findings.needs import Parts, needs, what_if
 from tests.report import frames
 from tests.report.training_frames import training_frame
@@ -53,6 +53,13 @@ def test_bars_stand_for_the_forward_and_for_the_step_of_each_optimizer(both):
     looks = [(p.get_facecolor(), p.get_hatch()) for p in figure.axes[0].get_legend().get_patches()]
     assert len(set(looks)) == len(looks) > 8, "two parts look alike in the legend"
     assert "forward collective + bias" in figure.alt and "forward beyond its product" in figure.alt
+
+
+def test_figures_of_forward_and_step_say_where_their_code_differs(both, monkeypatch):
+    said = "different code (forward new, step old)"
+    assert "different code" not in plots.where(both).alt + plots.what_if(what_if(Parts.of(both))).alt
+    monkeypatch.setattr(versions, "of_works", lambda frame: {"forward": "new", "step": "old"})
+    assert said in drawn(plots.where(both)).alt and said in drawn(plots.what_if(what_if(Parts.of(both)))).alt
 
 
 def test_the_sizes_of_a_single_batch_stand_side_by_side():

@@ -1,8 +1,13 @@
+import re
+
 import pandas as pd
 import pytest
 
+from blockshock_lib import records
+from blockshock_lib.manifest import ROOT
 from blockshock_lib.predict import scaling
-from blockshock_lib.report.findings import law, tables
+from blockshock_lib.report import cells
+from blockshock_lib.report.findings import law, tables, versions
 from tests.report import frames
 from tests.report.training_frames import training_frame
 
@@ -118,3 +123,39 @@ def test_without_a_model_its_tables_say_so():
         tables.others_table(none.others),
     ):
         assert list(table) == ["nothing to show"]
+
+
+def test_a_rival_that_is_beaten_lost_to_and_beaten_again_is_told_so():
+    shipped = records.load(ROOT / "outputs" / "reference" / "phase1-cuda")
+    told = tables.batch_table(shipped).set_index("shape")["faster than C"]
+    forward = cells.summary(shipped, "forward_kernel").set_index(["shape", "batch", "method"])["median"]
+    over = {b: forward["4096x4096", b, "masked_dense"] / forward["4096x4096", b, "block_shock"] for b in (16, 64, 1024)}
+    assert over[16] > 1 > over[64] and over[1024] > 1, "these records show no such thing any more"
+    assert re.fullmatch(r"up to B of about \d\d, and from B of about \d{3} on", told["4096x4096"])
+    assert told["40960x40960"] == "at every measured B"
+
+
+@pytest.mark.parametrize(
+    "faster, undecided, text",
+    [
+        ((), (), "at no measured B"),
+        (((64.0, 512.0),), (256,), "from B of about 64 to 512 (undecided: B=256)"),
+        (None, (), "–"),
+    ],
+)
+def test_a_stretch_is_told_in_words(faster, undecided, text):
+    assert tables._stretches(faster, undecided) == text
+
+
+def test_forward_and_step_of_different_code_are_marked(both, monkeypatch):
+    assert tables.CODE not in tables.where_table(both) and tables.CODE not in tables.numbers({GPU: both})
+    monkeypatch.setattr(versions, "of_works", lambda frame: {"forward": "new", "step": "old"})
+    table = tables.where_table(both)
+    assert list(table[tables.CODE]) == ["new" if work == "forward" else "old" for work in table["work"]]
+    assert list(tables.numbers({GPU: both})[tables.CODE]) == ["new", "old", "new"]
+
+
+def test_a_measured_case_stands_beside_its_prediction(first):
+    plan = scaling.plan(first, "2x NVIDIA H200")
+    table = tables.larger_table(plan.larger)
+    assert table["ratio of medians measured"].ne("–").equals(table["GPUs"].eq(2))
