@@ -161,11 +161,7 @@ class Clock:
         return start.elapsed_time(end) / (task.calls * task.inner)
 
     def _host(self, task: Task) -> float:
-        """ms a call until the host has `task.calls` calls behind it, after one more that does not count.
-
-        After other work that one finds the host's caches cold; in a model the layer before has just run the same code.
-        """
-        task.fn()
+        """ms a call until the host has `task.calls` calls behind it. The device was idle before, by `align`."""
         start = time.perf_counter()
         for _ in range(task.calls):
             task.fn()
