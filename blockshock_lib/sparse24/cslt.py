@@ -28,6 +28,7 @@ from blockshock_lib.sparse24.pattern import Pattern
 from blockshock_lib.sparse24.tuning import Setting
 
 ROWS_MULTIPLE = 8
+LIBRARYS_OWN = Setting()
 MOST_WEIGHTS = 2**32
 """N K of the largest weight that cuSPARSELt multiplies rightly; its index of a weight seems to have 32 bits.
 
@@ -143,7 +144,7 @@ def linear(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tensor | 
         ValueError: x, `out` or `bias` does not fit by shape, dtype or device.
     """
     check_input(x, packed, out, bias)
-    setting = packed.extra.get(padded(x.shape[0]), Setting())
+    setting = packed.extra.get(padded(x.shape[0]), LIBRARYS_OWN)
     return multiply(x, packed.data[0], packed.shape, setting, out, bias)
 
 
@@ -166,7 +167,7 @@ def multiply(
         RuntimeError: the library refuses the setting.
     """
     rows, n = x.shape[0], shape[0]
-    if more := padded(rows) - rows:
+    if more := -rows % ROWS_MULTIPLE:
         y = multiply(F.pad(x, (0, 0, 0, more)), buffer, shape, setting, None, bias)[:rows]
         return y if out is None else out.copy_(y)
     if not plans.missing(x.device):

@@ -58,16 +58,20 @@ def check_input(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tens
     device = packed.data[0].device
     if x.dtype != packed.dtype or x.device != device:
         raise ValueError(f"the input must be {packed.dtype} on {device} as the weight is, not {x.dtype} on {x.device}")
-    for name, given, shape in (("out", out, (rows, n)), ("the bias", bias, (n,))):
-        if given is None:
-            continue
-        if given.shape != shape or given.dtype != x.dtype or given.device != device or not given.is_contiguous():
-            raise ValueError(
-                f"{name} must be contiguous {x.dtype} {list(shape)} on {device}, "
-                f"not {given.dtype} {list(given.shape)} on {given.device}"
-            )
-    if out is not None and not aligned(out):
-        raise ValueError(f"out must begin at a multiple of {ALIGNMENT} bytes")
+    if out is not None:
+        _check_given("out", out, (rows, n), x)
+        if not aligned(out):
+            raise ValueError(f"out must begin at a multiple of {ALIGNMENT} bytes")
+    if bias is not None:
+        _check_given("the bias", bias, (n,), x)
+
+
+def _check_given(name: str, given: Tensor, shape: tuple[int, ...], x: Tensor) -> None:
+    if given.shape != shape or given.dtype != x.dtype or given.device != x.device or not given.is_contiguous():
+        raise ValueError(
+            f"{name} must be contiguous {x.dtype} {list(shape)} on {x.device}, "
+            f"not {given.dtype} {list(given.shape)} on {given.device}"
+        )
 
 
 def aligned(x: Tensor) -> bool:

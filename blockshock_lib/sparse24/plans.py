@@ -3,8 +3,7 @@
 PyTorch's raw op describes the matrices, picks an algorithm and plans anew in every call: 0.35-0.5 ms of host time on an
 H200. Here the plan is kept, for a weight's shape, a batch, a dtype, a setting and the place of a bias, and a call costs
 one launch. Layers whose product adds no bias share a plan, as it holds no weight. Workspace is taken from PyTorch's
-allocator in every call (2 us): so calls on several streams, and calls in a captured graph beside others, never share
-it.
+allocator in every call: so calls on several streams, and calls in a captured graph beside others, never share it.
 """
 
 from __future__ import annotations
@@ -66,7 +65,8 @@ def _missing() -> str:
 
 def fits(x: Tensor) -> bool:
     """Whether x [B, K] can be read as it lies: a slice of a wider tensor can, where its rows begin at 16 bytes."""
-    return x.stride(1) == 1 and x.stride(0) >= x.shape[1] and not x.stride(0) % 8 and aligned(x)
+    row, step = x.stride()
+    return step == 1 and row >= x.shape[1] and not row % 8 and aligned(x)
 
 
 def multiply(
@@ -80,21 +80,14 @@ def multiply(
     Raises:
         RuntimeError: the library refuses the setting.
     """
-    library, index = _library(), x.device.index
+    index = x.device.index
     if torch._C._cuda_getDevice() != index:  # the library launches on the current device
         with torch.cuda.device(index):
             return multiply(x, buffer, shape, setting, out, bias)
     pointer = 0 if bias is None else bias.data_ptr()
-    stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
-    y = out.data_ptr()
-    matrices = (_ONE, buffer.data_ptr(), x.data_ptr(), _ZERO, y, y)
     plan = _held((index, *shape, x.shape[0], x.stride(0), x.dtype, setting, pointer))
     try:
-        workspace = torch.empty(plan.workspace, dtype=torch.uint8, device=x.device) if plan.workspace else None
-        room = 0 if workspace is None else workspace.data_ptr()
-        library.matmul(plan.handle, plan.plan, *matrices, room, ctypes.addressof(stream), 1)
-    except library.cuSPARSELtError as error:  # no RuntimeError, as what the raw op raises
-        raise RuntimeError(f"cuSPARSELt refuses to run {tuple(setting)}: {error}") from None
+        plan.run(buffer.data_ptr(), x.data_ptr(), out.data_ptr(), torch._C._cuda_getCurrentRawStream(index))
     finally:
         plan.lock.release()
     return out
@@ -110,7 +103,9 @@ class _Plan:
 
     def __init__(self, index, n, k, rows, stride, dtype, setting, bias):
         library, kind = _library(), _TYPES[dtype]
-        self.handle, self.lock, self.made = _handle(index), threading.Lock(), []
+        self.handle, self.setting, self.lock, self.made = _handle(index), setting, threading.Lock(), []
+        self.stream = ctypes.c_void_p()  # of the call that runs; the library takes a list of streams
+        self.streams = ctypes.addressof(self.stream)
         h = self.handle
         try:
             w = self._keep(
@@ -153,6 +148,24 @@ class _Plan:
         except library.cuSPARSELtError as error:
             self.free()
             raise RuntimeError(f"cuSPARSELt refuses {tuple(setting)}: {error}") from None
+
+    def run(self, w: int, x: int, y: int, stream: int) -> None:
+        """Launches it on these addresses, in that stream of the thread's current device; its lock must be held.
+
+        Raises:
+            RuntimeError: the library refuses the setting.
+        """
+        library, size = _library(), self.workspace
+        self.stream.value = stream
+        # Given back once the launch is in the stream: what takes it next runs after. A tensor would cost 2 us.
+        room = torch._C._cuda_cudaCachingAllocator_raw_alloc(size, stream) if size else 0
+        try:
+            library.matmul(self.handle, self.plan, _ONE, w, x, _ZERO, y, y, room, self.streams, 1)
+        except library.cuSPARSELtError as error:  # no RuntimeError, as what the raw op raises
+            raise RuntimeError(f"cuSPARSELt refuses to run {tuple(self.setting)}: {error}") from None
+        finally:
+            if room:
+                torch._C._cuda_cudaCachingAllocator_raw_delete(room)
 
     def _keep(self, thing: int, destroy) -> int:
         self.made.append((destroy, thing))

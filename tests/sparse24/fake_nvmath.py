@@ -6,7 +6,10 @@ from types import SimpleNamespace
 
 
 class Library:
-    """`made` maps an object to its making, `freed` lists those given back; `fails` names what cannot be made."""
+    """`made` maps an object to its making, `freed` lists those given back; `fails` names what cannot be made.
+
+    `taken` is what was asked of the allocator, `left` what was not given back.
+    """
 
     class cuSPARSELtError(Exception):
         pass
@@ -18,7 +21,7 @@ class Library:
     MatmulDescAttribute = SimpleNamespace(BIAS_POINTER="bias")
 
     def __init__(self, version=801):
-        self.version, self.fails = version, ""
+        self.version, self.fails, self.taken, self.left = version, "", [], []
         self.numbers, self.made, self.freed, self.plans, self.attributes, self.ran = (
             itertools.count(1),
             {},
@@ -70,9 +73,22 @@ class Library:
 
     mat_descriptor_destroy = matmul_descriptor_destroy = matmul_alg_selection_destroy = matmul_plan_destroy = _free
 
+    def take(self, size, stream):
+        self.taken.append((size, stream))
+        self.left.append(len(self.taken))
+        return len(self.taken)
+
+    def give_back(self, address):
+        self.left.remove(address)
+
     def matmul(self, handle, plan, alpha, a, b, beta, c, d, workspace, streams, count):
         if self.fails == "matmul":
             raise self.cuSPARSELtError("matmul")
         numbers = [ctypes.c_float.from_address(at).value for at in (alpha, beta)]
         stream = ctypes.c_void_p.from_address(streams).value
-        self.ran.append(SimpleNamespace(plan=plan, a=a, b=b, c=c, d=d, numbers=numbers, stream=stream, count=count))
+        assert not workspace or workspace in self.left
+        self.ran.append(
+            SimpleNamespace(
+                plan=plan, a=a, b=b, c=c, d=d, numbers=numbers, workspace=workspace, stream=stream, count=count
+            )
+        )

@@ -23,6 +23,8 @@ def library(monkeypatch):
     monkeypatch.setattr(plans, "_plans", OrderedDict())
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)  # the index of a CPU's tensor
+    monkeypatch.setattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", fake.take, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", fake.give_back, raising=False)
     return fake
 
 
@@ -107,6 +109,33 @@ def test_a_refusal_to_run_is_a_runtime_error_and_leaves_the_plan_free(library):
     library.fails = ""
     run(setting=Setting(9))
     assert len(library.ran) == 1 and not library.freed
+
+
+@pytest.mark.parametrize("fails", ["", "matmul"])
+def test_workspace_is_taken_in_the_calls_stream_and_given_back_after_it(library, fails):
+    library.fails = fails
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        run()
+    assert library.taken == [(64, 77)] and library.left == []  # bytes, stream
+    assert [ran.workspace for ran in library.ran] == ([] if fails else [1])  # while it runs it is held
+
+
+def test_a_plan_that_needs_no_workspace_takes_none(library, monkeypatch):
+    monkeypatch.setattr(library, "matmul_get_workspace", lambda handle, plan: 0)
+    run()
+    assert not library.taken and library.ran[0].workspace == 0
+
+
+def test_no_memory_for_the_workspace_is_told_as_such_and_leaves_the_plan_free(library, monkeypatch):
+    def none(size, stream):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", none)
+        with pytest.raises(torch.OutOfMemoryError):
+            run()
+    run()
+    assert len(library.ran) == 1
 
 
 def test_the_library_is_called_on_the_device_of_the_tensors(library, monkeypatch):

@@ -1,0 +1,85 @@
+"""compute-sanitizer's memcheck and racecheck over our own kernels; and faults that they must find.
+
+Tensors are allocated one by one, so that an access past the end of one is an access to nothing.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu import sanitized
+
+ROOT = Path(__file__).parents[2]
+FOUND = 9  # the exit status asked for
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is available"),
+    pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="for Hopper"),
+    pytest.mark.skipif(not shutil.which("compute-sanitizer"), reason="compute-sanitizer comes with the CUDA toolkit"),
+]
+SINGLE = [subject for subject in sanitized.CLEAN if subject != "sums"]
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+
+
+def run(tool: str, subject: str, folder: Path, ranks: int = 1) -> list[tuple[int, str]]:
+    """(exit status, output) of each rank."""
+    # What CUDA's functions answer with an error, PyTorch asks on purpose: whether a pointer is known, and the like.
+    options = ["--error-exitcode", str(FOUND), "--print-limit", "5"]
+    options += ["--report-api-errors", "no"] if tool == "memcheck" else []
+    env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    processes = []
+    for rank in range(ranks):
+        more = [str(rank), str(folder / "store")] if ranks > 1 else []
+        command = ["compute-sanitizer", "--tool", tool, *options, sys.executable, "-m", "tests.gpu.sanitized", subject]
+        processes.append(
+            subprocess.Popen(
+                [*command, *more], cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        )
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def assert_clean(answers: list[tuple[int, str]]) -> None:
+    for status, output in answers:
+        assert status == 0 and "done" in output, output[-4000:]
+        assert "COMPUTE-SANITIZER" in output and (": 0 errors" in output or ": 0 hazards" in output), output[-4000:]
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+@pytest.mark.parametrize("subject", SINGLE)
+def test_the_kernels_of_one_gpu_are_clean(subject, tool, tmp_path):
+    assert_clean(run(tool, subject, tmp_path))
+
+
+@two_gpus
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_the_sums_of_two_gpus_are_clean(tool, tmp_path):
+    assert_clean(run(tool, "sums", tmp_path, ranks=2))
+
+
+@pytest.mark.parametrize("subject", ["product-past-the-end", "compression-past-the-end"])
+def test_a_write_past_the_end_is_found(subject, tmp_path):
+    ((status, output),) = run("memcheck", subject, tmp_path)
+    assert status == FOUND and "Invalid __global__ write" in output, output[-4000:]
+
+
+@two_gpus
+@pytest.mark.parametrize("way", ["one-shot", "two-shot"])
+def test_a_sum_written_past_the_end_is_found(way, tmp_path):
+    for status, output in run("memcheck", f"sums-past-the-end-by-{way}", tmp_path, ranks=2):
+        assert status == FOUND and "Invalid __global__ write" in output, output[-4000:]
+
+
+def test_a_race_is_found(tmp_path):
+    ((status, output),) = run("racecheck", "race", tmp_path)
+    assert status == FOUND and "hazard" in output, output[-4000:]
