@@ -75,34 +75,52 @@ product(const char* __restrict__ values, const char* __restrict__ metadata, cons
     const int row0 = blockIdx.x * ROWS, blocks = k / 64;
     const int from = (int)((u64)blocks * blockIdx.y / SPLIT) * 64, to = (int)((u64)blocks * (blockIdx.y + 1) / SPLIT) * 64;
 
+    // What of each stage this thread copies, 16 bytes at a time: every THREADS-th piece of the values, the metadata and x.
+    // Its columns are the same in all of them, so what differs is the rows' places, and those are found once.
+    //
     // Beyond the weight's last row its last rows are read again; beyond the share's last column values and x are zeros.
+    constexpr int V_PIECES = ROWS * 8 * UNROLL / THREADS, V_STEP = THREADS / (8 * UNROLL);
+    constexpr int M_PIECES = (ROWS * UNROLL + THREADS - 1) / THREADS, M_STEP = THREADS / (64 * UNROLL);
+    constexpr int X_PIECES = (BATCH * 16 * UNROLL + THREADS - 1) / THREADS, X_STEP = THREADS / (16 * UNROLL);
+    const int v_chunk = tid % (8 * UNROLL), v_row = tid / (8 * UNROLL);
+    const int m_chunk = tid % (64 * UNROLL), m_tile = tid / (64 * UNROLL);
+    const int x_chunk = tid % (16 * UNROLL), x_row = tid / (16 * UNROLL);
+    const char* const v_first = values + (size_t)row0 * k;
+    const char* const m_first = metadata + (size_t)(row0 / 64) * k * 8;
+    const char* const x_first = x + ((size_t)x_row * x_stride + 8 * x_chunk) * 2;
+    const size_t x_step = (size_t)X_STEP * x_stride * 2;
+    u32 v_from[V_PIECES], m_from[M_PIECES];
+#pragma unroll
+    for (int i = 0; i < V_PIECES; i++) v_from[i] = (u32)(min(row0 + v_row + i * V_STEP, n - 1) - row0) * k;
+#pragma unroll
+    for (int i = 0; i < M_PIECES; i++) m_from[i] = (u32)(min(row0 / 64 + m_tile + i * M_STEP, n / 64 - 1) - row0 / 64) * k * 8;
+    const u32 v_to = (v_chunk / 8 * ROWS + v_row) * 128 + (v_chunk % 8 ^ v_row & 7) * 16;
+    static_assert(V_STEP % 8 == 0 && V_PIECES * THREADS == ROWS * 8 * UNROLL, "the swizzle of a thread's rows of W is one");
+
     auto load = [&](int slot, int k0) {
         const u32 stage = base + slot * STAGE;
+        const int v_column = k0 + 16 * v_chunk, m_column = k0 + 2 * m_chunk;
+        const bool v_inside = v_column < to, x_inside = k0 + 8 * x_chunk < to;
+        const char* const v_at = v_first + (v_inside ? v_column : 0);
+        const char* const m_at = m_first + (size_t)(m_column < to ? m_column : 2 * (m_chunk % 16)) * 8;
+        const char* x_at = x_first + (size_t)k0 * 2;
 #pragma unroll
-        for (int i = tid; i < ROWS * 8 * UNROLL; i += THREADS) {
-            const int chunk = i % (8 * UNROLL), row = i / (8 * UNROLL);
-            const bool inside = k0 + 16 * chunk < to;
-            copy16(stage + (chunk / 8 * ROWS + row) * 128 + (chunk % 8 ^ row & 7) * 16,
-                   values + (size_t)min(row0 + row, n - 1) * k + (inside ? k0 + 16 * chunk : 0), inside);
-        }
+        for (int i = 0; i < V_PIECES; i++) copy16(stage + v_to + i * V_STEP * 128, v_at + v_from[i], v_inside);
 #pragma unroll
-        for (int i = tid; i < ROWS / 64 * (COLS / 2); i += THREADS) {
-            const int chunk = i % (COLS / 2), tile = min(row0 / 64 + i / (COLS / 2), n / 64 - 1);
-            const int column = k0 + 2 * chunk < to ? k0 + 2 * chunk : 2 * (chunk % 16);
-            copy16(stage + METADATA_AT + i * 16, metadata + ((size_t)tile * k + column) * 8, true);
-        }
+        for (int i = 0; i < M_PIECES; i++)
+            if (tid + i * THREADS < ROWS * UNROLL) copy16(stage + METADATA_AT + (tid + i * THREADS) * 16, m_at + m_from[i], true);
 #pragma unroll
-        for (int i = tid; i < BATCH * 16 * UNROLL; i += THREADS) {
-            const int chunk = i % (16 * UNROLL), row = i / (16 * UNROLL);
-            const bool inside = row < batch && k0 + 8 * chunk < to;
-            copy16(stage + X_AT + (chunk / 8 * BATCH + row) * 128 + (chunk % 8 ^ row & 7) * 16,
-                   x + (inside ? (size_t)row * x_stride + k0 + 8 * chunk : 0) * 2, inside);
+        for (int i = 0; i < X_PIECES; i++, x_at += x_step) {
+            const int row = x_row + i * X_STEP;
+            const bool inside = x_inside && row < batch;
+            if (row < BATCH)
+                copy16(stage + X_AT + (x_chunk / 8 * BATCH + row) * 128 + (x_chunk % 8 ^ row & 7) * 16, inside ? x_at : x, inside);
         }
     };
 
     float sums[TILES][4 * EIGHTS] = {};
     const u32 pick = lane & 1 ? 0x7351 : 0x6240;
-    auto compute = [&](int slot) {
+    auto start = [&](int slot) {
         const u32 stage = base + slot * STAGE;
         u32 sparsity[2 * UNROLL][TILES];  // lanes 0 and 1 of four serve a block's first 32 columns, 2 and 3 the others
 #pragma unroll
@@ -125,7 +143,7 @@ product(const char* __restrict__ values, const char* __restrict__ metadata, cons
                 multiply<1>(sums[tile], a + 2, b + 4, sparsity[block][tile]);  // 32 columns on, in units of 16 bytes
             }
         }
-        asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     };
 
 #pragma unroll
@@ -137,10 +155,11 @@ product(const char* __restrict__ values, const char* __restrict__ metadata, cons
         // The tensor cores read shared memory by another path than the copies wrote it: the fence joins the two.
         asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(DEPTH - 2) : "memory");
         __syncthreads();
+        start(slot);
+        // While the tensor cores work, the slot that they have done with is filled.
         const int ahead = k0 + (DEPTH - 1) * COLS;
         if (ahead < to) load(slot == 0 ? DEPTH - 1 : slot - 1, ahead);
-        asm volatile("cp.async.commit_group;");
-        compute(slot);
+        asm volatile("cp.async.commit_group;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
     }
     asm volatile("cp.async.wait_all;");
     __syncthreads();
