@@ -9,7 +9,7 @@ timed. Rounds alternate in order, so a product follows one neighbour and then th
 left of the neighbour's heat shows in the spread.
 
 On zeros the same work on as many bytes switches less and takes less power. What that gains is a lower bound of what
-the power limit costs: on an H200 even the zeros ran at the power cap, at 1665 to 1718 of 1980 MHz.
+the power limit costs: on an H200 even the zeros ran at the power cap, at 1650 to 1695 of 1980 MHz.
 
 Where Nsight Compute (`ncu`) is installed, its counters of the two products on random inputs follow: how busy the tensor
 cores and the unit of the shared memory are, and the bytes moved. They are of one launch from a cold start under ncu, at

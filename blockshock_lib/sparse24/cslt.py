@@ -2,7 +2,7 @@
 
 Against the public interface (stock.py) it drops the wrapper, gets a contiguous output from the kernel itself, uses the
 algorithm that was tuned and, where nvmath-python is installed (plans.py), plans once. Without that it calls PyTorch's
-raw op, which plans every call anew (0.35-0.5 ms of host time on an H200); a CUDA graph removes that.
+raw op, which plans every call anew (0.35 to 1 ms of host time beside an H200); a CUDA graph removes that.
 
 Facts that this file rests on, read from aten/src/ATen/native/sparse/cuda/cuSPARSELtOps.cpp (torch 2.11):
 - `_cslt_sparse_mm(packed, dense)` takes `dense` [K, B] as contiguous, or else as the transpose of a contiguous [B, K]:

@@ -95,7 +95,7 @@ product(const char* __restrict__ values, const char* __restrict__ metadata, cons
 #pragma unroll
     for (int i = 0; i < M_PIECES; i++) m_from[i] = (u32)(min(row0 / 64 + m_tile + i * M_STEP, n / 64 - 1) - row0 / 64) * k * 8;
     const u32 v_to = (v_chunk / 8 * ROWS + v_row) * 128 + (v_chunk % 8 ^ v_row & 7) * 16;
-    static_assert(V_STEP % 8 == 0 && V_PIECES * THREADS == ROWS * 8 * UNROLL, "the swizzle of a thread's rows of W is one");
+    static_assert(THREADS % (64 * UNROLL) == 0, "the columns of a thread's pieces are one, and so is its rows' swizzle in W");
 
     auto load = [&](int slot, int k0) {
         const u32 stage = base + slot * STAGE;
@@ -160,6 +160,9 @@ product(const char* __restrict__ values, const char* __restrict__ metadata, cons
         const int ahead = k0 + (DEPTH - 1) * COLS;
         if (ahead < to) load(slot == 0 ? DEPTH - 1 : slot - 1, ahead);
         asm volatile("cp.async.commit_group;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+        for (int i = 0; i < TILES * 4 * EIGHTS; i++)  // for the compiler: they are written until here
+            asm volatile("" : "+f"(sums[i / (4 * EIGHTS)][i % (4 * EIGHTS)])::"memory");
     }
     asm volatile("cp.async.wait_all;");
     __syncthreads();

@@ -6,6 +6,7 @@ them with a fault instead.
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 import tempfile
 from itertools import product as every
@@ -22,6 +23,7 @@ from blockshock_lib.sparse24 import Pattern, cslt, masks, small
 
 from . import reduce_tasks
 
+SECONDS = 100
 RACY = """
 extern "C" __global__ void racy(int* out) {
     __shared__ int cells[256];
@@ -91,7 +93,9 @@ def sums_past_the_end(ctx) -> None:
     group = Group.of()
     one = all_reduce.reducer(group, ctx.device)
     place = one.room(group, 512, 1024, torch.bfloat16)
-    one.sum(place, None, place.new_empty(256, 1024), way=Way(sys.argv[1].rpartition("-by-")[2], 16))
+    # So short that every block of every rank writes past it before it meets its peer again: a block whose peer's rank
+    # has been ended by the fault would wait for ever.
+    one.sum(place, None, place.new_empty(64, 1024), way=Way(sys.argv[1].rpartition("-by-")[2], 16))
 
 
 def race() -> None:
@@ -112,6 +116,7 @@ PLANTED = {
 
 
 def main(subject: str, rank: str = "0", store: str = "") -> None:
+    faulthandler.dump_traceback_later(SECONDS, exit=True)  # also where a kernel waits for a peer that has ended
     ctx = SimpleNamespace(rank=int(rank), world_size=2, device=torch.device("cuda", int(rank)))
     torch.cuda.set_device(ctx.device)
     torch.manual_seed(7)

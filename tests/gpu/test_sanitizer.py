@@ -1,10 +1,13 @@
 """compute-sanitizer's memcheck and racecheck over our own kernels; and faults that they must find.
 
-Tensors are allocated one by one, so that an access past the end of one is an access to nothing.
+Tensors are allocated one by one and with a gap behind each, so that an access past the end of one is an access to
+nothing.
 """
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,23 +33,23 @@ def run(tool: str, subject: str, folder: Path, ranks: int = 1) -> list[tuple[int
     """(exit status, output) of each rank."""
     # What CUDA's functions answer with an error, PyTorch asks on purpose: whether a pointer is known, and the like.
     options = ["--error-exitcode", str(FOUND), "--print-limit", "5"]
-    options += ["--report-api-errors", "no"] if tool == "memcheck" else []
+    options += ["--report-api-errors", "no", "--padding", "4096"] if tool == "memcheck" else []
     env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "GLOO_SOCKET_IFNAME": "lo"}
     processes = []
     for rank in range(ranks):
         more = [str(rank), str(folder / "store")] if ranks > 1 else []
         command = ["compute-sanitizer", "--tool", tool, *options, sys.executable, "-m", "tests.gpu.sanitized", subject]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         processes.append(
-            subprocess.Popen(
-                [*command, *more], cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
+            subprocess.Popen([*command, *more], cwd=ROOT, env=env, text=True, start_new_session=True, **pipes)
         )
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=sanitized.SECONDS + 20)[0] for process in processes]
         return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
     finally:
         for process in processes:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the sanitizer and the program under it
 
 
 def assert_clean(answers: list[tuple[int, str]]) -> None:

@@ -9,7 +9,7 @@ from blockshock_lib.manifest import ROOT
 from blockshock_lib.predict import scaling
 from blockshock_lib.predict.gpus import GPUS, NODE_LINK, named
 from blockshock_lib.predict.scaling import Kernel, Link, Model
-from blockshock_lib.report import cells
+from blockshock_lib.report import cells, verdicts
 from tests.report import frames
 
 H200 = named("2x NVIDIA H200")
@@ -66,8 +66,9 @@ def test_what_is_predicted_of_the_measured_largest_size_stands_beside_its_measur
     assert table["measured"].notna().equals(pd.Series(table.index.get_level_values("ranks") == 2, table.index))
     forward = scaling.measured(shipped).query("n == 40960 and batch == 16").set_index("method")["forward"]
     assert table.loc[(2, 16), "measured"] == forward["row_parallel"] / forward["block_shock"]
-    # Few rows of the largest weight are bytes alone, which the model must know how to count.
-    assert table.loc[(2, 16), "ratio"] == pytest.approx(table.loc[(2, 16), "measured"], rel=0.03)
+    # Few rows of the largest weight are bytes alone, which the model must know how to count: to 3% of the 99% interval.
+    (seen,) = verdicts.ratio(shipped, "row_parallel", "block_shock").query("size == 40960 and batch == 16").itertuples()
+    assert seen.low / 1.03 < table.loc[(2, 16), "ratio"] < seen.high * 1.03
 
 
 def test_a_rate_that_no_case_depends_on_is_infinite():

@@ -25,6 +25,8 @@ CASES = [  # config, eights, n, k, rows, columns between two rows of x
     (Config(2, 2, 1, 3, 4), 16, 320, 1088, 128, 0),
     (Config(1, 4, 1, 3, 8), 8, 576, 2048, 64, 16),
     (Config(2, 4, 1, 2, 1), 5, 1088, 64, 33, 0),
+    (Config(1, 4, 1, 3, 2), 8, 65536, 65536, 64, 0),  # 2^32 weights
+    (Config(2, 2, 1, 4, 1), 4, 64, 1 << 26, 25, 0),
 ]
 
 HEAD = """

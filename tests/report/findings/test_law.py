@@ -136,8 +136,11 @@ def test_the_law_says_what_was_measured_on_the_shipped_gpus():
     rows = findings_law.law_rows(records.load(ROOT / "outputs" / "reference" / "phase1-cuda"))
     # What is left of the law beside B1's product, which at small N takes more than half of A's.
     assert len(rows) == 20 and rows["rest"].abs().max() < 0.1 and rows["rest"].abs().median() < 0.025
+    # At large N B1's product takes about half of A's, so the law itself comes as near to what was measured: to the
+    # 99% interval, as GPUs at their power cap differ from group to group.
     large = rows[rows["in_features"].ge(16384)]
-    assert len(large) == 10 and large["residual"].abs().max() < 0.1 and large["residual"].abs().median() < 0.025
+    beside = np.maximum(large["low"] / large["predicted"], large["predicted"] / large["high"]).clip(lower=1) - 1
+    assert len(large) == 10 and beside.max() < 0.1 and beside.median() < 0.025
 
 
 def test_a_dense_dw_is_full_and_counts_once(trained):
