@@ -285,6 +285,13 @@ def test_a_dry_run_says_what_would_be_refused_and_lists_the_cases_all_the_same(c
     assert "would be refused here: hardware.device" in text and "40960x40960" in text
 
 
-def test_all_sizes_of_a_dry_run_with_an_emulated_and_a_single_method_are_told(cpu):
-    text = predict.dry_run(asked("phase0", "cuda-1", methods=["block_shock"], sweep__n=[512]), cpu)
-    assert "in one process" in text and "none" in text
+def test_all_sizes_of_a_dry_run_with_an_emulated_and_a_single_method_are_told(h200):
+    card = h200 | {"unsupported": {"cslt": "this build of torch has no cuSPARSELt"}}
+    text = predict.dry_run(asked("phase0", "cuda-1", methods=["block_shock"], sweep__n=[512]), card)
+    assert "in one process" in text and "none" in text and "cannot run: this build of torch has no cuSPARSELt" in text
+
+
+def test_a_run_for_gpus_is_planned_whole_on_a_machine_without_one_and_said_to_be_refused(cpu):
+    text = predict.dry_run(asked(hardware="cuda", sweep__n=[4096]), cpu)
+    assert "would be refused here" in text and " 7/7 " in text and "cannot run" not in text
+    assert re.search(r"Block-Shock +18 MiB", text)

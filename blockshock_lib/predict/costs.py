@@ -73,7 +73,9 @@ def _floor(piece: Cost, ceilings: roofline.Ceilings) -> tuple[float, float, floa
 def cannot(case: Case, name: str, card: dict) -> str:
     """Why method `name` cannot run this case on the machine of `card`; "" when it can.
 
-    A GPU is judged by its card: to ask CUDA would take memory on the GPUs that a run may be measuring just now.
+    A GPU is judged by its card: to ask CUDA would take memory on the GPUs that a run may be measuring just now. On a
+    machine without one, a case for GPUs is looked at as on a machine that has what it needs: the run is refused there
+    as a whole, and no method is at fault.
     """
     method, device = METHODS[name], torch.device(case.device)
     options, dtype = method.options(case.product), DTYPES[case.dtype]
@@ -81,5 +83,6 @@ def cannot(case: Case, name: str, card: dict) -> str:
         reason = method.load().unsupported(case.mask, device, dtype, **options)
     else:
         needed = "small-batch product" if options["product"] == "small" else "cslt"
-        reason = card["unsupported"].get(needed, "")
+        missing = card["unsupported"]
+        reason = "" if "cuda" in missing else missing.get(needed, "")
     return CaseCosts(case).too_large(name) or reason
