@@ -189,7 +189,7 @@ def _configs(probe: Probe, without: Iterable[str], started: Callable[[str], None
     """The small-batch kernel's candidates, compiled; none where it cannot run."""
     if COMPILING in without or small.unsupported(probe.device, probe.dtype):
         return []
-    configs = small.candidates(probe.shape, probe.rows, probe.device)
+    configs = small.candidates(probe.shape, probe.rows)
     if configs:
         started(COMPILING)
         with contextlib.suppress(CompileError, RuntimeError):  # told again, of the very one, when it is tried

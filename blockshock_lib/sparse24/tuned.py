@@ -1,7 +1,7 @@
 """The 2:4 product by whichever is fastest for the batch: the small-batch kernel or cuSPARSELt, on one packed weight.
 
 Both read the same buffer, so nothing is packed twice. What is fastest is measured by `cslt_tune.tune_any`, once for a
-shape and a batch, and kept on disk. A batch that nobody has tuned goes to the small-batch kernel up to FEW rows.
+shape and a batch, and kept on disk. A batch that nobody has tuned goes to the small-batch kernel where that takes it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from torch import Tensor
 from blockshock_lib.sparse24 import cslt, small
 from blockshock_lib.sparse24.packed import Packed, check_input
 from blockshock_lib.sparse24.tuning import Setting
-
-FEW = 64
-"""Rows up to which the small-batch kernel was the faster one at every size tried on an H200 (N = 4096 to 40960): 1.3 to
-2.6 times. At 128 rows it was 0.75 to 1.16 times as fast as cuSPARSELt."""
 
 
 def linear(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -53,6 +49,6 @@ def multiply(
 
 @functools.lru_cache(4096)
 def _untuned(shape: tuple[int, int], rows: int, dtype: torch.dtype, device: torch.device) -> Setting | small.Config:
-    if rows <= FEW and not small.unsupported(device, dtype):
+    if rows <= small.MOST_ROWS and not small.unsupported(device, dtype):
         return small.default(shape, rows)
     return Setting()

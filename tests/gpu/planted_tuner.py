@@ -29,7 +29,7 @@ def planted_library(x, buffer, shape, setting, out=None, bias=None):
 
 
 def planted_kernel(x, buffer, shape, config, out=None, bias=None):
-    if config == small.candidates(shape, x.shape[0], x.device)[0]:
+    if config == small.candidates(shape, x.shape[0])[0]:
         break_context(x.device)
     if config.depth == max(small.DEPTHS):
         return (x.new_empty(x.shape[0], shape[0]) if out is None else out).zero_()

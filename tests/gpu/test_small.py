@@ -50,7 +50,7 @@ def test_values_are_right_for_random_shapes_batches_and_configurations(seed, mas
         x = wide[:, 64 : 64 + k]
     bias = torch.randn(n, device="cuda").to(dtype) if torch.rand(1, generator=draw) < 0.5 else None
     packed = cslt.pack(weight, kept)
-    found = small.candidates((n, k), b, x.device)
+    found = small.candidates((n, k), b)
     config = found[int(torch.randint(len(found), (1,), generator=draw))]
     out = torch.full((b, n), torch.nan, dtype=dtype, device="cuda")
     y = small.multiply(x, packed.data[0], (n, k), config, out, bias)
@@ -64,7 +64,7 @@ def test_every_candidate_is_right(n, k, b):
     backend_for("small")
     x, weight, mask = problem(n, k, b)
     packed = cslt.pack(weight, mask)
-    found = small.candidates((n, k), b, x.device)
+    found = small.candidates((n, k), b)
     small.prepare(found, b, x.dtype, x.device)
     for config in found:
         out = torch.full((b, n), torch.nan, dtype=x.dtype, device="cuda")
@@ -80,7 +80,7 @@ def test_columns_that_do_not_fill_a_stage_are_not_filled_with_what_lay_there_bef
     wide = torch.full((8, 320), torch.nan, dtype=x.dtype, device="cuda")
     wide[:, 64:256] = x
     packed = cslt.pack(weight, mask)
-    for config in small.candidates((128, 192), 8, x.device):
+    for config in small.candidates((128, 192), 8):
         small.multiply(poison[:8], full.data[0], (128, 512), config)
         assert_right(small.multiply(wide[:, 64:256], packed.data[0], (128, 192), config), x, weight, mask)
 

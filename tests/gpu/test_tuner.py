@@ -66,7 +66,7 @@ def test_a_tuned_product_is_right_and_one_search_is_kept_for_all_backends(n, k, 
 
 def test_wrong_crashing_and_hanging_ways_cost_a_candidate_each_and_this_process_nothing():
     backend_for("small")
-    crashing = small.candidates((1024, 1024), 16, device())[0]
+    crashing = small.candidates((1024, 1024), 16)[0]
     one = tuner.Tuner((sys.executable, "-m", "tests.gpu.planted_tuner"), silence=10)
     found = one.search((1024, 1024), 16, torch.bfloat16, device())
     one.close()

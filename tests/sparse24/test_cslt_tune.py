@@ -193,7 +193,7 @@ def test_a_changed_kernel_is_another_version(monkeypatch, tmp_path):
 @pytest.fixture
 def probing(monkeypatch):
     """Times are made up: of the configs the second, of the algorithms number 1 is the fastest, and slower than both."""
-    monkeypatch.setattr(small, "candidates", lambda shape, rows, device: CONFIGS if rows <= small.MOST_ROWS else [])
+    monkeypatch.setattr(small, "candidates", lambda shape, rows: CONFIGS if rows <= small.MOST_ROWS else [])
     times = {0: 4.0, 1: 1.0, 2: 3.0, 3: 2.0} | dict(zip(CONFIGS, (0.5, 0.25), strict=True))
     monkeypatch.setattr(Probe, "clock", lambda self, way, samples: times[getattr(way, "alg_id", way)])
 

@@ -1,7 +1,5 @@
 """What of the small-batch product needs no GPU: sizes, instruction, refusals. Values: tests/gpu/test_small.py."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -12,27 +10,37 @@ from blockshock_lib.sparse24.small import Config
 CUDA = torch.device("cuda", 0)
 
 
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
-
-
 SHAPES = [(64, 64), (4096, 4096), (192, 8192), (40960, 40960), (8192, 128)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 8, 9, 16, 31, 64, 65, 128])
 def test_every_candidate_fits_the_chip_and_leaves_no_block_without_columns(shape, rows):
-    found = small.candidates(shape, rows, CUDA)
+    found = small.candidates(shape, rows)
     assert found and len(set(found)) == len(found) and found[0] == small.default(shape, rows)
     for config in found:
         assert config.fits(small.eights(rows))
         assert config.split == 1 or config.split * 128 * config.unroll <= shape[1]
 
 
+@pytest.mark.parametrize("rows", [8, 64, 128])
+def test_a_candidate_is_as_deep_as_fits_and_every_split_of_it_is_tried(rows):
+    found, count = small.candidates((8192, 8192), rows)[1:], small.eights(rows)  # the first is the default
+    for config in found:
+        deeper = config._replace(depth=config.depth + 1)
+        assert deeper.depth not in small.DEPTHS or not deeper.fits(count)
+        assert {config._replace(split=split) for split in small.SPLITS} <= {small.default((8192, 8192), rows), *found}
+
+
+@pytest.mark.parametrize("rows", range(8, 136, 8))
+@pytest.mark.parametrize("n", [1024, 8192, 40960])
+def test_the_default_is_one_that_fits(n, rows):
+    assert small.default((n, n), rows).fits(small.eights(rows))
+
+
 @pytest.mark.parametrize("rows", [0, 129])
 def test_a_batch_that_the_kernel_cannot_take_has_no_candidate(rows):
-    assert small.candidates((4096, 4096), rows, CUDA) == []
+    assert small.candidates((4096, 4096), rows) == []
 
 
 def test_shared_memory_is_the_stages_or_the_sums():
@@ -81,7 +89,7 @@ def test_what_is_missing_is_named_and_the_tuned_product_goes_by_cusparselt_then(
     monkeypatch.setattr(small, "unsupported", lambda device, dtype: "")
     tuned._untuned.cache_clear()
     assert isinstance(tuned._untuned((4096, 4096), 16, torch.bfloat16, CUDA), Config)
-    assert tuned._untuned((4096, 4096), tuned.FEW + 8, torch.bfloat16, CUDA) == tuned.Setting()
+    assert tuned._untuned((4096, 4096), small.MOST_ROWS + 8, torch.bfloat16, CUDA) == tuned.Setting()
     tuned._untuned.cache_clear()
 
 

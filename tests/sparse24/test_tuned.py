@@ -36,7 +36,7 @@ def test_the_way_that_was_tuned_for_the_padded_batch_is_taken(taken, rows, way, 
     assert taken == [(product, x, form.data[0], (N, K), way, out, bias)]
 
 
-@pytest.mark.parametrize(("rows", "product"), [(1, small), (64, small), (65, cslt), (200, cslt)])
+@pytest.mark.parametrize(("rows", "product"), [(1, small), (128, small), (129, cslt), (200, cslt)])
 def test_a_batch_that_nobody_tuned_goes_by_its_size(taken, rows, product):
     tuned.linear(torch.zeros(rows, K).bfloat16(), packed())
     ((one, _, _, _, way, *_),) = taken
