@@ -1,7 +1,7 @@
 """A child that searches with faults planted in both products: `... <parent> <device>` as tuner.py starts it.
 
 Of the library, algorithm 1 writes nothing, algorithm 2 breaks the CUDA context as an illegal instruction does,
-algorithm 3 hangs. Of the small-batch kernel, the most promising config breaks the context, and the deepest ones write
+algorithm 3 hangs. Of the small-batch kernel, the first candidate breaks the context, and those that split no sum write
 zeros, which takes less time than any product.
 """
 
@@ -31,7 +31,7 @@ def planted_library(x, buffer, shape, setting, out=None, bias=None):
 def planted_kernel(x, buffer, shape, config, out=None, bias=None):
     if config == small.candidates(shape, x.shape[0])[0]:
         break_context(x.device)
-    if config.depth == max(small.DEPTHS):
+    if config.split == 1:
         return (x.new_empty(x.shape[0], shape[0]) if out is None else out).zero_()
     return kernel(x, buffer, shape, config, out, bias)
 
