@@ -108,6 +108,11 @@ def test_every_notebook_is_smaller_than_1_mb(path):
     assert path.stat().st_size < 1_000_000
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_shows_no_run_of_the_scratch_folder(path):
+    assert ".cache/" not in path.read_text(encoding="utf-8")
+
+
 def test_every_figure_has_alternative_text(notebook):
     figures = [cell for cell in code(notebook) if calls(cell) & ({"show"} | VIEWS)]
     assert figures

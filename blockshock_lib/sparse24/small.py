@@ -2,7 +2,8 @@
 
 cuSPARSELt's kernels take as long for 8 rows as for 256 and reach about 40% of what the memory could deliver. This one
 reads the very same buffer, values and metadata, so one copy of a weight serves both; it takes any batch from 1. It was
-the faster one at every size tried on an H200, N = K = 1024 to 40960 and B = 8 to 128: 1.5 to 2.8 times when tuned.
+the faster one at every size of benchmarks/small_product.py on an H200, N = K = 1024 to 40960 and B = 8 to 128: 1.5 to
+2.8 times when tuned.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ SHARED_BYTES = 227 << 10  # that a block can have on compute capability 9.0
 SHAPES = ((1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (2, 2, 1), (1, 4, 1))
 """(tiles, warpgroups, unroll): the fewest with which the best candidate is nearly the best of all.
 
-Of 388 configurations timed on an H200, N = K = 1024 to 40960, B = 8 to 128. The candidates' best is behind the best of
-all by 2.3% at most and 0.5% in the mean; without any one of these six it would be more.
+In benchmarks/small_product.py the candidates' best is behind the best of all by 2.3% at most and 0.5% in the mean;
+without any one of these six it would be more.
 """
 DEPTHS = (3, 4)
 SPLITS = (1, 2, 4, 8)  # blocks of a cluster: 8 is what every GPU can do
@@ -156,7 +157,11 @@ DEFAULTS = {
     8: ((1, 1, 1, 3, 4), (1, 1, 2, 4, 1), (2, 2, 1, 4, 2)),
     16: ((1, 1, 1, 4, 2), (1, 2, 1, 4, 2), (2, 2, 1, 3, 2)),
 }
-"""Up to so many times eight rows: the fastest, or near it, for up to 2^25, 2^27 and more weights; seen on an H200."""
+"""Up to so many times eight rows: the fastest, or near it, for up to 2^25, 2^27 and more weights.
+
+Seen on an H200 for square weights (benchmarks/small_product.py); tune others, above all those with few rows and many
+columns, where these leave multiprocessors without a block.
+"""
 
 
 @functools.lru_cache(4096)

@@ -60,11 +60,13 @@ def test_values_are_right_for_random_shapes_batches_and_configurations(seed, mas
 
 
 @pytest.mark.parametrize(("n", "k", "b"), [(256, 512, 16), (192, 64, 128), (1024, 1024, 33)])
-def test_every_candidate_is_right(n, k, b):
+def test_every_candidate_and_every_default_is_right(n, k, b):
     backend_for("small")
     x, weight, mask = problem(n, k, b)
     packed = cslt.pack(weight, mask)
-    found = small.candidates((n, k), b)
+    defaults = [small.Config(*sizes) for row in small.DEFAULTS.values() for sizes in row]  # most are for larger weights
+    defaults = [c for c in defaults if c.fits(small.eights(b)) and c.split * 128 * c.unroll <= k]
+    found = list(dict.fromkeys([*small.candidates((n, k), b), *defaults]))
     small.prepare(found, b, x.dtype, x.device)
     for config in found:
         out = torch.full((b, n), torch.nan, dtype=x.dtype, device="cuda")

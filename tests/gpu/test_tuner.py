@@ -78,6 +78,8 @@ def test_wrong_crashing_and_hanging_ways_cost_a_candidate_each_and_this_process_
     assert silent and all(trial.wrong for trial in silent)
     assert found.trial(crashing).crashed and found.trial(Setting(2)).crashed
     assert "without a word" in found.trial(Setting(3)).crashed
+    chosen = found.best(Config).way  # the planted child alone shows its fault: in this process it would be right
+    assert chosen != crashing and chosen.split > 1
     x, weight, mask = problem(1024, 1024, 16)
     packed = cslt.pack(weight, mask)
     for kind in (Setting, Config):

@@ -8,8 +8,6 @@ from blockshock_lib.sparse24 import product, small
 from blockshock_lib.sparse24.small import Config
 
 CUDA = torch.device("cuda", 0)
-
-
 SHAPES = [(64, 64), (4096, 4096), (192, 8192), (40960, 40960), (8192, 128)]
 
 

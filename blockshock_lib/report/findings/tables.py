@@ -121,7 +121,7 @@ def law_table(frame: pd.DataFrame) -> pd.DataFrame:
     shown["law inside the interval"] = inside.where(table["low"].gt(0) & (table["high"] / table["low"]).le(100), ABSENT)
     shown["reason of what is left"] = table["reason"]
     shown["bound by"] = table["bound"]
-    shown["at best"] = table["ideal"].map("{:.2f}x".format)
+    shown["ideal"] = table["ideal"].map("{:.2f}x".format)
     return shown
 
 
