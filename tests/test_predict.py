@@ -295,3 +295,4 @@ def test_a_run_for_gpus_is_planned_whole_on_a_machine_without_one_and_said_to_be
     text = predict.dry_run(asked(hardware="cuda", sweep__n=[4096]), cpu)
     assert "would be refused here" in text and " 7/7 " in text and "cannot run" not in text
     assert re.search(r"Block-Shock +18 MiB", text)
+    assert re.search(r" GiB +\? +checkerboard", text) and "what this machine has for it is not known" in text
