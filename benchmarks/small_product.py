@@ -7,8 +7,8 @@ the clock are the tuner's own: kernel times of bf16 products, as the median of t
 copies of the weight that do not fit in the L2 cache together. A configuration with wrong values ends the benchmark.
 cuSPARSELt's tuned product of the same size is timed beside them.
 
-Prints a line a size, the fastest configurations first; needs a Hopper GPU. A thousand kernels are compiled, which
-takes minutes.
+Prints a line a size, the fastest configurations first; needs a Hopper GPU. Each configuration is compiled for each
+batch: some hundred kernels in all.
 """
 
 from __future__ import annotations
