@@ -40,7 +40,7 @@ SHOWN = 4  # configurations of a line
 def grid(n: int, rows: int) -> list[Config]:
     """Every configuration that fits a weight [n, n] and so many rows of x."""
     found = [Config(*sizes) for sizes in every((1, 2), (1, 2, 4), (1, 2), DEPTHS, small.SPLITS)]
-    return [c for c in found if c.fits(small.eights(rows)) and c.split * 128 * c.unroll <= n]
+    return [c for c in found if c.fits(small.eights(rows)) and c.split <= small.most_split(c, (n, n))]
 
 
 def measure(n: int, rows: int, device: torch.device) -> dict:

@@ -145,7 +145,7 @@ def candidates(shape: tuple[int, int], rows: int) -> list[Config]:
         depths = [depth for depth in DEPTHS if Config(*sizes, depth, 1).fits(eights(rows))]
         for split in SPLITS if depths else ():
             config = Config(*sizes, max(depths), split)
-            if split <= _most_split(config, shape):
+            if split <= most_split(config, shape):
                 found.append(config)
     return list(dict.fromkeys(found))
 
@@ -171,10 +171,10 @@ def default(shape: tuple[int, int], rows: int) -> Config:
     by_size = DEFAULTS[min(most for most in DEFAULTS if most >= count)]
     weights = shape[0] * shape[1]
     config = Config(*by_size[(weights > 1 << 25) + (weights > 1 << 27)])
-    return config._replace(split=min(config.split, _most_split(config, shape)))
+    return config._replace(split=min(config.split, most_split(config, shape)))
 
 
-def _most_split(config: Config, shape: tuple[int, int]) -> int:
+def most_split(config: Config, shape: tuple[int, int]) -> int:
     """The most blocks that share K and have a stage each."""
     return max(s for s in SPLITS if s == 1 or s * 128 * config.unroll <= shape[1])
 

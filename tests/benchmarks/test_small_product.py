@@ -22,8 +22,8 @@ def test_the_grid_holds_what_fits_and_every_candidate(n, rows):
     found = grid(n, rows)
     assert len(found) == len(set(found))
     assert all(config.fits(small.eights(rows)) for config in found)
-    assert all(config.split * 128 * config.unroll <= n for config in found)
-    assert n < 128 or set(small.candidates((n, n), rows)) <= set(found)
+    assert all(config.split == 1 or config.split * 128 * config.unroll <= n for config in found)
+    assert set(small.candidates((n, n), rows)) <= set(found)
 
 
 @pytest.fixture
@@ -126,4 +126,5 @@ def test_a_default_is_faster_than_the_tuned_library_and_near_the_best(recorded):
     for n, b, library, times in recorded:
         mine = times[small.default((n, n), b)]
         assert mine < library
-        assert mine < 1.11 * min(times.values()) or (n < 4096 and b == 128), (n, b)
+        # One default serves up to N = 5792: at B = 128 it is 4096's best, and smaller weights want more splits.
+        assert mine < (1.4 if n < 4096 and b == 128 else 1.11) * min(times.values()), (n, b)

@@ -48,7 +48,7 @@ def products() -> None:
         packed, x = cslt.pack(weight, mask), torch.randn(b, k + 8, device="cuda").to(dtype)[:, :k]
         bias = torch.randn(n, device="cuda").to(dtype)
         truth = x.double() @ torch.where(mask, weight, 0).double().t()
-        for config in small.candidates((n, k), b)[turn :: len(problems)]:  # all of them would take minutes
+        for config in small.candidates((n, k), b)[turn :: len(problems)]:  # a share each, as the tool is slow
             for added in (None, bias):
                 y = small.multiply(x, packed.data[0], (n, k), config, None, added)
                 wanted = truth if added is None else truth + added.double()

@@ -65,7 +65,7 @@ def test_every_candidate_and_every_default_is_right(n, k, b):
     x, weight, mask = problem(n, k, b)
     packed = cslt.pack(weight, mask)
     defaults = [small.Config(*sizes) for row in small.DEFAULTS.values() for sizes in row]  # most are for larger weights
-    defaults = [c for c in defaults if c.fits(small.eights(b)) and c.split * 128 * c.unroll <= k]
+    defaults = [c for c in defaults if c.fits(small.eights(b)) and c.split <= small.most_split(c, (n, k))]
     found = list(dict.fromkeys([*small.candidates((n, k), b), *defaults]))
     small.prepare(found, b, x.dtype, x.device)
     for config in found:
