@@ -5,7 +5,7 @@ BLOCKSHOCK := $(VENV)/bin/python -m blockshock_lib
 # Passed on to the run, e.g. make phase1 ARGS="--hardware cuda --set sweep.n=[4096,8192]"
 ARGS   ?=
 INTERPRETER := $(if $(filter 3.%,$(PYTHON)),python$(PYTHON),$(PYTHON))
-# The run that a target is about: make share RUN=outputs/2026-11-21/101500-phase1-cpu
+# The run that a target is about: make share RUN=outputs/2026-11-21/101500-linear-phase1-cpu
 RUN    ?=
 # A folder of wheels to install from, for a machine without internet: make wheelhouse fills it.
 WHEELHOUSE ?=
@@ -14,10 +14,10 @@ WHEELHOUSE ?=
 # only wait for each other. The order of the files is ours (tests/conftest.py).
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 SPREAD := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
-NBVAL  := --nbval --nbval-cell-timeout 600 -p tests.nbval_runs
+NBVAL  := --nbval --nbval-cell-timeout 1800 -p tests.nbval_runs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup phase0 phase1 phase2 phase3 findings report compare share list lab test test-faults test-browser test-gpu nbval nbval-update lint wheelhouse clean
+.PHONY: help setup phase0 phase1 phase2 phase3 findings report compare share list lab test test-all test-faults test-browser test-gpu nbval nbval-update lint wheelhouse clean
 
 help: ## list every target with a line each
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,9 +30,9 @@ ifneq ($(WHEELHOUSE),)
 	$(INTERPRETER) -m tools.offline $(WHEELHOUSE) $(VENV)
 else
 	$(INTERPRETER) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[workbook,dev]'
 	@! $(VENV)/bin/python -c 'import sys, torch; sys.exit(not torch.version.cuda)' || \
-		$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,cuda]'
+		$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[workbook,dev,cuda]'
 endif
 	@touch $@
 
@@ -50,6 +50,7 @@ phase3: setup ## phase 3, training with SGD and AdamW: prints the verdict, the n
 
 findings: setup ## weigh all records, the shipped and your own: writes the answer page; measures nothing
 	@$(BLOCKSHOCK) findings $(ARGS)
+	@$(BLOCKSHOCK).notebook.results
 
 report: setup ## draw a run again from its records: RUN=folder or RUN=colleague.zip; measures nothing
 	@$(BLOCKSHOCK) report $(RUN) $(ARGS)
@@ -66,7 +67,10 @@ list: setup ## list the runs under outputs/
 lab: setup ## open JupyterLab on the notebooks; this machine only, with a token
 	$(VENV)/bin/jupyter lab --ip=127.0.0.1 --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
-test: setup lint ## all tests that need no GPU and no browser, the committed notebooks among them
+test: setup lint ## the quick tests: no GPU, no browser, a test for every promise
+	$(PYTEST) tests --ignore=tests/browser -m "not long" $(SPREAD) $(ARGS)
+
+test-all: setup lint ## all tests that need no GPU and no browser: the long ones and the committed notebooks too
 	@rm -rf .cache/nbval
 	$(PYTEST) tests notebooks --ignore=tests/browser $(NBVAL) $(SPREAD) $(ARGS)
 
@@ -77,7 +81,7 @@ test-browser: $(VENV)/.browser ## the pages and the explore notebook in a headle
 	$(VENV)/bin/python -m pytest tests/browser $(ARGS)
 
 $(VENV)/.browser: $(VENV)/.ready
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,browser]'
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[workbook,dev,browser]'
 	@touch $@
 
 test-gpu: setup ## the tests that need an NVIDIA GPU

@@ -22,7 +22,7 @@ import torch.distributed as dist
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from blockshock_lib.comm import symm  # noqa: E402
+from blockshock_lib.comm import symm
 
 
 def by_hand(ctx, n: int, b: int, samples: int = 12) -> float:
@@ -67,7 +67,10 @@ def nccl_alone(ctx) -> None:
 
 def main() -> int:
     from benchmarks import b1_by_hand  # the ranks must import this file by name
-    from blockshock_lib import launch, params, plan, worker
+    from blockshock_lib import params
+    from blockshock_lib.ranks import WorkerGroup
+    from blockshock_lib.runs import measure
+    from blockshock_lib.studies.linear import STUDY
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--n", type=int, nargs="+", default=[4096, 8192, 16384, 40960])
@@ -78,18 +81,18 @@ def main() -> int:
     print(f"{'N':>6} {'B':>5} {'by hand (ms)':>13} {'engine (ms)':>12} {'engine / by hand':>17}")
     with (
         tempfile.TemporaryDirectory() as logs,
-        launch.WorkerGroup(2, device="cuda", backend="nccl", logs=Path(logs)) as group,
+        WorkerGroup(2, device="cuda", backend="nccl", logs=Path(logs)) as group,
     ):
         group.call(b1_by_hand.nccl_alone, seconds=120)
         for n in args.n:
             for b in args.b:
                 settings = {"sweep.n": [n], "sweep.b": [b], "methods": ["row_parallel"], "profile": "none"}
-                asked = params.load("phase1", settings, choose={"hardware": "cuda"})
-                (case,) = plan.expand(asked)
+                asked = params.load(STUDY, "phase1", settings, choose={"hardware": "cuda"})
+                (case,) = STUDY.expand(asked)
                 found = [[], []]
                 for _ in range(args.turns):
                     found[0].append(max(group.call(b1_by_hand.by_hand, n, b, seconds=120)))
-                    rows = group.call(worker.measure, case, asked, 0, seconds=120)[0]
+                    rows = group.call(measure.measure, "linear", case, asked, 0, seconds=120)[0]
                     kernel = [row["value"] for row in rows if row["metric"] == "forward_kernel"]
                     found[1].append(statistics.median(kernel))
                 hand, engine = map(statistics.median, found)

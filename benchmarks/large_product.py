@@ -38,10 +38,10 @@ import torch.nn.functional as F
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from blockshock_lib import cache  # noqa: E402
-from blockshock_lib.engine.power import Sampler  # noqa: E402
-from blockshock_lib.params import Mask  # noqa: E402
-from blockshock_lib.sparse24 import masks, product  # noqa: E402
+from blockshock_lib.kernels.sparse24 import backends, masks
+from blockshock_lib.kernels.sparse24.mask import Mask
+from blockshock_lib.kernels.tuning import store as cache
+from blockshock_lib.runs.machine import Sampler
 
 PRODUCTS = ("dense half", "2:4", "dense half, x = 0", "2:4, x = 0")
 NEAR = 1 / 8  # error allowed, in standard deviations of the right values
@@ -112,7 +112,7 @@ def products(
         RuntimeError: a product is wrong.
     """
     device = device or torch.device("cuda", torch.cuda.current_device())
-    backend = product.choose("auto", device)
+    backend = backends.choose("auto", device)
     weight = torch.randn(n, n, dtype=torch.bfloat16, device=device)
     keep = masks.make(Mask.named("checkerboard"), (n, n), device=device)
     packed, half = backend.pack(weight, keep), weight[:, : n // 2].contiguous()
@@ -215,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="one launch of each and no times: what ncu looks at")
     args = parser.parse_args(argv)
     batches = sorted(set(args.b))  # the order of the rows, so that launches counted in it are theirs
-    if reason := product.choose("auto", "cuda").unsupported(torch.device("cuda"), torch.bfloat16):
+    if reason := backends.choose("auto", "cuda").unsupported(torch.device("cuda"), torch.bfloat16):
         print(f"this benchmark needs a GPU: {reason}", file=sys.stderr)
         return 1
     if args.once:

@@ -31,13 +31,17 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from blockshock_lib import errors, launch, params, plan  # noqa: E402
-from blockshock_lib.comm import Group  # noqa: E402
-from blockshock_lib.engine import capacity, memory  # noqa: E402
-from blockshock_lib.engine.training import Trainer  # noqa: E402
-from blockshock_lib.layers.case_costs import DTYPES, CaseCosts  # noqa: E402
-from blockshock_lib.methods import METHODS  # noqa: E402
-from blockshock_lib.sparse24 import masks  # noqa: E402
+from blockshock_lib import errors, params
+from blockshock_lib.comm import Group
+from blockshock_lib.engine import memory
+from blockshock_lib.kernels.sparse24 import masks
+from blockshock_lib.ranks import WorkerGroup, call
+from blockshock_lib.runs import measure
+from blockshock_lib.studies.linear import STUDY, training
+from blockshock_lib.studies.linear.costs import DTYPES, CaseCosts
+from blockshock_lib.studies.linear.methods import METHODS
+from blockshock_lib.studies.linear.params import Case
+from blockshock_lib.studies.linear.training import Trainer
 
 NAMES = ("row_parallel", "block_shock", "block_shock_recompress")
 LESS = 0.04  # how much smaller the next N is after a failure
@@ -93,11 +97,11 @@ def total(ctx) -> int:
     return memory.total(ctx.device)
 
 
-def build(ctx, case: plan.Case) -> dict:
+def build(ctx, case: Case) -> dict:
     """Makes the layer, the transposed copy of its first dX included: its peak, or how far the memory went."""
     name, n, device = case.methods[0], case.in_features, ctx.device
     group, make = Group.of(), METHODS[case.methods[0]].load()
-    group.align(torch.zeros(1, device=device))  # what the communication library holds is held from here on
+    group.barrier(torch.zeros(1, device=device))  # what the communication library holds is held from here on
     meter = memory.Peak(device)
     seed = torch.Generator(device).manual_seed(case.seed)
 
@@ -111,7 +115,7 @@ def build(ctx, case: plan.Case) -> dict:
         layer = make(row.expand(n, n), bias, mask=case.mask, keep=keep, group=group, **options)
         del keep
         with torch.no_grad():
-            layer.local_dx(dy)
+            layer.local_dgrad(dy)
     except torch.OutOfMemoryError as error:
         # Here, while the failed call's tensors are still alive. All of this grows by at most the square of N.
         held = torch.cuda.memory_allocated(device)
@@ -130,7 +134,7 @@ def asked(text: str) -> float:
 
 
 @torch.no_grad()
-def train(ctx, case: plan.Case) -> dict:
+def train(ctx, case: Case) -> dict:
     """Two steps with the layer that was built: what is wrong with the first, peak of both, seconds of the second."""
     layer, row, x, dy, meter = built.pop("layer")
     meter.restart()
@@ -142,7 +146,7 @@ def train(ctx, case: plan.Case) -> dict:
         fault = fault or f"{1 - moved:.0%} of the last row of the weight did not move"
     del y, dx, dw
     token = torch.zeros(1, device=ctx.device)
-    layer.group.align(token)
+    layer.group.barrier(token)
     token.item()
     start = time.perf_counter()
     y = trainer.step(x, dy)[0]
@@ -153,7 +157,7 @@ def train(ctx, case: plan.Case) -> dict:
     return {"fault": fault, "peak": meter.read(), "seconds": seconds}
 
 
-def first_fault(layer, case: plan.Case, given: dict, made: dict) -> str:
+def first_fault(layer, case: Case, given: dict, made: dict) -> str:
     """What is wrong with a step's y [B, N], dX [B, K] and the last row of dW; "" where nothing is.
 
     With equal rows w of W: y[b, n] = x[b] . w + bias[n], and dX[b] = w times the sum of dy[b].
@@ -181,21 +185,21 @@ def first_fault(layer, case: plan.Case, given: dict, made: dict) -> str:
 # In the parent
 
 
-def needed(case: plan.Case, n: int) -> float:
+def needed(case: Case, n: int) -> float:
     """Bytes of a training step at N = n by the method's formula, x included."""
     x = case.batch * n * DTYPES[case.dtype].itemsize
     return CaseCosts(case).training_bytes(case.methods[0], n).peak + x
 
 
-def largest(case: plan.Case, room: float, step: int) -> int:
+def largest(case: Case, room: float, step: int) -> int:
     """The largest multiple of `step` that needs no more than `room` bytes and that the method can multiply; what
-    engine.capacity says for its STEP.
+    training.largest_n says for its STEP.
     """
     known = CaseCosts(case)
-    return capacity.last(lambda n: needed(case, n) <= room and not known.too_large(case.methods[0], n), step)
+    return training.last(lambda n: needed(case, n) <= room and not known.too_large(case.methods[0], n), step)
 
 
-def attempt(case: plan.Case, n: int, room: float, seconds: float) -> Attempt:
+def attempt(case: Case, n: int, room: float, seconds: float) -> Attempt:
     """Builds and trains in fresh processes, `seconds` at most for starting, building and stepping each."""
     from benchmarks import largest_n  # the ranks must import this file by name
 
@@ -206,9 +210,7 @@ def attempt(case: plan.Case, n: int, room: float, seconds: float) -> Attempt:
     try:
         with (
             tempfile.TemporaryDirectory() as logs,
-            launch.WorkerGroup(
-                case.world_size, device=case.device, logs=Path(logs) / "logs", start_seconds=seconds
-            ) as group,
+            WorkerGroup(case.world_size, device=case.device, logs=Path(logs) / "logs", start_seconds=seconds) as group,
         ):
             stage = BUILDING
             made = group.call(largest_n.build, case, seconds=seconds)
@@ -235,13 +237,13 @@ def in_words(error: errors.LaunchError, stage: str) -> str:
     text = error.message.lower()
     if error.kind == errors.UnsupportedError.__name__:
         return f"unsupported: {errors.first_line(error.message)}"
-    if "OutOfMemory" in error.kind or any(words in text for words in launch.OUT_OF_MEMORY):
+    if "OutOfMemory" in error.kind or any(words in text for words in measure.OUT_OF_MEMORY):
         return f"out of memory {stage}"
     by = "cuSPARSELt failed" if "cusparselt" in text or "_cslt_" in error.traceback else "crashed"
     return f"{by} {stage}: {error.kind}: {errors.first_line(error.message)}"
 
 
-def search(case: plan.Case, room: float, step: int, seconds: float, ceiling: int) -> tuple[dict, int]:
+def search(case: Case, room: float, step: int, seconds: float, ceiling: int) -> tuple[dict, int]:
     """Tries one method and optimizer; a row of the table, and the largest N that could be built as far as is known.
 
     `ceiling` is that of the same method with another optimizer: what cannot be built is not tried again.
@@ -298,8 +300,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--optimizers", nargs="+", default=["sgd", "adamw"], choices=["sgd", "adamw"])
     parser.add_argument("--b", type=int, default=4096)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--room", type=float, help="GiB a rank that may be used; default: what engine.capacity uses")
-    parser.add_argument("--step", type=int, default=capacity.STEP, help="N is a multiple of it, and it of 128")
+    parser.add_argument("--room", type=float, help="GiB a rank that may be used; default: what a run uses")
+    parser.add_argument("--step", type=int, default=training.STEP, help="N is a multiple of it, and it of 128")
     parser.add_argument("--seconds", type=float, default=60, help="limit of each of an attempt's three stages")
     parser.add_argument("--json", type=Path, help="file for the table, written anew after each of its rows")
     args = parser.parse_args(arguments)
@@ -308,14 +310,14 @@ def main(arguments: list[str] | None = None) -> int:
     from benchmarks import largest_n
 
     if args.room is None:  # asked of a child: this process would hold GPU memory for as long as it lives
-        room = capacity.USABLE * launch.call(largest_n.total, processes=1, device="cuda")[0]
+        room = training.USABLE * call(largest_n.total, processes=1, device="cuda")[0]
     else:
         room = args.room * memory.GIB
     settings = {"sweep.n": [args.step], "sweep.b": [args.b], "methods": args.methods, "optimizers": args.optimizers}
-    asked_for = params.load("phase3", settings, choose={"hardware": args.device, "mask": "checkerboard"})
+    asked_for = params.load(STUDY, "phase3", settings, choose={"hardware": args.device, "mask": "checkerboard"})
     rows, ceilings = [], dict.fromkeys(args.methods, 1 << 30)
     for name in args.methods:
-        for case in plan.expand(asked_for):
+        for case in STUDY.expand(asked_for):
             row, ceilings[name] = search(replace(case, methods=(name,)), room, args.step, args.seconds, ceilings[name])
             rows.append(row)
             if args.json:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from itertools import product as every
 from pathlib import Path
@@ -24,11 +25,11 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from blockshock_lib import cache  # noqa: E402
-from blockshock_lib.sparse24 import cslt_tune, small  # noqa: E402
-from blockshock_lib.sparse24.probe import Probe  # noqa: E402
-from blockshock_lib.sparse24.small import Config  # noqa: E402
-from blockshock_lib.sparse24.tuning import Setting  # noqa: E402
+from blockshock_lib.kernels.sparse24 import small, tune
+from blockshock_lib.kernels.sparse24.plans import Setting
+from blockshock_lib.kernels.sparse24.small import Config
+from blockshock_lib.kernels.sparse24.ways import Probe
+from blockshock_lib.kernels.tuning import store as cache
 
 SIZES = (1024, 2048, 4096, 8192, 16384, 40960)
 BATCHES = (8, 16, 32, 64, 128)
@@ -49,8 +50,8 @@ def measure(n: int, rows: int, device: torch.device) -> dict:
     Raises:
         RuntimeError: a configuration gives wrong values, or the driver refuses it.
     """
-    key = cslt_tune.key_of((n, n), rows, torch.bfloat16, device)
-    library = cslt_tune.searched(key, device).best(Setting)
+    problem = tune.problem_of((n, n), rows, torch.bfloat16, device)
+    library = tune.searched(problem, device).best(Setting)
     probe = Probe((n, n), rows, torch.bfloat16, device)
     try:
         configs = grid(n, rows)
@@ -59,7 +60,8 @@ def measure(n: int, rows: int, device: torch.device) -> dict:
         for config in configs:
             if not (error := probe.check(config)).right:
                 raise RuntimeError(f"{config} is wrong for {n}x{n}, B={rows}: {error}")
-            times[config] = probe.clock(config, SAMPLES)
+            with probe.timed(config) as sample:
+                times[config] = statistics.median(sample() for _ in range(SAMPLES))
         ranked = [[*config, times[config]] for config in sorted(times, key=times.get)]
         return {"n": n, "b": rows, "cslt_ms": library and library.ms, "configs": ranked}
     finally:

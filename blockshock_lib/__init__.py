@@ -5,11 +5,11 @@ What users import. Torch is loaded with the first name that needs it, so that pa
 
 import importlib
 
-from blockshock_lib import sources  # noqa: F401  # notes now which code is imported: an edit after this makes it stale
+from blockshock_lib.runs import code  # noqa: F401  # notes now which code is imported: an edit after this makes it stale
 
 _WHERE = {
     "BlockShockLinear": "layers",
-    "BlockShockParallel": "model.parallel",
+    "BlockShockParallel": "layers.parallel_style",
     "ColumnParallelLinear": "layers",
     "DenseLinear": "layers",
     "Linear24": "layers",
@@ -17,11 +17,12 @@ _WHERE = {
     "PermutedDenseLinear": "layers",
     "RowParallelLinear": "layers",
     "Group": "comm",
-    "Mask": "params",
-    "checkpoint": "model",
-    "clip_grad_norm_": "model.clipping",
-    "compare": "comparison",
-    "open_run": "run",
+    "Mask": "kernels.sparse24.mask",
+    "checkpoint": "layers.checkpoint",
+    "clip_grad_norm_": "layers.clipping",
+    "compare": "runs.compare",
+    "load": "runs.records",
+    "open_run": "runs.open",
 }
 
 __all__ = sorted(_WHERE)
@@ -30,4 +31,5 @@ __all__ = sorted(_WHERE)
 def __getattr__(name: str):
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    module = importlib.import_module(f"{__name__}.{_WHERE[name]}")
+    return getattr(module, name, module)  # "checkpoint" is a module

@@ -28,36 +28,20 @@ class LaunchError(BlockShockError):
 
 
 class RankError(LaunchError):
-    """One rank raised or died.
-
-    Attributes:
-        rank: the rank that failed first.
-        kind: name of the exception's class, or of the signal that ended the process.
-        traceback: the rank's own traceback, or its last log lines where it died by a signal.
-    """
+    """`rank` failed first. `kind`: its exception's class, or a signal that ended it: `traceback` is then of its log."""
 
     def __init__(self, rank: int, kind: str, message: str, traceback: str):
-        super().__init__(f"rank {rank} failed with {kind}: {message}")
+        super().__init__(f"rank {rank} failed with {kind}: {message}\n--- rank {rank} ---\n{traceback}")
         self.rank, self.kind, self.message, self.traceback = rank, kind, message, traceback
-
-    def __str__(self) -> str:
-        return f"{self.args[0]}\n--- rank {self.rank} ---\n{self.traceback}"
 
 
 class DeadlineError(LaunchError):
-    """The ranks did not finish in time.
-
-    Attributes:
-        seconds: the deadline.
-        stacks: rank -> the Python stacks of all its threads when the deadline passed.
-    """
+    """The ranks did not finish in time. `stacks`: rank -> the Python stacks of all its threads then."""
 
     def __init__(self, seconds: float, stacks: dict[int, str]):
-        super().__init__(f"no answer from all ranks within {seconds:g} s")
-        self.seconds, self.stacks = seconds, stacks
-
-    def __str__(self) -> str:
-        return "\n".join([self.args[0], *(f"--- rank {r} ---\n{s}" for r, s in sorted(self.stacks.items()))])
+        told = "".join(f"\n--- rank {rank} ---\n{text}" for rank, text in sorted(stacks.items()))
+        super().__init__(f"no answer from all ranks within {seconds:g} s{told}")
+        self.stacks = stacks
 
 
 class Interrupted(BlockShockError):

@@ -1,9 +1,12 @@
 """Small cases for the tests, in the shapes that the library really uses."""
 
-from __future__ import annotations
+import functools
 
-from blockshock_lib.params import Mask, Workload
-from blockshock_lib.plan import Case
+from blockshock_lib.engine import study
+from blockshock_lib.kernels.sparse24 import mask
+from blockshock_lib.runs import record
+from blockshock_lib.studies.linear import STUDY
+from blockshock_lib.studies.linear.params import WORKLOADS, Case
 
 METHODS = ("dense", "row_parallel", "column_parallel", "masked_dense", "permuted_dense", "block_shock")
 MASKS = ("uniform_1100", "uniform_1010", "uniform_1001", "random", "checkerboard", "transposable_random", "magnitude")
@@ -11,25 +14,18 @@ MASKS = ("uniform_1100", "uniform_1010", "uniform_1001", "random", "checkerboard
 
 def case(**changes) -> Case:
     """An emulated 128 x 256 case of all methods on the CPU; `mask` may be a shipped name."""
-    fields = dict(
-        phase="phase0",
-        methods=METHODS,
-        in_features=256,
-        out_features=128,
-        batch=16,
-        dtype="bf16",
-        bias=True,
-        mask="checkerboard",
-        workload=Workload(name="gaussian", distribution="gaussian"),
-        product="auto",
-        device="cpu",
-        world_size=2,
-        emulated=True,
-        seed=0,
-    )
-    fields |= changes
-    if isinstance(fields["mask"], str):
-        fields["mask"] = Mask.named(fields["mask"])
-    if isinstance(fields["workload"], str):
-        fields["workload"] = Workload(name=fields["workload"], distribution=fields["workload"])
+    fields = dict(phase="phase0", methods=METHODS, dtype="bf16", bias=True, mask="checkerboard", workload="gaussian")
+    fields |= dict(in_features=256, out_features=128, batch=16, seed=0)
+    fields |= dict(product="auto", device="cpu", world_size=2, emulated=True) | changes
+    for key, known in (("mask", mask.MASKS), ("workload", WORKLOADS)):
+        if isinstance(fields[key], str):
+            fields[key] = known[fields[key]]
     return Case(**fields)
+
+
+row = functools.partial(study.row, STUDY.metrics)
+write = functools.partial(record.write, study=STUDY)
+
+
+def validate(rows: list[dict]) -> None:
+    record.validate(rows, STUDY.metrics)

@@ -7,40 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from blockshock_lib import workbook
-
-# The files that take longest come first, so that no worker is left alone with one of them at the end.
-LONG = (
-    "notebooks/phase3_training.ipynb",
-    "tests/faults/test_workers.py",
-    "notebooks/phase2_backward.ipynb",
-    "notebooks/phase1_forward.ipynb",
-    "tests/layers/test_training.py",
-    "tests/test_joined.py",
-    "tests/test_workbook.py",
-    "tests/test_run.py",
-    "notebooks/findings.ipynb",
-    "tests/tools/test_offline.py",
-    "tests/faults/test_two_runs.py",
-    "tests/faults/test_training_survives.py",
-    "tests/faults/test_interrupts.py",
-    "tests/sparse24/test_tuner.py",
-    "tests/engine/test_admission.py",
-)
+from blockshock_lib import files
+from blockshock_lib.ranks import WorkerGroup, worker
 
 
 def pytest_collection_modifyitems(items):
-    places = {workbook.ROOT / name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path, len(LONG)))
+    # Files with long tests come first, so that no worker is left alone with one of them at the end.
+    long = {item.path for item in items if "long" in item.keywords or item.path.suffix == ".ipynb"}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(scope="module")
 def outputs():
     """A folder for runs inside the project, as outputs/ is, but which `make list` does not show; removed afterwards."""
-    place = workbook.ROOT / ".cache" / "tests"
+    place = files.ROOT / ".cache" / "tests"
     place.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place) as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two ranks on the CPU."""
+    with WorkerGroup(2, logs=tmp_path_factory.mktemp("logs")) as group:
+        yield group
 
 
 @pytest.fixture
@@ -52,3 +42,12 @@ def nothing_starts(monkeypatch):
 
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
+
+
+@pytest.fixture
+def light(monkeypatch):
+    """Ranks that are forked and load no torch: a group of any size starts at once, and is otherwise the real one."""
+
+    monkeypatch.setattr(worker, "join", lambda *_: None)
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork)

@@ -1,32 +1,28 @@
-"""Which processes live: what the tests of groups and runs ask."""
+"""The command in a process of its own, and which processes live: what the tests of groups and runs ask."""
 
-import os
+import contextlib
+import socket
+import subprocess
+import sys
 import time
-from pathlib import Path
+
+import psutil
+
+from blockshock_lib.files import ROOT
 
 
 def living(pids):
     """Which of the processes still run; a zombie that nobody has collected counts too."""
-    found = []
-    for pid in pids:
-        try:
-            os.kill(pid, 0)
-            found.append(pid)
-        except ProcessLookupError:
-            pass
-    return found
+    return [pid for pid in pids if psutil.pid_exists(pid)]
 
 
 def running(pids):
     """Which of them run; orphans are collected by whoever adopts them, so a zombie holds nothing any more."""
-
-    def zombie(pid):
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except FileNotFoundError:
-            return not living([pid])
-
-    return [pid for pid in living(pids) if not zombie(pid)]
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [pid] if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE else []
+    return found
 
 
 def wait_for(condition, seconds):
@@ -35,3 +31,18 @@ def wait_for(condition, seconds):
     while not (found := condition()) and time.monotonic() < end:
         time.sleep(0.02)
     return found
+
+
+def command(env, *args):
+    line = [sys.executable, "-m", "blockshock_lib", "run", "phase0", *map(str, args)]
+    quiet = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(line, cwd=ROOT, env=env, **quiet)
+
+
+def flags(settings):
+    return ["--hardware", "cpu", *(part for k, v in settings.items() for part in ("--set", f"{k}={v}"))]
+
+
+def listening(port):
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0

@@ -1,31 +1,47 @@
 """What the README says was seen to work."""
 
+import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+import textwrap
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+import blockshock_lib
+from blockshock_lib.files import ROOT
+
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
-def test_the_example_for_ones_own_model_trains_saves_and_loads_on_two_ranks(tmp_path):
+BEFORE = """
+torch.manual_seed(0)
+layer = lambda: nn.ModuleDict({"mlp": nn.ModuleDict({"up": nn.Linear(64, 128), "down": nn.Linear(128, 64)})})
+model = nn.ModuleDict({"blocks": nn.ModuleList([layer()])})
+loss = lambda model: model["blocks"][0]["mlp"]["down"](model["blocks"][0]["mlp"]["up"](torch.ones(3, 64))).mean()
+"""
+AFTER = """
+later = loss(model).item()
+plain = nn.ModuleDict({"blocks": nn.ModuleList([layer()])})
+checkpoint.load("folder", plain)
+told = f"{type(model['blocks'][0]['mlp']['up']).__name__} {abs(loss(plain).item() - later) < 1e-6}\\n"
+print(told, end="")  # in one write, for both ranks write to one pipe
+"""
+
+
+def test_the_example_for_ones_own_model_trains_and_saves_what_plain_layers_load(tmp_path):
     code, _ = EXAMPLES
-    script = tmp_path / "own_model.py"
-    script.write_text(code)
+    script = tmp_path / "own.py"
+    # In a function, as docs/own_model.md says: a mesh or model that outlives its process group can abort Python's exit.
+    body = "import torch\nfrom torch import nn\n" + BEFORE + code.replace('"cuda"', '"cpu"') + AFTER
+    main = "def main():\n" + textwrap.indent(body, "    ") + "\nmain()\n"
+    script.write_text(main + "import torch\ntorch.distributed.destroy_process_group()\n")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = re.findall(r"step (\d+): loss ([\d.]+) dense, ([\d.]+) Block-Shock", done.stdout)
-    assert [int(step) for step, *_ in found] == [10, 20, 30]
-    dense, shock = ([float(line[i]) for line in found] for i in (1, 2))
-    # Both sum the same products in float32, in another order. Blind guessing gives log 11 = 2.40.
-    assert max(abs(a - b) for a, b in zip(dense, shock, strict=True)) < 0.002 and shock[-1] < shock[0] < 2.4
-    (loaded,) = re.findall(r"loaded after step 30: the plain GPT's loss differs by ([\d.]+)", done.stdout)
-    assert float(loaded) < 0.0001
+    assert done.stdout.count("BlockShockLinear True") == 2
 
 
 def test_the_example_for_one_gpu_gives_what_the_plain_layer_gives():
@@ -38,15 +54,23 @@ def test_the_example_for_one_gpu_gives_what_the_plain_layer_gives():
     assert (made["pruned"].weight == 0).float().mean() == 0.5
 
 
+def test_it_is_a_page():
+    assert TEXT.count("\n") <= 150 and len(TEXT.split()) <= 1500
+
+
+def test_every_column_of_a_record_is_explained():
+    told = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "records.md").read_text()))
+    assert set(blockshock_lib.load(ROOT / "outputs" / "reference" / "phase0-cpu").columns) <= told
+
+
 def test_every_linked_file_and_section_exists():
     linked = re.findall(r"\]\((?!https?:)([^)]+)\)", TEXT)
-    assert len(linked) >= 4
+    assert len(linked) >= 8
     titles = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", TEXT, re.M)}
     missing = [at for at in linked if not (at[1:] in titles if at.startswith("#") else (ROOT / at).exists())]
     assert not missing
 
 
 def test_every_make_target_named_exists():
-    named = set(re.findall(r"\bmake ([a-z][a-z0-9-]*)\b", TEXT)) - {"ARGS"}
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    assert named and named <= targets
+    assert set() < set(re.findall(r"\bmake ([a-z][a-z0-9-]*)\b", TEXT)) <= targets

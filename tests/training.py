@@ -1,17 +1,16 @@
 """A small model that the tests of training, checkpoints and styles share, and what their ranks do with it."""
 
-import copy
 import os
 import signal
-from collections import OrderedDict
+from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from blockshock_lib import BlockShockParallel, checkpoint
 from blockshock_lib.errors import CheckpointError, UnsupportedError
@@ -61,87 +60,44 @@ def dense_view(model):
     return {key: value.clone() for key, value in model.state_dict().items()}
 
 
-def trained(ctx, options):
+def trained(ctx, options, compiled=False):
     """The losses and the dense weights after five steps of AdamW in float64, and what became of the modules."""
     model = styled(ctx, seed=ctx.rank, dtype=torch.float64, **options)
-    losses = steps(model, adamw(model), 5)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+    losses = steps(run, adamw(model), 5)
     return losses, dense_view(model), [type(module).__name__ for module in model]
 
 
-def beside_torchs_styles(ctx):
-    """Gradients of a plan with torch's styles before and after Block-Shock, which gets a sharded DTensor."""
-    torch.manual_seed(0)
-    layers = {"up": (64, 128), "shock": (128, 128), "down": (128, 64)}
-    dense = nn.Sequential(OrderedDict((name, nn.Linear(*sizes).double()) for name, sizes in layers.items()))
-    model = copy.deepcopy(dense)
-    plan = {
-        "u*": ColwiseParallel(use_local_output=False),
-        "sh?ck": BlockShockParallel(mask="random"),
-        "down": RowwiseParallel(input_layouts=Replicate()),
-    }
-    parallelize_module(model, init_device_mesh("cpu", (ctx.world_size,)), plan)
-    x = torch.randn(4, 64, dtype=torch.float64)
-    found = {}
-    for name, one in (("dense", dense), ("styled", model)):
-        mine = x.clone().requires_grad_()
-        y = one(mine)
-        y.square().sum().backward()
-        full = {key: parameter.grad for key, parameter in one.named_parameters()}
-        full = {key: grad.full_tensor() if isinstance(grad, DTensor) else grad for key, grad in full.items()}
-        if name == "styled":
-            full["shock.weight"] = one.shock.to_dense(full["shock.weight"])
-        found[name] = {"y": y.detach(), "x": mine.grad, **full}
-    return found
-
-
 def refusals(ctx):
-    """What the style says to what it cannot convert, and whether the module is as it was."""
+    """(what the style must say, what it says, whether the module is as it was) for each that it cannot convert."""
     mesh = init_device_mesh("cpu", (ctx.world_size,))
     square = init_device_mesh("cpu", (1, ctx.world_size), mesh_dim_names=("dp", "tp"))
     hooked, sharded = nn.Linear(64, 64), nn.Linear(64, 64)
     hooked.register_forward_hook(lambda *_: None)
     parallelize_module(sharded, mesh, ColwiseParallel())
-    asked = {
-        "type": (nn.Embedding(64, 64), mesh),
-        "mesh": (nn.Linear(64, 64), square),
-        "sizes": (nn.Linear(62, 64), mesh),
-        "hooks": (hooked, mesh),
-        "twice": (sharded, mesh),
-        "meta": (nn.Linear(64, 64, device="meta"), mesh),
-    }
-    said = {}
-    for name, (module, where) in asked.items():
-        kind, keys = type(module), set(vars(module))
-        try:
-            BlockShockParallel()._apply(module, where)
-        except (UnsupportedError, ValueError) as error:
-            said[name] = (str(error), type(module) is kind and set(vars(module)) == keys)
-    parallelize_module(linear := nn.Linear(64, 64), square["tp"], BlockShockParallel())
-    return said | {"slice": type(linear).__name__}
-
-
-def compiled(ctx):
-    """Largest differences of y and of the gradients between the compiled and the eager mlp."""
     found = []
-    for compile_it in (False, True):
-        torch._dynamo.reset()
-        model = styled(ctx)
-        run = torch.compile(model, fullgraph=True, backend="aot_eager") if compile_it else model
-        x = torch.randn(8, 128, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        y = run(x)
-        y.square().sum().backward()
-        found.append([y.detach(), x.grad, *(parameter.grad for parameter in model.parameters())])
-    return [(a - b).abs().max().item() for a, b in zip(*found, strict=True)]
+    for words, module, where in (
+        ("takes an nn.Linear, not a Embedding", nn.Embedding(64, 64), mesh),
+        ("a mesh of one dimension", nn.Linear(64, 64), square),
+        ("multiple", nn.Linear(62, 64), mesh),
+        ("register them afterwards", hooked, mesh),
+        ("sharded already", sharded, mesh),
+        ("no weights yet", nn.Linear(64, 64, device="meta"), mesh),
+    ):
+        kind, keys = type(module), set(vars(module))
+        said = said_by((UnsupportedError, ValueError), BlockShockParallel()._apply, module, where)
+        found.append((words, said, type(module) is kind and set(vars(module)) == keys))
+    return found
 
 
 def kept_apart(ctx):
-    """What the change keeps: names, order of parameters, attributes, eval mode, frozen weights."""
-    model = mlp()
+    """What the change keeps: names, order, attributes, eval mode, frozen weights; on a slice of a mesh."""
+    model = mlp().eval()
     model[0].note = "mine"
     model[0].weight.requires_grad_(False)
-    model.eval()
     names = [name for name, _ in model.named_parameters()]
-    parallelize_module(model, init_device_mesh("cpu", (ctx.world_size,)), {"[02]": BlockShockParallel()})
+    mesh = init_device_mesh("cpu", (1, ctx.world_size), mesh_dim_names=("dp", "tp"))
+    parallelize_module(model, mesh["tp"], {"[02]": BlockShockParallel()})
     trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     return model[0].note, model[0].training, names, trains
 
@@ -175,32 +131,20 @@ def plain_dcp(ctx, folder):
     return dense_view(model), dense_view(other)
 
 
-def without_dense_view(ctx, folder):
-    """What is said of an optimizer whose state is no tensor of its weight's shape."""
-    model = styled(ctx)
-    optimizer = torch.optim.Adafactor(model.parameters())
-    steps(model, optimizer, 1)
+def said_by(kind, fn, *args):
+    """The words of the error that fn(*args) raises; "" where it does not."""
     try:
-        checkpoint.save(folder, model, optimizer)
-    except UnsupportedError as error:
+        fn(*args)
+    except kind as error:
         return str(error)
+    return ""
 
 
 def refused_on_one_rank(ctx, folder):
-    """Rank 1 alone cannot read: both say so, and none hangs."""
-    model, read = styled(ctx), checkpoint.stored.read_metadata
-
-    def fails(*_):
-        raise OSError("planted on rank 1")
-
-    if ctx.rank == 1:
-        checkpoint.stored.read_metadata = fails
-    try:
-        checkpoint.load(folder, model)
-    except CheckpointError as error:
-        return str(error)
-    finally:
-        checkpoint.stored.read_metadata = read
+    """What each says where rank 1 alone cannot read."""
+    model = styled(ctx)
+    with mock.patch.object(torch, "load", side_effect=OSError("planted on rank 1")) if ctx.rank == 1 else nullcontext():
+        return said_by(CheckpointError, checkpoint.load, folder, model)
 
 
 def killed_while(ctx, folder, moment):
@@ -208,41 +152,30 @@ def killed_while(ctx, folder, moment):
     model = styled(ctx, seed=50) if ctx.world_size > 1 else mlp(seed=50)
     optimizer = adamw(model)
     steps(model, optimizer, 1)
+    place, name = {"writing": (torch, "save"), "summing": (checkpoint, "sha256"), "renaming": (Path, "rename")}[moment]
+    right = getattr(place, name)
 
-    def die(*_, **__):
+    def dies(what, *more):
+        if moment == "writing":
+            right(dict(list(what.items())[:3]), *more)
+        elif not isinstance(what, Path) or (moment == "renaming" and not what.name.endswith(".writing")):
+            return right(what, *more)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if ctx.rank == 0 and moment == "writing":
-        torch.distributed.checkpoint.filesystem._write_item = die
-    if ctx.rank == 0 and moment == "summing":
-        checkpoint._digests = die
-    if ctx.rank == 0 and moment == "renaming":
-        rename = Path.rename
-
-        def die_after_one(path, target):
-            if path.name.endswith(".writing"):
-                die()
-            return rename(path, target)
-
-        Path.rename = die_after_one
+    if ctx.rank == 0:
+        setattr(place, name, dies)
     checkpoint.save(folder, model, optimizer, step=99)
 
 
-def killed_in_training(ctx, folder, until, at):
-    """Trains with a checkpoint every five steps until rank 1 is killed before step `at`."""
+def train_on(ctx, folder, until, killed_at=None):
+    """The losses and dense weights at step `until`, from the checkpoint in `folder` on, which every fifth writes."""
     model = styled(ctx)
-    optimizer = adamw(model)
-    for step in range(until):
-        if step == at and ctx.rank == 1:
+    optimizer, losses = adamw(model), []
+    start = checkpoint.load(folder, model, optimizer)["step"] if folder.exists() else 0
+    for step in range(start, until):
+        if step == killed_at and ctx.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        steps(model, optimizer, 1, step)
+        losses += steps(model, optimizer, 1, step)
         if step % 5 == 4:
             checkpoint.save(folder, model, optimizer, step=step + 1)
-
-
-def resumed(ctx, folder, until):
-    """The losses and dense weights at step `until`, from the checkpoint in `folder` or, without one, from the start."""
-    model = styled(ctx)
-    optimizer = adamw(model)
-    start = checkpoint.load(folder, model, optimizer)["step"] if folder else 0
-    return start, steps(model, optimizer, until - start, start), dense_view(model)
+    return start, losses, dense_view(model)

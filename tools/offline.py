@@ -30,7 +30,7 @@ def requirements(project: Path) -> list[str]:
     """What a GPU host needs to run, test and look at this project: its dependencies and the extras, but NOT_OFFLINE."""
     declared = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     extras = declared["optional-dependencies"]
-    wanted = [*declared["dependencies"], *extras["dev"], *extras.get("cuda", ())]
+    wanted = [*declared["dependencies"], *extras.get("workbook", ()), *extras["dev"], *extras.get("cuda", ())]
     return [one for one in wanted if re.match(r"[\w.-]+", one)[0] not in NOT_OFFLINE]
 
 

@@ -22,8 +22,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from blockshock_lib import records
+from blockshock_lib import files
 from blockshock_lib.errors import BlockShockError
+from blockshock_lib.runs import records
 
 ROOT = Path(__file__).resolve().parent.parent
 IGNORED = "nbval-ignore-output"
@@ -69,7 +70,7 @@ def keep(notebook: NotebookNode, path: Path) -> None:
     for place in {ROOT, Path.home(), Path(sys.prefix), Path(tempfile.gettempdir())}:
         if len(place.parts) > 1 and f"{place}/" in text:
             raise records.RecordError(f"{path.name} names {place}/, a folder of this machine, so it is not kept")
-    records.write_atomic(path, text)
+    files.write_atomic(path, text)
 
 
 def changes(old: NotebookNode, new: NotebookNode) -> tuple[list[str], int]:

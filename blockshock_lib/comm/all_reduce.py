@@ -7,155 +7,149 @@
 | two-shot | the same | every rank sums a share, then reads the others' | the same |
 | gloo | in place | gloo | CPUs |
 
-Which is fastest is measured (tuning.py) and kept (choices.py); where nothing was measured it is the library's. The two
-of the workspace are our kernels (symm.py), for GPUs that can read each other's memory.
+Which is fastest is measured (tuning.py) and kept on disk; where nothing was measured it is the library's. The two of
+the workspace are our kernels (symm.py), for GPUs that can read each other's memory.
 """
 
-from __future__ import annotations
-
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from blockshock_lib.comm import choices, symm
-from blockshock_lib.comm.choices import Way, size_class
+from blockshock_lib.comm import symm
+from blockshock_lib.comm.ranks import Ranks
 from blockshock_lib.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from blockshock_lib.comm.group import Group
+from blockshock_lib.kernels.tuning import store
 
 SMALLEST_WORKSPACE = 1 << 20
+# Backend -> its kernel in all_reduce.cu, for a partial result in a workspace; "" where a library adds up in place.
+BACKENDS = {"nccl": "", "one-shot": "one_shot", "two-shot": "two_shot", "gloo": ""}
+BLOCKS = (8, 16, 32, 64, 128)  # how many of a kernel are tried
 
 
-@dataclass(frozen=True)
-class Backend:
-    """One way to add up.
+class Way(NamedTuple):
+    """A backend, and of how many blocks its kernel is; 0 for a library's own."""
 
-    Attributes:
-        kernel: its name in all_reduce.cu; "" where a library adds up in place.
-        blocks: how many blocks are tried, 0 where that is the library's affair.
-    """
-
-    kernel: str = ""
-    blocks: tuple[int, ...] = (0,)
+    backend: str
+    blocks: int = 0
 
     @property
-    def shares(self) -> bool:
-        """Whether the partial result must lie in a workspace."""
-        return bool(self.kernel)
+    def kernel(self) -> str:
+        return BACKENDS[self.backend]
+
+    def valid(self) -> bool:
+        return self.blocks >= 0
 
 
-BACKENDS = {
-    "nccl": Backend(),
-    "one-shot": Backend("one_shot", (8, 16, 32, 64, 128)),
-    "two-shot": Backend("two_shot", (8, 16, 32, 64, 128)),
-    "gloo": Backend(),
-}
+STORE = store.Store("all_reduce", {"all_reduce": Way})
+
+
+def size_class(nbytes: int) -> int:
+    """The power of two that is not smaller: one choice serves all sizes up to it, from half of it on."""
+    return 1 << max(0, nbytes - 1).bit_length()
+
+
+def fastest_first(ms: dict[Way, float]) -> dict[Way, float]:
+    return dict(sorted(ms.items(), key=lambda one: (one[1], one[0])))
+
+
+def measured(world: int, device: torch.device) -> dict[int, dict[Way, float]]:
+    """Size class -> way -> ms, the fastest first, as kept on disk for so many ranks on GPUs like this one."""
+    return {problem["nbytes"]: fastest_first(ms) for problem, ms in STORE.matching(*_kept_for(world, device))}
+
+
+def keep(size: int, world: int, device: torch.device, ms: dict[Way, float]) -> None:
+    problem, versions = _kept_for(world, device)
+    STORE.keep({"nbytes": size, **problem}, versions, ms)
+
+
+def _kept_for(world: int, device: torch.device) -> tuple[dict, dict[str, str]]:
+    # The sources are the kernels, how they are launched, and the numbers of blocks that are tried.
+    cuda = device.type == "cuda"
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if cuda else ""
+    problem = {"world": world, "gpu": torch.cuda.get_device_name(device) if cuda else device.type}
+    return problem, store.versions(symm.SOURCE, Path(symm.__file__), Path(__file__), nccl=nccl)
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 class Reducer:
-    """The all-reduce of one process group on one device: what it can use, what was measured, and its workspace.
+    """The all-reduce of one process group on one device.
 
     One workspace serves all layers of the group, one after the other: calls on several streams wait for each other. A
-    replayed CUDA graph is not seen: call `take_turn` before it.
-
-    Attributes:
-        device: of the tensors.
-        why: why the ranks share no memory; "" when they do.
-        library: the backend that is there without a measurement: "nccl" or "gloo".
-        table: size class -> ways, the fastest first.
-        space: the workspace, None until one was needed.
-        captured: whether a CUDA graph may read it: then it is kept when a larger one takes its place.
+    replayed CUDA graph is not seen: call `wait_for_last_stream` before it. `why` the ranks share no memory is "" when
+    they do; `library` is what adds up without a measurement; `table`: size class -> way -> ms, the fastest first.
     """
 
-    def __init__(self, device: torch.device, why: str, library: str, table: dict[int, list[Way]]):
-        self.device, self.why, self.library = device, why, library
-        self.table = table
-        self.space: symm.Workspace | None = None
+    def __init__(self, device: torch.device, why: str, library: str, table: dict[int, dict[Way, float]]):
+        self.device, self.why, self.library, self.table = device, why, library, table
+        self.space: symm.Workspace | None = None  # until one was needed
+        self.captured = False  # whether a CUDA graph may read it: then it is kept when a larger one takes its place
+        self._outgrown: list[symm.Workspace] = []
         self._views: dict[tuple, Tensor] = {}
-        self.captured = False
-        self._outgrown: list[symm.Workspace] = []  # captured graphs still read them
         self._stream: torch.cuda.Stream | None = None
 
     def ways(self, nbytes: int) -> list[Way]:
-        """What is known for that size, the fastest first; the library alone where nothing was measured."""
-        return self.table.get(size_class(nbytes)) or [Way(self.library)]
+        """The fastest first; the library alone where nothing was measured."""
+        return list(self.table.get(size_class(nbytes)) or [Way(self.library)])
 
     @property
     def shared_bytes(self) -> int:
-        """Of symmetric memory held here, outside PyTorch's allocator and its peaks."""
-        spaces = [self.space, *self._outgrown] if self.space else []
-        return sum(symm.DATA + one.nbytes for one in spaces)
+        return sum(symm.DATA + one.nbytes for one in (self.space, *self._outgrown) if one)
 
-    def unsupported(self, backend: str) -> str:
-        """Why that backend cannot run here; "" when it can."""
-        if BACKENDS[backend].shares:
-            return self.why
-        return "" if backend == self.library else f"the process group adds up with {self.library} on {self.device.type}"
-
-    def buffer(
-        self, group: Group, rows: int, columns: int, dtype: torch.dtype, chunk: int | None = None
-    ) -> Tensor | None:
-        """See `Group.buffer`."""
+    def buffer(self, group: Ranks, rows: int, columns: int, dtype: torch.dtype, chunk: int | None) -> Tensor | None:
         row = columns * dtype.itemsize
         if self.why or not rows * row or row % symm.PACKET or dtype not in symm.ELEMENTS:
             return None
-        if not BACKENDS[self.ways(min(chunk or rows, rows) * row)[0].backend].shares:
-            return None
-        return self.room(group, rows, columns, dtype)
+        fastest = self.ways(min(chunk or rows, rows) * row)[0]
+        return self.workspace(group, rows, columns, dtype) if fastest.kernel else None
 
-    def room(self, group: Group, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    def workspace(self, group: Ranks, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """[rows, columns] of the workspace, which grows if need be. Collective; where it cannot, all ranks raise."""
-        nbytes = rows * columns * dtype.itemsize
-        self.take_turn()
+        self.wait_for_last_stream()
         found = self._views.get((rows, columns, dtype))
         if found is None:
             with torch.inference_mode(False):  # what is made in that mode can be written in no other
-                if self.space is None or nbytes > self.space.nbytes:
-                    self._grow(group, nbytes)
+                self._grow(group, rows * columns * dtype.itemsize)
                 found = self._views[rows, columns, dtype] = self.space.view(rows, columns, dtype)
         return found
 
+    def holds(self, x: Tensor) -> bool:
+        return self.space is not None and self.space.holds(x)
+
     def sum(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None, way: Way | None = None) -> Tensor:
         """The sum of what the ranks have in the workspace at x, plus bias, in `out` or else in a new tensor."""
-        if not x.is_contiguous() or self.space is None or not self.space.holds(x):
+        if not x.is_contiguous() or not self.holds(x):
             raise ValueError("what is added up is contiguous and lies in the workspace as it is now")
-        self.take_turn()
-        way = way or self._sharing(x.nbytes)
+        self.wait_for_last_stream()
+        way = way or self.ways(x.nbytes)[0]
+        if not way.kernel:  # a last, smaller chunk may be of a size that was not measured: as the nearest
+            size = size_class(x.nbytes)
+            near = sorted(self.table, key=lambda other: max(size, other) // min(size, other))
+            way = next(way for one in near for way in self.table[one] if way.kernel)
         out = torch.empty_like(x) if out is None else out
         # The kernel reads the bias by packets; one of another dtype or an odd address is added after.
         fits = bias is not None and bias.dtype == x.dtype and bias.is_contiguous() and not bias.data_ptr() % symm.PACKET
-        self.space.sum(BACKENDS[way.backend].kernel, x, bias if fits else None, out, way.blocks)
+        self.space.sum(way.kernel, x, bias if fits else None, out, way.blocks)
         return out if bias is None or fits else out.add_(bias)
 
-    def _sharing(self, nbytes: int) -> Way:
-        """The fastest way that reads the workspace; a last, smaller chunk may be of a size that was not measured."""
-        if BACKENDS[(first := self.ways(nbytes)[0]).backend].shares:
-            return first
-        size = size_class(nbytes)
-        near = sorted(self.table, key=lambda other: max(size, other) // min(size, other))
-        return next(way for one in near for way in self.table[one] if BACKENDS[way.backend].shares)
-
-    def _grow(self, group: Group, nbytes: int) -> None:
-        if self._capturing():
-            raise UnsupportedError(
-                "the all-reduce's workspace cannot grow while a CUDA graph is captured: call the layer once before"
-            )
+    def _grow(self, group: Ranks, nbytes: int) -> None:
+        if self.space is not None and nbytes <= self.space.nbytes:
+            return
+        if _capturing(self.device):
+            why = "the all-reduce's workspace cannot grow while a CUDA graph is captured"
+            raise UnsupportedError(f"{why}: call the layer once before")
         larger = symm.Workspace(group, max(SMALLEST_WORKSPACE, size_class(nbytes)), self.device)
-        if self.captured:
+        if self.captured and self.space is not None:
             self._outgrown.append(self.space)
         self.space, self._views, self.captured = larger, {}, False
 
-    def _capturing(self) -> bool:
-        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-    def take_turn(self) -> None:
-        """See `Group.take_turn`."""
+    def wait_for_last_stream(self) -> None:
         if self.device.type != "cuda":
             return
         if torch.cuda.is_current_stream_capturing():
@@ -172,88 +166,46 @@ class Reducer:
 _reducers: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, Reducer]] = weakref.WeakKeyDictionary()
 
 
-def reducer(group: Group, device: torch.device) -> Reducer:
-    """The group's, made at the first call, which on CUDA is a collective."""
-    handle = group.handle
-    found = _reducers.get(handle, {}).get(device)
-    if found is None and device.type == "cuda" and device.index is None:
-        return reducer(group, torch.device("cuda", torch.cuda.current_device()))
-    return found or _make(group, handle, device)
-
-
 def made(handle: dist.ProcessGroup, device: torch.device) -> Reducer | None:
-    """The group's if there is one already: no collective."""
-    found = _reducers.get(handle)
-    return found.get(device) if found else None
+    return _reducers.get(handle, {}).get(device)
 
 
-def holding(handle: dist.ProcessGroup, x: Tensor) -> Reducer | None:
-    """The reducer in whose workspace x lies; None where x is an ordinary tensor."""
-    one = made(handle, x.device)
-    return one if one is not None and one.space is not None and one.space.holds(x) else None
-
-
-def _make(group: Group, handle: dist.ProcessGroup, device: torch.device) -> Reducer:
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+def reducer(group: Ranks, device: torch.device) -> Reducer:
+    """The group's, made at the first call, which on CUDA is a collective."""
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    handle = group.handle
+    if (found := made(handle, device)) is not None:
+        return found
+    if _capturing(device):
         raise UnsupportedError("a group's first all-reduce cannot be captured: call the layer once before the graph")
     why, table = symm.impossible(group.world_size, device), {}
     if device.type == "cuda" or not why:
         # All ranks take rank 0's table: another process may write the file between two ranks' looks at it.
-        seen: list = [None] * group.world_size
-        mine = choices.table(group.world_size, device) if group.rank == 0 else {}
-        dist.all_gather_object(seen, (symm.facts(group.world_size, device), mine), group=handle)
+        mine = measured(group.world_size, device) if group.rank == 0 else {}
+        seen = group.gather_objects((symm.facts(group.world_size, device), mine))
         why, table = symm.reason([facts for facts, _ in seen]), seen[0][1]
-    one = Reducer(device, why, _library(handle, device), table)
+    # Of the process group's libraries the one for the device; a configuration reads "cpu:gloo,cuda:nccl".
+    libraries = dict(pair.split(":") for pair in dist.get_backend_config(handle).split(","))
+    one = Reducer(device, why, libraries.get(device.type, "gloo"), table)
     _reducers.setdefault(handle, {})[device] = one
     return one
 
 
-def _library(handle: dist.ProcessGroup, device: torch.device) -> str:
-    """Of the process group's libraries the one for the device; a configuration reads "cpu:gloo,cuda:nccl"."""
-    by_device = dict(pair.split(":") for pair in dist.get_backend_config(handle).split(","))
-    return by_device.get(device.type, "gloo")
-
-
-@dataclass(frozen=True)
 class Reduction:
-    """A call that adds up the ranks' x, over and over.
+    """A call that adds up the ranks' x [rows, columns] by one way, over and over, from where that way reads it."""
 
-    Attributes:
-        start: x of this rank.
-        place: where it reads x, and may write.
-        add: the call itself.
-    """
-
-    start: Tensor
-    place: Tensor
-    add: Callable[[], Tensor]
+    def __init__(self, one: Reducer, group: Ranks, way: Way, x: Tensor):
+        self.one, self.handle, self.way, self.x = one, group.handle, way, x
+        self.place = one.workspace(group, *x.shape, x.dtype) if way.kernel else torch.empty_like(x)
+        self.reset()
 
     def __call__(self) -> Tensor:
-        return self.add()
+        if self.way.kernel:
+            return self.one.sum(self.place, way=self.way)
+        dist.all_reduce(self.place, group=self.handle)
+        return self.place
 
     def reset(self) -> None:
         """Puts x back: what is added up in place time after time grows to infinity. No collective."""
-        self.place.copy_(self.start)
-
-
-def reductions(group: Group, x: Tensor) -> dict[str, Reduction]:
-    """See `Group.reductions`."""
-    one, own = reducer(group, x.device), x.clone()  # x may lie in the workspace
-    return {way.backend: call(one, group, way, own) for way in one.ways(x.nbytes)}
-
-
-def call(one: Reducer, group: Group, way: Way, x: Tensor) -> Reduction:
-    """x [rows, columns] put where that way reads it, and the call that adds it up there."""
-    if BACKENDS[way.backend].shares:
-        place = one.room(group, *x.shape, x.dtype)
-        found = Reduction(x, place, lambda: one.sum(place, way=way))
-    else:
-        place, handle = torch.empty_like(x), group.handle
-
-        def in_place() -> Tensor:
-            dist.all_reduce(place, group=handle)
-            return place
-
-        found = Reduction(x, place, in_place)
-    found.reset()
-    return found
+        self.place.copy_(self.x)

@@ -1,162 +1,117 @@
-"""The ranks of one run and the collectives between them."""
+"""The collectives between the ranks of one run."""
 
-from __future__ import annotations
-
-import contextlib
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from blockshock_lib.comm import all_reduce, tuning
-from blockshock_lib.comm.all_reduce import Reduction
-from blockshock_lib.comm.pending import Pending
-from blockshock_lib.errors import UnsupportedError, first_line
+from blockshock_lib.comm.all_reduce import Reducer, Reduction
+from blockshock_lib.comm.ranks import Ranks
+from blockshock_lib.errors import UnsupportedError
 
 # torch 2.13 renamed the call and warns about the old name; 2.11 has the old name only.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
-class Group:
-    """One rank's view of the ranks it works with.
+class Pending:
+    """The result of a collective that may still be running; read it through `wait` only."""
 
-    Attributes:
-        rank: this rank, 0-based.
-        world_size: how many ranks share the work.
-        reference: weak, to the process group; None for a single rank, or for one of several ranks emulated in one
-            process. Weak because a layer must not keep alive a group that its user destroyed: gloo's threads would
-            outlive the interpreter and abort the process as it exits.
-    """
+    result: Tensor
+    work: dist.Work | None = None  # None where there was nothing to communicate
+    finish: Callable[[Tensor], Tensor] | None = None  # result -> what the caller wants, for example its transpose
 
-    rank: int = 0
-    world_size: int = 1
-    reference: weakref.ref | None = None
+    def wait(self) -> Tensor:
+        """On CUDA the current stream waits, not the host."""
+        if self.work is not None:
+            self.work.wait()
+        return self.result if self.finish is None else self.finish(self.result)
 
-    @classmethod
-    def of(cls, handle: dist.ProcessGroup | None = None) -> Group:
-        """The group behind `handle` (default: the world); a single rank when torch.distributed is not initialised."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return cls()
-        handle = handle or dist.group.WORLD
-        return cls(dist.get_rank(handle), dist.get_world_size(handle), weakref.ref(handle))
+
+def refuse_gradient(x: Tensor) -> None:
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise UnsupportedError("this collective has no backward: call the layer under torch.no_grad() or detach x")
+
+
+@dataclass(frozen=True)
+class Group(Ranks):
+    """The collectives of one rank with the ranks it works with. UnsupportedError where x wants a gradient."""
 
     @property
-    def handle(self) -> dist.ProcessGroup | None:
-        """The process group, or None. UnsupportedError when it has been destroyed."""
-        found = self.reference() if self.reference else None
-        if self.reference and found is None:
-            raise UnsupportedError("this layer's process group has been destroyed: make the layer again in a new one")
-        return found
-
-    def _collective(self, x: torch.Tensor) -> None:
-        if torch.is_grad_enabled() and x.requires_grad:
-            raise UnsupportedError(
-                "this collective has no backward: call the layer under torch.no_grad() or detach its input"
-            )
-        if self.handle is None and self.world_size > 1:
-            raise UnsupportedError(f"{self.world_size} ranks share this layer but no process group joins them")
+    def connected(self) -> bool:
+        """Whether a process group joins several ranks."""
+        return self.world_size > 1 and self.reference is not None
 
     def buffer(
         self, rows: int, columns: int, dtype: torch.dtype, device: torch.device, chunk: int | None = None
-    ) -> torch.Tensor | None:
-        """Where a partial result [rows, columns] should be written so that `all_reduce` need not copy it; or None, and
-        any tensor does.
+    ) -> Tensor | None:
+        """Where a partial result [rows, columns] is best written, so that `all_reduce` need not copy it; None where any
+        tensor does. `chunk`: how many rows are added up at a time; default all.
 
-        It is overwritten by the next that is asked for: add it up before. The ranks ask for the same sizes in the same
-        order. May be a collective, the first time and when a larger one than ever is asked for.
-
-        Args:
-            chunk: how many rows are added up at a time; default all.
-
-        Raises:
-            UnsupportedError: a collective is needed and a CUDA graph is being captured.
+        It is overwritten by the next: add it up before. The ranks ask for the same sizes in the same order. Making the
+        first, or a larger one than ever, is a collective, and an UnsupportedError while a CUDA graph is captured.
         """
-        if self.world_size == 1 or self.reference is None:
-            return None
-        return all_reduce.reducer(self, device).buffer(self, rows, columns, dtype, chunk)
+        return all_reduce.reducer(self, device).buffer(self, rows, columns, dtype, chunk) if self.connected else None
 
-    def all_reduce(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Sum of `x` over the ranks, plus `bias` once. Contiguous, of any shape; with a bias [N], [..., N].
+    def all_reduce(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """Sum of `x` over the ranks, plus `bias` [N] once; contiguous.
 
         An `x` in a `buffer`, or rows of it, may be overwritten, and the sum is written into `out`, a new tensor by
         default. Any other is added up in place, and returned; `out` is then not looked at.
         """
-        self._collective(x)
+        self._check(x)
+        if (shared := self._reducer(x.device)) is not None and shared.holds(x):
+            return shared.sum(x, bias, out)
         if self.world_size > 1:
-            if (shared := all_reduce.holding(self.handle, x)) is not None:
-                return shared.sum(x, bias, out)
-            dist.all_reduce(x, group=self.handle)
+            dist.all_reduce(x, group=self.handle)  # not started and waited for: NCCL then stays on the current stream
         return x if bias is None else x.add_(bias)
 
-    def take_turn(self, device: torch.device) -> None:
-        """Has the current stream wait for the stream of the group's last sum, if that was another. Before the replay of
-        a CUDA graph that holds a sum; the other calls here do so by themselves. No collective.
+    def start_all_reduce(self, x: Tensor) -> Pending:
+        """`all_reduce` started: what runs until `wait` is overlapped with it. `x` must not be touched until then."""
+        self._check(x)
+        return Pending(x, dist.all_reduce(x, group=self.handle, async_op=True) if self.world_size > 1 else None)
+
+    def wait_for_last_stream(self, device: torch.device) -> None:
+        """Makes the current stream wait for the last all-reduce when that ran on another; no collective. To be called
+        before the replay of a CUDA graph that holds an all-reduce; the other calls here do so by themselves.
         """
-        if self.world_size > 1 and self.reference is not None and (one := all_reduce.made(self.handle, device)):
-            one.take_turn()
+        if reducer := self._reducer(device):
+            reducer.wait_for_last_stream()
 
     def shared_bytes(self, device: torch.device) -> int:
-        """Bytes of symmetric memory that this rank's sums hold now: one workspace for all layers of the group, which no
-        peak of PyTorch's allocator counts. No collective.
-        """
-        joined = self.world_size > 1 and self.reference is not None
-        one = all_reduce.made(self.handle, device) if joined else None
-        return one.shared_bytes if one else 0
+        """Bytes of symmetric memory of this rank's sums: no peak of PyTorch's allocator counts it. No collective."""
+        return reducer.shared_bytes if (reducer := self._reducer(device)) else 0
 
     def tune(self, nbytes: int, device: torch.device) -> None:
-        """Has all_reduce take the fastest way for partial results of that size: measured once, kept on disk.
-
-        Collective. Without it, and where the ranks' GPUs share no memory, NCCL (gloo on CPUs) adds up.
-        """
-        if self.world_size > 1 and self.reference is not None:
+        """Makes all_reduce take the fastest backend for that size: measured once, and kept on disk. Collective."""
+        if self.connected:
             tuning.tune(self, nbytes, device)
 
-    def reductions(self, x: torch.Tensor) -> dict[str, Reduction]:
-        """Every way to add up the ranks' x [rows, columns] that was measured for its size, the fastest first: backend
-        -> a call on a copy, to be timed: it overwrites what it and the others read, until it is `reset`. Collective,
-        and so is each call; valid until the next `buffer`.
+    def reductions(self, x: Tensor) -> dict[str, Reduction]:
+        """Every way measured for the size of x [rows, columns], the fastest first: backend -> a call on a copy, which
+        it overwrites until it is `reset`. Collective, as each call; valid until the next `buffer`.
         """
-        return all_reduce.reductions(self, x) if self.world_size > 1 and self.reference is not None else {}
+        if not self.connected:
+            return {}
+        one, own = all_reduce.reducer(self, x.device), x.clone()  # x may lie in the workspace
+        return {way.backend: all_reduce.Reduction(one, self, way, own) for way in one.ways(x.nbytes)}
 
-    def start_all_reduce(self, x: torch.Tensor) -> Pending:
-        """`all_reduce` started: what runs until `wait` is overlapped with it. `x` must not be touched until then."""
-        self._collective(x)
-        if self.world_size == 1:
-            return Pending(x)
-        return Pending(x, dist.all_reduce(x, group=self.handle, async_op=True))
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Every rank's `x` [n, ...] along its first dimension, in rank order: [world_size * n, ...]."""
+        return self._gather(x, False)[0]
 
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Concatenation of every rank's `x` along its first dimension, in rank order: [n, ...] -> [world_size
-        * n, ...].
-        """
-        self._collective(x)
-        if self.world_size == 1:
-            return x
-        out = x.new_empty((self.world_size * x.shape[0], *x.shape[1:]))
-        _gather_single(out, x, group=self.handle)
-        return out
-
-    def start_all_gather(
-        self, x: torch.Tensor, finish: Callable[[torch.Tensor], torch.Tensor] | None = None
-    ) -> Pending:
+    def start_all_gather(self, x: Tensor, finish: Callable[[Tensor], Tensor] | None = None) -> Pending:
         """`all_gather` started; `finish` is applied to what `wait` returns."""
-        self._collective(x)
-        if self.world_size == 1:
-            return Pending(x, finish=finish)
-        out = x.new_empty((self.world_size * x.shape[0], *x.shape[1:]))
-        return Pending(out, _gather_single(out, x, group=self.handle, async_op=True), finish)
+        return Pending(*self._gather(x, True), finish)
 
-    def exchange(self, x: torch.Tensor, peer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Swaps `x` with the tensor of the same shape and dtype that rank `peer` gives; returns the peer's.
-
-        Every rank of the group calls it, in pairs. `x` and `out`, where the peer's is written, are contiguous.
+    def exchange(self, x: Tensor, peer: int, out: Tensor | None = None) -> Tensor:
+        """Swaps `x` with the tensor of the same shape and dtype that rank `peer` gives; returns the peer's, in `out`.
+        Every rank of the group calls it, in pairs. Both are contiguous.
         """
-        self._collective(x)
+        self._check(x)
         out = torch.empty_like(x) if out is None else out
         if peer == self.rank:
             return out.copy_(x)
@@ -166,47 +121,17 @@ class Group:
             work.wait()
         return out
 
-    def largest(self, values: list[float], device: torch.device) -> list[float]:
-        """The elementwise maximum over the ranks; how the slowest rank becomes the sample. Every rank gets it."""
-        if self.world_size == 1 or self.handle is None or not values:
-            return list(values)
-        t = torch.tensor(values, dtype=torch.float64, device=device)
-        dist.all_reduce(t, op=dist.ReduceOp.MAX, group=self.handle)
-        return t.tolist()
+    def _check(self, x: Tensor) -> None:
+        refuse_gradient(x)
+        if self.handle is None and self.world_size > 1:
+            raise UnsupportedError(f"{self.world_size} ranks share this layer but no process group joins them")
 
-    def first_word(self, word: str, device: torch.device) -> tuple[int, str]:
-        """The lowest rank with a non-empty `word`, and the word; (-1, "") when no rank has one. Every rank gets it.
+    def _gather(self, x: Tensor, started: bool) -> tuple[Tensor, dist.Work | None]:
+        self._check(x)
+        if self.world_size == 1:
+            return x, None
+        out = x.new_empty((self.world_size * x.shape[0], *x.shape[1:]))
+        return out, _gather_single(out, x, group=self.handle, async_op=started)
 
-        How the ranks agree that one of them failed before any of them enters a collective that would hang.
-        """
-        if self.handle is None:
-            return (self.rank, word) if word else (-1, "")
-        if not any(self.largest([float(bool(word))], device)):
-            return -1, ""
-        words: list[str] = [""] * self.world_size
-        dist.all_gather_object(words, word, group=self.handle)
-        return next((r, w) for r, w in enumerate(words) if w)
-
-    @contextlib.contextmanager
-    def together(self, device: torch.device) -> Iterator[None]:
-        """Around a step that each rank makes by itself before a collective: where it fails on one, all raise.
-
-        Raises:
-            torch.OutOfMemoryError: a rank ran out of memory.
-            UnsupportedError: a rank failed otherwise. Both name the lowest such rank and its reason.
-        """
-        failed, word = None, ""
-        try:
-            yield
-        except Exception as error:
-            failed, word = error, first_line(error)
-        rank, word = self.first_word(word, device)
-        if word:
-            # Symmetric memory has no class of its own for it: the driver's "out of memory" is a RuntimeError there.
-            kind = torch.OutOfMemoryError if "out of memory" in word.lower() else UnsupportedError
-            raise kind(f"on rank {rank}: {word}") from failed
-
-    def align(self, token: torch.Tensor) -> None:
-        """Lets the ranks (on CUDA: their streams) start the next thing together. `token`: any small tensor."""
-        if self.handle is not None:
-            dist.all_reduce(token, op=dist.ReduceOp.MAX, group=self.handle)
+    def _reducer(self, device: torch.device) -> Reducer | None:
+        return all_reduce.made(self.handle, device) if self.connected else None

@@ -1,29 +1,23 @@
-"""Sums over the GPUs of one host through memory that each of them can read of every other.
+"""Sums over the GPUs of one host through PyTorch's symmetric memory, by kernels of our own (all_reduce.cu).
 
-The memory is PyTorch's symmetric memory; the kernels are ours (all_reduce.cu). A product writes its partial result
-straight into a workspace; the sum, with the bias, goes to an ordinary tensor. NVLink's multicast is never used.
-
-A kernel waits for its peers, as NCCL's do: where a rank fails, the others wait until their processes are ended.
+A product writes its partial result straight into a workspace; the sum, with the bias, goes to an ordinary tensor.
+NVLink's multicast is never used. A kernel waits for its peers, as NCCL's do: where a rank fails, the others wait until
+their processes are ended.
 """
-
-from __future__ import annotations
 
 import contextlib
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 from torch._C._distributed_c10d import _SymmetricMemory
 
-from blockshock_lib import compiled
-
-if TYPE_CHECKING:
-    from blockshock_lib.comm.group import Group
+from blockshock_lib.comm.ranks import Ranks
+from blockshock_lib.kernels import compiled
 
 WORLDS = (2, 4, 8)
 ELEMENTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -37,18 +31,24 @@ NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
 class Workspace:
-    """Memory of one size on every rank of a group, and the kernels that add it up.
+    """Memory for a partial result of `nbytes` on every rank of a group, and the kernels that add it up.
 
-    Making one is a collective, and must not happen while a CUDA graph is captured. Where one rank cannot, all raise, as
-    `Group.together` does.
-
-    Attributes:
-        nbytes: how much a partial result may have.
+    Making one is a collective, which a CUDA graph cannot hold; where one rank cannot, all raise (`raise_together`).
     """
 
-    def __init__(self, group: Group, nbytes: int, device: torch.device):
+    def __init__(self, group: Ranks, nbytes: int, device: torch.device):
         self.rank, self.world, self.nbytes = group.rank, group.world_size, nbytes
-        self.memory, self.joined, self.peers = _share(group, DATA + nbytes, device)
+        with _without_multicast():
+            with group.raise_together(device):
+                # symm_mem.empty takes it from a pool that is never given back.
+                self.memory = _SymmetricMemory.empty_strided_p2p((DATA + nbytes,), (1,), torch.uint8, device)
+                self.memory[:DATA].zero_()
+                # No peer may set a flag before it is cleared, nor after we leave old memory.
+                torch.cuda.synchronize(device)
+            with group.raise_together(device):
+                joined = self.joined = symm_mem.rendezvous(self.memory, group.handle)  # keeps the peers' mapped
+        shift = self.memory.data_ptr() - joined.buffer_ptrs[joined.rank]
+        self.peers = [compiled.Long(pointer + shift) for pointer in joined.buffer_ptrs]
         self.begin = self.memory.data_ptr() + DATA
         self._kernels: dict[tuple[str, torch.dtype], compiled.Kernel] = {}
 
@@ -60,20 +60,15 @@ class Workspace:
         return 0 <= x.data_ptr() - self.begin < self.nbytes
 
     def prepare(self, dtype: torch.dtype) -> None:
-        """Compiles the kernels for that dtype. UnsupportedError, CompileError."""
         for name in ("one_shot", "two_shot"):
             self._kernel(name, dtype)
 
     def sum(self, name: str, x: Tensor, bias: Tensor | None, out: Tensor, blocks: int) -> Tensor:
-        """The sum over the ranks of x [B, N], plus bias [N], written into `out`, which lies in no workspace.
+        """The sum over the ranks of x [B, N], plus bias [N], written into `out`, which lies in no workspace; by kernel
+        "one_shot", where each rank reads all of every rank's x, or "two_shot", where each sums a share, reads the
+        others' shares, and overwrites x.
 
-        Every rank calls it alike. Rows of x are whole packets. Summed in fp32 in rank order and rounded once, so that
-        all ranks get the same bits.
-
-        Args:
-            name: "one_shot": each rank reads all of every rank's x. "two_shot": each sums a share and reads the
-                others' shares; it overwrites x.
-            blocks: at most this many, of THREADS threads.
+        Rows of x are whole packets. Summed in fp32 in rank order and rounded once: all ranks get the same bits.
         """
         packets = x.nbytes // PACKET
         if not packets:
@@ -95,16 +90,15 @@ class Workspace:
         return out
 
     def _kernel(self, name: str, dtype: torch.dtype) -> compiled.Kernel:
-        found = self._kernels.get((name, dtype))
-        if found is None:
+        if (name, dtype) not in self._kernels:
             defines = {"WORLD": self.world, "ELEMENT": ELEMENTS[dtype], "MAX_BLOCKS": MAX_BLOCKS, "DATA": DATA}
-            found = compiled.kernel(SOURCE, f"all_reduce_{name}", device=self.memory.device, **defines)
-            self._kernels[name, dtype] = found
-        return found
+            kernel = compiled.kernel(SOURCE, f"all_reduce_{name}", device=self.memory.device, **defines)
+            self._kernels[name, dtype] = kernel
+        return self._kernels[name, dtype]
 
 
 def impossible(world_size: int, device: torch.device) -> str:
-    """Why this rank cannot take part; "" when nothing here speaks against it. Asks no other rank."""
+    """Why this rank cannot take part, whatever the others say; "" when it can."""
     if world_size not in WORLDS:
         return f"symmetric memory adds up {', '.join(map(str, WORLDS))} ranks, not {world_size}"
     if reason := compiled.unsupported(device):
@@ -119,16 +113,13 @@ def impossible(world_size: int, device: torch.device) -> str:
 def facts(world_size: int, device: torch.device) -> dict:
     """What the ranks must know of each other before they share memory; see `reason`."""
     why = impossible(world_size, device)
-    others = [] if why else [index for index in range(torch.cuda.device_count()) if index != device.index]
+    others = set() if why else {*range(torch.cuda.device_count())} - {device.index}
     reached = [index for index in others if torch.cuda.can_device_access_peer(device.index, index)]
-    return {"why": why, "host": _host(), "device": device.index, "reaches": reached}
-
-
-def _host() -> str:
-    """Of this machine alone: containers on several hosts may share a name, and would wait for each other for ever."""
+    # Containers on several hosts may share a name, and would wait for each other for ever.
+    host = socket.gethostname()
     with contextlib.suppress(OSError):
-        return f"{socket.gethostname()} {BOOT.read_text().strip()}"
-    return socket.gethostname()
+        host += f" {BOOT.read_text().strip()}"
+    return {"why": why, "host": host, "device": device.index, "reaches": reached}
 
 
 def reason(ranks: list[dict]) -> str:
@@ -148,25 +139,10 @@ def reason(ranks: list[dict]) -> str:
 
 @contextlib.contextmanager
 def _without_multicast() -> Iterator[None]:
-    before = os.environ.get(NO_MULTICAST)
+    before = os.environ.pop(NO_MULTICAST, None)
     os.environ[NO_MULTICAST] = "1"
     try:
         yield
     finally:
-        os.environ.pop(NO_MULTICAST)
-        if before is not None:
-            os.environ[NO_MULTICAST] = before
-
-
-def _share(group: Group, nbytes: int, device: torch.device) -> tuple[Tensor, object, list[compiled.Long]]:
-    """uint8 memory, the handle that keeps the peers' mapped, and where each rank's lies in this process. Collective."""
-    with _without_multicast():
-        with group.together(device):
-            # symm_mem.empty takes it from a pool that is never given back.
-            memory = _SymmetricMemory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device)
-            memory[:DATA].zero_()
-            torch.cuda.synchronize(device)  # no peer may set a flag before it is cleared, nor after we leave old memory
-        with group.together(device):
-            joined = symm_mem.rendezvous(memory, group.handle)
-    shift = memory.data_ptr() - joined.buffer_ptrs[joined.rank]
-    return memory, joined, [compiled.Long(pointer + shift) for pointer in joined.buffer_ptrs]
+        del os.environ[NO_MULTICAST]
+        os.environ |= {} if before is None else {NO_MULTICAST: before}

@@ -1,3 +1,1 @@
-"""The one experiment engine. It knows the protocol in `protocol.py` and no method by name; a phase is a set of
-toggles.
-"""
+"""The one experiment engine. It knows the protocol in `study.py`, and no study, method or metric by name."""

@@ -1,71 +1,232 @@
-"""One case on one rank: check, weigh, time, profile. Every rank runs this in step; the rows are all ranks' own."""
+"""One case on one rank: check, weigh, sample, time, profile. Every rank runs this in step, with the same rows."""
 
-from __future__ import annotations
-
+import copy
 import gc
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from blockshock_lib.comm import Group
-from blockshock_lib.engine import admission, capacity, correctness, curve, profile, roofline, ways, work
-from blockshock_lib.engine.protocol import Problem, Runner
-from blockshock_lib.engine.tasks import TaskMaker
-from blockshock_lib.engine.timing import LONG_CALL_MS, Clock, Graph, Task, copies_past_cache, tensors
-from blockshock_lib.engine.trial import Rows, Trial
-from blockshock_lib.engine.work import Work
-from blockshock_lib.params import Params
-from blockshock_lib.records import METRICS
+from blockshock_lib.comm import Group, local
+from blockshock_lib.engine import memory, profile, roofline
+from blockshock_lib.engine.case_run import NOT_WEIGHED, CaseRun, Refused
+from blockshock_lib.engine.study import Problem, Runner, Study
+from blockshock_lib.engine.timing import LONG_CALL_MS, Timer, Work, copies_past_cache
 
 PER_MS = {"ms": 1.0, "us": 1e3}
+Row = dict[str, Any]
 
 _ceilings: dict[torch.dtype, roofline.Ceilings] = {}
 
 
 def measure(
     problem: Problem,
-    params: Params,
-    *,
-    group_index: int,
-    traces: Path,
-    last: bool,
-    smallest: bool = False,
-    first: bool = True,
-) -> list[dict]:
-    """Runs every method of `problem.case` and returns the rows of the case, the same on every rank.
+    params: Any,
+    study: Study,
+    traces: Path | None = None,
+    emit: Callable[[list[Row]], None] | None = None,
+    done: Sequence[Row] = (),
+) -> list[Row]:
+    """Runs every method of `problem.case` and returns the rows of the case, the same on every rank. A method that
+    cannot run, does not fit or fails its check gets a row that says so, and no time.
 
-    A method that cannot run, does not fit or fails its check gets a row that says so, and no time.
-
-    Args:
-        problem: the case, its truth and its methods, on this rank's device.
-        group_index: which fresh group of processes this is; traces and loss curves are the first one's.
-        traces: folder for the Chrome traces.
-        last: whether this is the plan's last case, the one that `profile: last` traces.
-        smallest: whether this is the optimizer's first case, the one whose loss curve is taken.
-        first: whether this is the weight's first case; what no batch changes is timed there.
+    `emit` takes the rows of samples as they come, on rank 0; `done`: those of a case that was cut off: they are kept,
+    and samples go on behind them. Of an emulated case the ranks are threads of this process.
     """
-    trial = Trial(problem, Group.of(), Rows())
-    with torch.no_grad():
-        admission.prepare(trial, params.learning_rates)
-        admitted = {name: admission.admit(trial, name, params.learning_rates) for name in problem.case.methods}
-        runners = {name: runner for name, runner in admitted.items() if runner is not None}
-        del admitted
-        if trial.phase.train:
-            problem.forget()
-            if group_index == 0 and smallest:
-                curve.draw(trial, runners, params)
-            if group_index == 0 and last:
-                capacity.largest(trial, runners)
-        if trial.phase.time and runners:
-            release_cache(trial.device)
-            session = Session(trial, params, first)
-            session.time(runners)
-            if group_index == 0 and (params.profile == "all" or (params.profile == "last" and last)):
-                session.profile(runners, traces)
-    return trial.rows.rows
+
+    def ranked(group: Group) -> list[Row]:
+        own = copy.copy(problem)
+        own.group = group
+        run = CaseRun(own, study.metrics)
+        timing = params.timing if study.phases[problem.case.phase].timed else None
+        with torch.no_grad():
+            Session(run, timing, traces, emit if group.rank == 0 else None, done).whole()
+        return run.rows
+
+    if not problem.case.emulated:
+        return ranked(problem.group)
+    return local.run(problem.case.world_size, ranked, problem.device)[0]
+
+
+class Session:
+    def __init__(self, run: CaseRun, timing: Any, traces: Path | None, emit: Callable | None, done: Sequence[Row]):
+        self.run, self.timing, self.traces, self.emit, self.done = run, timing, traces, emit, done
+        self.problem, self.device = run.problem, run.device
+        self.checked: dict[str, bool] = {}  # method -> whether it may be timed
+
+    def whole(self) -> None:
+        for names in self.turns():
+            runners = {}
+            for name in names:
+                if self.checked.get(name, True):
+                    make = self.admit if name not in self.checked else self.build
+                    runners[name] = self.run.attempt(name, partial(make, name))
+                    self.checked[name] = runners[name] is not None
+            runners = {name: runner for name, runner in runners.items() if runner is not None}
+            self.problem.forget()
+            for name in list(runners):
+                if self.run.attempt(name, partial(self.sample, name, runners[name])) is None:
+                    self.checked[name] = False
+                    del runners[name]
+            if self.timing and runners:
+                self.time(runners)
+            del runners
+
+    def turns(self) -> Iterator[list[str]]:
+        """The methods measured beside each other: all, or where they do not fit, one, with the first between them."""
+        names = list(self.problem.case.methods)
+        needed = [float(self.problem.needed(name)) for name in names]
+        free = memory.free(self.device)
+        if self.device.type == "cpu":
+            free /= self.problem.case.world_size  # the ranks share it
+        *needed, short = self.max([*needed, -free])
+        if len(names) == 1 or sum(needed) <= -short or not self.timing:
+            yield names
+            return
+        detail = f"{names[0]} repeated between: {sum(needed):.4g} B needed, {-short:.4g} B free"
+        self.run.add("machine", "one_at_a_time", 1.0, detail=detail)
+        for name in names[1:]:
+            yield names[:1]
+            release_cache(self.device)
+            yield [name]
+            release_cache(self.device)
+
+    def max(self, values: list[float]) -> list[float]:
+        return self.run.group.max_over_ranks(values, self.device)
+
+    def build(self, name: str) -> Runner:
+        runner = self.run.agree(partial(self.problem.build, name))
+        self.run.tune(runner)
+        return runner
+
+    def admit(self, name: str) -> Runner:
+        """A method that was checked and weighed; Refused where it may not go on."""
+        run = self.run
+        if reason := self.problem.unsupported(name):
+            raise Refused("unsupported", reason)
+        run.agree(partial(self.problem.prepare, name))
+        run.meter, run.peak = memory.Peak(self.device), NOT_WEIGHED
+        runner = self.build(name)
+        checked = 0.0
+        for check in runner.checks(run):
+            run.gate(name, check)
+            checked += check.made is not None
+        if not self.max([checked])[0]:
+            raise Refused("failed", "nothing of it was checked")
+        run.add(name, "check", 1.0)
+        held = runner.weigh()
+        for metric, value in zip(held, self.max(list(held.values())), strict=True):
+            run.add(name, metric, value)
+        if run.peak is None:
+            why = "the ranks are threads of one process" if self.problem.case.emulated else "the CPU's allocator"
+            run.miss(name, "unsupported", f"{why} keeps no peak", "peak_bytes")
+        elif run.peak >= 0:
+            run.add(name, "peak_bytes", self.max([run.peak])[0])
+        return runner
+
+    def sample(self, name: str, runner: Runner) -> bool:
+        if self.run.once("samples", name):
+            done = [row for row in self.done if row["method"] == name]
+            self.run.rows += done
+            for one in runner.samples(self.run, done):
+                self.run.add(name, one.metric, self.max([one.value])[0], repeat=one.step, detail=one.detail)
+                if self.emit is not None:
+                    self.emit(self.run.rows[-1:])
+        return True
+
+    def time(self, runners: dict[str, Runner]) -> None:
+        run = self.run
+        release_cache(self.device)
+        ceilings = self.ceilings()
+        run.timer = Timer(self.device, run.group, self.timing.min_sample_ms, not self.problem.case.emulated)
+        works: dict[str, list[Work]] = {}
+        for name, runner in runners.items():
+            works[name] = self.works(name, runner)
+            for work in works[name]:  # before the next method's: what a work reads may lie in a workspace of all
+                run.timer.ready(work)
+        every = [work for mine in works.values() for work in mine]
+        blocks = self.device.type == "cuda" and run.timer.longest_ms >= LONG_CALL_MS
+        taken = run.timer.interleave(every, warmup=self.timing.warmup, samples=self.timing.samples, blocks=blocks)
+        times = dict(zip(every, taken, strict=True))
+        for name, mine in works.items():
+            # What was timed is checked too: a graph that replays stale inputs or outputs gives no number.
+            if mine and run.attempt(name, partial(self.recheck, name, mine)):
+                self.report(name, mine, times, runners[name].facts(ceilings))
+        for work in every:
+            run.timer.release(work)
+            if work.release is not None:
+                work.release()
+        for runner in runners.values():
+            runner.finish()
+        if self.traces is not None:
+            self.trace(works, self.traces)
+
+    def ceilings(self) -> roofline.Ceilings:
+        dtype, group = self.problem.dtype, self.run.group
+        if dtype not in _ceilings:
+            _ceilings[dtype] = roofline.measure(self.device, dtype, group)
+        if self.run.once("ceilings"):
+            for metric, value in _ceilings[dtype]._asdict().items():
+                if value:
+                    self.run.add("ceiling", metric, value)
+            if shared := group.shared_bytes(self.device):
+                for rank in range(group.world_size):  # of one size on every rank
+                    self.run.add("machine", "shared_bytes", shared, rank=rank)
+        return _ceilings[dtype]
+
+    def works(self, name: str, runner: Runner) -> list[Work]:
+        # Over enough copies to miss the L2 cache at every call; nothing where they do not fit. What one rank alone
+        # cannot do is found out by `agree`; an error past that point ends the case.
+        count = int(self.max([copies_past_cache(runner.operand_bytes(), self.device)])[0])
+        more = partial(self.run.agree, lambda: [runner] + [self.tuned(name) for _ in range(count - 1)])
+        copies = self.run.attempt(name, more)
+        works = runner.works(self.run, copies) if copies else []
+        for work in works:
+            work.active = runner.active
+        return works
+
+    def tuned(self, name: str) -> Runner:
+        runner = self.problem.build(name)
+        if runner.active:
+            runner.tune()
+        return runner
+
+    def recheck(self, name: str, works: list[Work]) -> bool:
+        for work in works:
+            if work.recheck is not None:
+                for check in work.recheck(self.run.timer.output(work)):
+                    self.run.gate(name, check, record=False)
+        return True
+
+    def report(self, name: str, works: list[Work], times: dict[Work, list[float]], facts: dict[str, float]) -> None:
+        taken = self.run.taken
+        if self.run.once("facts", name):
+            for metric, value in facts.items():
+                self.run.add(name, metric, value)
+        for work in works:
+            for metric in filter(None, (work.metric, work.also)):
+                key = name, metric, work.detail
+                for ms in times[work]:
+                    value = ms * PER_MS[self.run.metrics[metric].unit]
+                    self.run.add(name, metric, value, repeat=taken[key], detail=work.detail)
+                    taken[key] += 1
+
+    def trace(self, works: dict[str, list[Work]], folder: Path) -> None:
+        release_cache(self.device)
+        rank = self.run.group.rank
+        for name, mine in works.items():
+            call = next((work.calls[0] for work in mine if work.traced and work.active), None)
+            if call is None or not self.run.once("trace", name):
+                continue
+            if rank and self.problem.case.emulated:  # a process has one profiler: this thread only keeps step
+                for _ in range(profile.CALLS + 1):
+                    call()
+                continue
+            path = folder / f"{self.problem.case.id}-{name}-rank{rank}.json.gz"
+            for kernel, ms in profile.trace(call, self.device, path):
+                self.run.add(name, "kernel_time", ms, detail=kernel)
 
 
 def release_cache(device: torch.device) -> None:
@@ -73,172 +234,3 @@ def release_cache(device: torch.device) -> None:
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
-
-
-class Session:
-    """The timed part of a case: its tasks, their samples, and the check of what was timed."""
-
-    def __init__(self, trial: Trial, params: Params, first: bool):
-        self.trial, self.timing, self.first = trial, params.timing, first
-        self.problem, self.group, self.device, self.rows = trial.problem, trial.group, trial.device, trial.rows
-        self.clock = Clock(self.device, self.group)
-        self.maker = TaskMaker(self.clock, self.timing.min_sample_ms)
-        self.reduced: str | None = None  # the method with which each way to add up is timed
-
-    def time(self, runners: dict[str, Runner]) -> None:
-        """Everything that the phase times, all methods interleaved; then the graphs' outputs checked."""
-        dtype = self.problem.dtype
-        if dtype not in _ceilings:
-            _ceilings[dtype] = roofline.measure(self.device, dtype, self.group)
-        for metric, value in _ceilings[dtype]._asdict().items():
-            if value:
-                self.rows.add("ceiling", metric, value)
-        if shared := self.group.shared_bytes(self.device):
-            for rank in range(self.group.world_size):  # of one size on every rank
-                self.rows.add("machine", "shared_bytes", shared, rank=rank)
-        spares = self.spares(runners)
-        works: dict[tuple[str, str], Work] = {}
-        tasks: dict[tuple[str, str], Task] = {}
-        for name, runner in runners.items():
-            found = self.works(name, runner, spares)
-            works |= {(name, key): one for key, one in found.items()}
-            tasks |= {(name, key): self.maker.task(runner, one) for key, one in found.items()}
-        taken = self.clock.interleave(
-            tasks,
-            warmup=self.timing.warmup,
-            samples=self.timing.samples,
-            min_sample_ms=self.timing.min_sample_ms,
-            blocks=self.device.type == "cuda" and self.maker.longest_ms >= LONG_CALL_MS,
-        )
-        for name, runner in runners.items():
-            mine = {key: task for (who, key), task in tasks.items() if who == name}
-            # What was timed is checked too: a graph that replays stale inputs or outputs gives no number.
-            if mine and self.still_right(name, runner, mine, works):
-                self.report(name, runner, {key: taken[name, key] for key in mine}, works)
-        for task in tasks.values():
-            if isinstance(task.fn, Graph):
-                task.fn.release()
-        for one in works.values():
-            if one.release is not None:
-                one.release()
-        for runner in runners.values():
-            for weight in runner.weights:
-                weight.grad = None
-
-    def spares(self, runners: dict[str, Runner]) -> work.Spares | None:
-        if not self.trial.phase.train:
-            return None
-        most = max((weight.numel() for one in runners.values() for weight in one.weights), default=1)
-        return work.Spares(most, self.problem.dtype, self.device)
-
-    def works(self, name: str, runner: Runner, spares: work.Spares | None) -> dict[str, Work]:
-        """What is timed of one method; nothing where its copies do not fit, and the rows say so.
-
-        Its weights are rotated over enough copies to miss the L2 cache at every call. What one rank alone cannot do is
-        found out by `agree`; an error past that point ends the case, for the other ranks are inside a collective.
-        """
-        sizes = [copies_past_cache(runner.weight_bytes(), self.device)]
-        count = int(self.group.largest(sizes, self.device)[0])
-        copies = self.trial.agree(name, lambda: [runner] + [self.copy(name) for _ in range(count - 1)])
-        if copies is None:
-            return {}
-        if work.has_chunks(self.problem, runner):
-            self.choose_chunks(name, runner, copies)
-        if self.trial.phase.train and work.has_orders(self.problem, name):
-            self.choose_order(runner, copies)
-        found = work.of(self.problem, copies, name, self.trial.phase, spares)
-        if self.trial.phase.backward:
-            return found
-        found |= ways.of(self.problem, copies, name)
-        if self.reduced is None and (each := ways.reductions(self.problem, runner, name)):
-            self.reduced, found = name, found | each  # as large in every method that adds up: timed once
-            found["reduce_kernel"].detail = next(iter(each.values())).detail
-        if self.first:
-            pack = partial(ways.compressions, self.problem, name, self.group)
-            found |= self.trial.agree(name, pack, "compress_by_kernel") or {}
-        return found
-
-    def choose_order(self, runner: Runner, copies: list[Runner]) -> None:
-        """Has dX's collective overlap dW where a few samples of the backward say that it is faster; on all ranks alike.
-
-        What is then reported of both orders is measured anew: the samples that chose are not those that are shown.
-        """
-        orders = {order: work.backward(self.problem, copies, order) for order in work.ORDERS}
-        order = self.maker.fastest(runner, orders)
-        for one in copies:
-            one.overlap = order
-
-    def choose_chunks(self, name: str, runner: Runner, copies: list[Runner]) -> None:
-        """Has the forward cut its batch as a few samples say is fastest, on all ranks alike; chosen and reported as
-        `choose_order` does. A piece has its own fastest product, and its own fastest way to be added up.
-        """
-        for count in sorted(work.CHUNKS, reverse=True):  # uncut in the end
-            for one in copies:
-                one.chunks = count
-            if not admission.tune(self.trial, name, runner, "forward_chunks_kernel"):
-                for one in copies:
-                    one.chunks = 1
-                return
-            for one in copies:
-                if one.active:
-                    one.tune(self.problem.x)  # finds the choice that the first one made
-        count = self.maker.fastest(runner, {n: work.chunked(self.problem, copies, n) for n in work.CHUNKS})
-        for one in copies:
-            one.chunks = count
-
-    def copy(self, name: str) -> Runner:
-        """One more of a method that is already tuned; it finds the choice that the first one made."""
-        one = self.problem.build(name, self.group)
-        if one.active:
-            one.tune(self.problem.x)
-            if self.trial.phase.backward:
-                one.tune_dx(self.problem.dy)
-        return one
-
-    def still_right(self, name: str, runner: Runner, mine: dict[str, Task], works: dict) -> bool:
-        """The outputs of the graphs that keep them: y and dX by the gate, gradients as they were when admitted."""
-        for key, task in mine.items():
-            if not works[name, key].keeps:
-                continue
-            out = task.fn.fresh() if task.fn is not None else None
-            found = out if isinstance(out, tuple) else (out,)
-            made = dict(itertools.zip_longest(("y", "dx")[: 1 + (not key.startswith("forward"))], found[:2]))
-            if not admission.check_outputs(self.trial, name, made, record=False):
-                return False
-            if self.trial.phase.train and key == "step_kernel":
-                again = runner.backward(self.problem.dy, self.problem.x)[1:] if runner.active else ()
-                pairs = zip(tensors(found[2:]), tensors(again), strict=True) if runner.active else ()
-                said = next(filter(None, itertools.starmap(correctness.strays, pairs)), "")
-                if not self.trial.accept(name, said and f"a gradient of the timed step {said}"):
-                    return False
-        return True
-
-    def report(self, name: str, runner: Runner, taken: dict[str, list[float]], works: dict) -> None:
-        """Samples, floors and the forward's least work, as rows."""
-        phase, cost = self.trial.phase, self.problem.cost(name)
-        for key, values in taken.items():
-            one = works[name, key]
-            for metric, (repeat, ms) in itertools.product(filter(None, (key.split()[0], one.ways)), enumerate(values)):
-                self.rows.add(name, metric, ms * PER_MS[METRICS[metric]], repeat, one.detail)
-        floors = roofline.phase_floors(self.problem, name, phase, _ceilings[self.problem.dtype], runner.chunks)
-        for metric, value in floors.items():
-            self.rows.add(name, metric, value)
-        for metric in ("flops", "read", "written", "sent"):
-            self.rows.add(name, metric if metric == "flops" else f"bytes_{metric}", getattr(cost, metric))
-
-    def profile(self, runners: dict[str, Runner], folder: Path) -> None:
-        """One Chrome trace a method and rank of the forward, pass or step, and rank 0's top kernels as rows."""
-        release_cache(self.device)
-        for name, runner in runners.items():
-            if not runner.active:
-                continue
-            path = folder / f"{self.problem.case.id}-{name}-rank{self.group.rank}.json.gz"
-            for kernel, ms in profile.trace(self.whole(name, runner), self.device, path):
-                self.rows.add(name, "kernel_time", ms, detail=kernel)
-
-    def whole(self, name: str, runner: Runner) -> Callable[[], object]:
-        """What a trace shows: all that the phase does once."""
-        phase = self.trial.phase
-        found = work.of(self.problem, [runner], name, phase, None)
-        key = "step_kernel" if phase.train else "pass_kernel" if phase.backward else "forward_kernel"
-        return found[key].calls[0]

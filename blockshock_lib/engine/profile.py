@@ -1,10 +1,7 @@
 """Chrome traces, one a rank and method, and the kernels that took the time."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
-import hashlib
 import json
 import uuid
 from collections.abc import Callable
@@ -13,16 +10,14 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from blockshock_lib.files import sha256
+
 CALLS = 3
 TOP = 6
 
 
 def trace(fn: Callable[[], object], device: torch.device, path: Path) -> list[tuple[str, float]]:
-    """Profiles a few calls of `fn`, writes a Chrome trace (gzip; Perfetto opens it) and returns the top kernels.
-
-    Returns: (name, ms a call) of the device kernels, NCCL's among them, largest first; on a CPU, of the operators. The
-    first call does not count: a collective in it waits for the other ranks' profilers to start.
-    """
+    """Profiles CALLS calls of `fn` into a Chrome trace (gzip); the top (kernel, on a CPU operator; ms a call)."""
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
     fn()
@@ -45,26 +40,21 @@ def trace(fn: Callable[[], object], device: torch.device, path: Path) -> list[tu
     return sorted(found, key=lambda item: -item[1])[:TOP]
 
 
-def ms_a_call(spent: list[tuple[float, float]], calls: int = CALLS) -> float:
-    """Of a kernel's (start, us) in so many calls: ms in a call, the first one left out, where each has as many."""
+def ms_a_call(spent: list[tuple[float, float]]) -> float:
+    """Of a kernel's (start, us) in CALLS calls; the first, where ranks wait for each other's profilers, left out."""
     each = [us for _, us in sorted(spent)]
-    first = 0 if len(each) % calls else len(each) // calls
-    return sum(each[first:]) / 1e3 / (calls - bool(first))
+    first = 0 if len(each) % CALLS else len(each) // CALLS
+    return sum(each[first:]) / 1e3 / (CALLS - bool(first))
 
 
 def _hide_host(path: Path) -> None:
-    """Takes the file's name on this machine out of a trace, and puts a digest for the host's, which cannot be guessed:
-    whoever draws the traces of several ranks asks only whether their hosts differ.
-    """
+    # The file's name on this machine goes, and the host's becomes a digest that cannot be guessed: whoever draws the
+    # traces of several ranks asks only whether their hosts differ.
     trace = json.loads(gzip.decompress(path.read_bytes()))
     trace.pop("traceName", None)
     if host := trace.get("host_name"):
-        trace["host_name"] = hashlib.sha256(f"{host} {_boot()}".encode()).hexdigest()[:12]
+        secret = str(uuid.getnode())
+        with contextlib.suppress(OSError):  # one since this machine started, known to nobody else
+            secret = Path("/proc/sys/kernel/random/boot_id").read_text()
+        trace["host_name"] = sha256(f"{host} {secret}")[:12]
     path.write_bytes(gzip.compress(json.dumps(trace).encode(), mtime=0))
-
-
-def _boot() -> str:
-    # The same for all processes since this machine started, and known to nobody else.
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text()
-    return str(uuid.getnode())

@@ -1,30 +1,23 @@
-"""A forward cut along the batch: one chunk is joined on a stream of its own while the next is multiplied."""
-
-from __future__ import annotations
+"""A forward cut along the batch: a chunk's collective runs on a stream of its own beside the next one's product."""
 
 import functools
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
-
-if TYPE_CHECKING:
-    from blockshock_lib.layers.sharded import ShardedLinear
+from torch import Tensor, nn
 
 ROWS = 8  # a chunk is a multiple of: what cuSPARSELt takes without padding
 
 
-def multiply(layer: ShardedLinear, x: Tensor) -> Tensor:
+def multiply(layer: nn.Module, x: Tensor) -> Tensor:
     """y [B, N] of x [B, K] on every rank, in `layer.chunks` chunks at most."""
     rows = _rows(layer, x)
     if rows >= x.shape[0]:
         return layer.reduce(layer.local(x))
-    main = torch.cuda.current_stream(x.device) if x.is_cuda else None
-    side = _side(x.device) if x.is_cuda else None
+    main, side = (torch.cuda.current_stream(x.device), _side(x.device)) if x.is_cuda else (None, None)
     if layer.transposed_y:
         y, into = x.new_empty(layer.out_features, x.shape[0]).t(), None
     else:
-        y, into = x.new_empty(x.shape[0], layer.out_features), layer.room(x, rows)
+        y, into = x.new_empty(x.shape[0], layer.out_features), layer.workspace(x, rows)
         into = y if into is None else into
     partials = []  # kept until both streams are done with them: the allocator knows of one only
     for start in range(0, x.shape[0], rows):
@@ -39,17 +32,14 @@ def multiply(layer: ShardedLinear, x: Tensor) -> Tensor:
     return y
 
 
-def sizes(layer: ShardedLinear, x: Tensor) -> list[Tensor]:
-    """One chunk of each size that the layer cuts x [B, K] into: x itself, or the first and a smaller last one."""
-    rows, batch = _rows(layer, x), x.shape[0]
-    if rows >= batch:
-        return [x]
-    return [x[:rows]] + ([x[batch - batch % rows :]] if batch % rows else [])
+def sizes(layer: nn.Module, x: Tensor) -> list[Tensor]:
+    """One chunk of each size that the layer cuts x [B, K] into."""
+    return list({len(chunk): chunk for chunk in x.split(_rows(layer, x))}.values())
 
 
-def _rows(layer: ShardedLinear, x: Tensor) -> int:
+def _rows(layer: nn.Module, x: Tensor) -> int:
     """Of a chunk; the batch's or more where it is not cut."""
-    if layer.chunks == 1 or not layer.joined or layer.group.world_size == 1:
+    if layer.chunks == 1 or not layer.collective or layer.group.world_size == 1:
         return x.shape[0]
     return -(-x.shape[0] // layer.chunks // ROWS) * ROWS
 

@@ -1,64 +1,82 @@
 """What every method shares: one rank's part of y = x W^T + b, how the parts make y, and how they make the gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from blockshock_lib import sparse24
-from blockshock_lib.comm import Group, Pending, Reduction
+from blockshock_lib.comm import Group, Pending
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.sparse24 import masks
+from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import autograd, chunked
-from blockshock_lib.layers.dense_view import DenseView
 from blockshock_lib.layers.graphed import Graphed
-from blockshock_lib.layers.layer_costs import LayerCosts
-from blockshock_lib.layers.part import Part, part_of
-from blockshock_lib.params import Mask
 
 
-class ShardedLinear(LayerCosts, DenseView):
-    """One rank's share of y = x W^T + b; W is [out_features, in_features]. Trains like `nn.Linear`.
+@dataclass(frozen=True)
+class Part:
+    """Of a weight W [N, K], what one rank multiplies: mask term (None = all entries), output rows, input columns."""
 
-    A subclass says which part each rank holds (`part`), how it is stored (`hold`), multiplied (`local`, `local_dx`,
-    `local_dw`) and joined with the other ranks' (`reduce`, `start_dx` by a collective; `combine`, `combine_dx` the same
-    in one process), and what it costs. Those pieces know no autograd; `forward` puts one node around them.
+    term: int | None
+    rows: slice
+    cols: slice
+
+
+def equal_shard(features: int, index: int, count: int) -> slice:
+    """The `index`-th of `count` equal runs of features. ValueError when they do not divide."""
+    if features % count:
+        raise ValueError(f"{features} features do not split into {count} equal shards")
+    step = features // count
+    return slice(index * step, (index + 1) * step)
+
+
+def part_of(weight: Tensor, keep: Tensor | None, part: Part) -> Tensor:
+    """A contiguous copy of one part of W [N, K], with +0.0 where the part's term does not hold the entry."""
+    w = weight[part.rows, part.cols]
+    if part.term is None:
+        return w.clone(memory_format=torch.contiguous_format)
+    return torch.where(term_mask(keep, part), w, w.new_zeros(()))
+
+
+def term_mask(keep: Tensor, part: Part) -> Tensor:
+    """bool [rows, cols]: where this part's term holds the entry, of which `keep` [N, K] says whether term 0 does."""
+    kept = keep[part.rows, part.cols]
+    return kept if part.term == 0 else ~kept
+
+
+class ShardedLinear(nn.Module):
+    """One rank's share of y = x W^T + b; W is [out_features, in_features] = [N, K]. Trains like `nn.Linear`.
+
+    A subclass says which part a rank holds (`part`), how it is stored (`shard`), multiplied (`local`, `local_dgrad`,
+    `local_wgrad`) and joined (`reduce`, `start_dgrad`, `finish_wgrad`): by default dense, by sums. None knows autograd.
 
     Args:
-        weight: [N, K], the full dense weight; only this rank's part is kept.
-        bias: [N] or None; added once, after the ranks' sum. Every rank holds it whole.
-        mask: the mask family, for methods that split W into two terms.
-        keep: [N, K] bool, True where term 0 holds the entry; made from `mask` when left out.
-        group: the ranks that share the layer.
+        weight: the full W, of which the parameter `weight` is this rank's part in the method's own layout, None on a
+            rank that stands by. A state dict holds W whole: all ranks call it.
+        bias: [N] or None; added once, after the ranks' sum, and whole on every rank.
+        mask: how a method of two terms splits W; `keep`, bool [N, K], True where term 0 holds the entry, by default.
+        group: the ranks that share the layer; default the world.
         frozen: weight and bias are not trained; what only training needs is not held.
-
-    Attributes:
-        weight: this rank's share, a parameter in the method's own layout; None on a rank that stands by.
-        bias: a parameter [N], or None.
-        overlap: whether dX's collective runs while dW is computed. Both kernels then share the GPU, which is not always
-            faster: phase 3 measures both orders. May be set at any time, to the same on all ranks.
-        chunks: into how many parts of the batch the forward is cut; with more than one, a part is joined while the next
-            is multiplied. May be set at any time, to the same on all ranks.
     """
 
-    overlap = True
-    chunks = 1
-    joined = "all-reduce"  # how the ranks' partial results make y; "all-gather", or "" where there is one rank's only
+    # These two may be set at any time, to the same on all ranks.
+    overlap = True  # dX's collective runs while dW is computed, which is not always faster: they share the GPU
+    chunks = 1  # parts of the batch in the forward; the collective of one runs beside the product of the next
+    collective = "all-reduce"  # how partial results make y; "all-gather", or "" where there is one rank's only
     uses_mask = False  # splits W into two terms
-    gathers = False  # multiplies only the columns that a periodic mask keeps, as a dense product
     transposed_y = False  # y is the transposed view of a contiguous [N, B]
-    transposed_dx = False  # dX is the transposed view of a contiguous [K, B]
-    dx_by = "dense"
-    dw_by = "full"
+    transposed_dgrad = False  # dX is the transposed view of a contiguous [K, B]
+    dgrad_by = "dense"
+    wgrad_by = "full"
 
     def __init__(
         self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
+        weight: Tensor,
+        bias: Tensor | None = None,
         *,
         mask: Mask | None = None,
-        keep: torch.Tensor | None = None,
+        keep: Tensor | None = None,
         group: Group | None = None,
         frozen: bool = False,
     ):
@@ -70,49 +88,45 @@ class ShardedLinear(LayerCosts, DenseView):
         self.register_buffer("like", weight.new_empty(0), persistent=False)
         self.register_parameter("weight", None)
         self.register_parameter("bias", None if bias is None else self._parameter(bias.detach().clone()))
-        if self.uses_mask:
-            if mask is None:
-                raise ValueError(f"{type(self).__name__} splits W by a mask: give mask=")
-            if keep is None:
-                keep = self.make_keep(weight)
+        if self.uses_mask and mask is None:
+            raise ValueError(f"{type(self).__name__} splits W by a mask: give mask=")
+        if self.uses_mask and keep is None:
+            keep = self.make_keep(weight)
         if self.active:
             part = self.part(self.group.rank, self.group.world_size, *weight.shape)
             self.term, self.rows, self.cols = part.term, part.rows, part.cols
-            self.hold(weight.detach(), keep, part)
-
-    def make_keep(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """`keep` by the layer's mask; None where `hold` needs none."""
-        return sparse24.masks.make(self.mask, tuple(weight.shape), weight=weight, device=weight.device)
-
-    def __setstate__(self, state: dict) -> None:
-        """A copy is a layer of its own: the compiled operator must not find the original in its place."""
-        super().__setstate__(state)
-        self.handle = autograd.handle_of(self)
-
-    def _parameter(self, data: torch.Tensor) -> nn.Parameter:
-        return nn.Parameter(data, requires_grad=not self.frozen)
+            self.shard(weight.detach(), keep, part)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, mask: Mask | str | None = None, process_group=None, **options):
-        """This rank's share of an `nn.Linear` that every rank holds whole.
+        """This rank's share of an `nn.Linear` that every rank of `process_group` (default: the world) holds whole.
 
-        Args:
-            linear: out_features and in_features multiples of 64; bf16 or fp16 for the 2:4 kernels.
-            mask: a Mask or the name of a shipped one ("checkerboard", "uniform_1100", "random", "magnitude", ...).
-            process_group: the ranks that share the layer; default the world.
-
-        Returns: a module [..., in_features] -> [..., out_features], the full y on every rank, that trains.
-        Raises: UnsupportedError where the machine, dtype or shape cannot run it.
+        For the 2:4 kernels: features in multiples of 64, bf16 or fp16. `mask`: a Mask or the name of a shipped one
+        ("checkerboard", "uniform_1100", "random", ...). UnsupportedError where the machine or shape cannot run it.
         """
-        if isinstance(mask, str):
-            mask = Mask.named(mask)
+        mask = Mask.named(mask) if isinstance(mask, str) else mask
         bias = None if linear.bias is None else linear.bias.detach()
         return cls(linear.weight.detach(), bias, mask=mask, group=Group.of(process_group), **options)
 
+    def make_keep(self, weight: Tensor) -> Tensor | None:
+        """`keep` by the layer's mask; None where `shard` needs none."""
+        return masks.make(self.mask, tuple(weight.shape), weight=weight, device=weight.device)
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self.handle = autograd.handle_of(self)  # or the compiled operator would find the original of a copy
+
+    def _parameter(self, data: Tensor) -> nn.Parameter:
+        return nn.Parameter(data, requires_grad=not self.frozen)
+
     @classmethod
     def ranks(cls, world_size: int) -> int:
-        """How many of the world's ranks work in this method."""
+        """How many of the world's ranks work in this method; the others stand by."""
         return world_size
+
+    @property
+    def active(self) -> bool:
+        return self.group.rank < self.ranks(self.group.world_size)
 
     @classmethod
     def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:
@@ -123,196 +137,146 @@ class ShardedLinear(LayerCosts, DenseView):
         """Why this machine, mask or dtype cannot run the method with these options; "" when it can."""
         return ""
 
-    @property
-    def active(self) -> bool:
-        """Whether this rank works in the method at all."""
-        return self.group.rank < self.ranks(self.group.world_size)
-
-    @property
-    def owners(self) -> list[ShardedLinear]:
-        """The layers whose weights this one computes with: itself."""
-        return [self]
-
-    @property
-    def weights(self) -> list[nn.Parameter]:
-        return [self.weight] if self.active else []
-
-    def hold(self, weight: torch.Tensor, keep: torch.Tensor | None, part: Part) -> None:
-        """Stores this rank's part of `weight` [N, K]; `keep` [N, K] is True where term 0 holds the entry."""
+    def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
+        """Stores this rank's part of `weight` [N, K]."""
         self.weight = self._parameter(part_of(weight, keep, part))
 
     def weight_bytes(self) -> int:
-        """Bytes of the weight that the forward multiplies, read off its storage."""
+        """Of the weight that the forward multiplies."""
         return self.weight.untyped_storage().nbytes() if self.active else 0
 
     def hold_bytes(self) -> dict[str, int]:
         """Bytes held now: the parameter's storage, packed copies beside it, and the pattern of the mask."""
         return {"weights": self.weight_bytes(), "copies": 0, "pattern": 0}
 
-    # Forward
+    def local(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x [B, K] -> this rank's partial result, without communication; a sum's part is written into `out` [B, N]."""
+        return torch.mm(x[:, self.cols], self.weight.t(), out=self.workspace(x) if out is None else out)
 
-    def local(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """x [B, K] -> this rank's partial result, before any communication; where it is a sum's part, written into
-        `out` [B, N], by default where the group can add it up without a copy.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must multiply its part")
-
-    def room(self, x: torch.Tensor, chunk: int | None = None) -> torch.Tensor | None:
+    def workspace(self, x: Tensor, chunk: int | None = None) -> Tensor | None:
         """`Group.buffer` for the partial result of x [B, K]; overwritten by the next call's."""
         return self.group.buffer(x.shape[0], self.out_features, x.dtype, x.device, chunk)
 
-    def reduce(self, partial: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """This rank's partial result -> y [B, N] on every rank. May overwrite `partial`; `out` as in
-        `Group.all_reduce`.
-        """
+    def reduce(self, partial: Tensor, out: Tensor | None = None) -> Tensor:
+        """`partial` -> y [B, N] on every rank. May overwrite `partial`; `out` as in `Group.all_reduce`."""
         return self.group.all_reduce(partial, self.bias, out)
 
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         """x [B, K] -> y [B, N]: the whole forward of an active rank, without autograd."""
         return self.reduce(self.local(x)) if self.chunks == 1 else chunked.multiply(self, x)
 
-    def combine(self, partials: list[torch.Tensor]) -> torch.Tensor:
-        """What `reduce` computes, from all ranks' partial results in one process: the collective's oracle. May
-        overwrite them.
-        """
-        return self._add_bias(_sum(partials))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if not self.active:
-            raise UnsupportedError(
-                f"rank {self.group.rank} stands by in {type(self).__name__}: it holds no weight to use"
-            )
-        if not x.shape[-1] == self.in_features:
+            raise UnsupportedError(f"rank {self.group.rank} stands by in {type(self).__name__}: it holds no weight")
+        if x.shape[-1] != self.in_features:
             raise ValueError(f"x has {x.shape[-1]} features, the layer {self.in_features}")
         return autograd.linear(self, x)
 
     def graphed(self, shapes: int = 8) -> Graphed:
-        """The forward as a CUDA graph for each of so many batch sizes, for inference; see `graphed.Graphed`."""
         return Graphed(self, shapes)
 
-    def memory_read(self) -> list[torch.Tensor]:
+    def memory_read(self) -> list[Tensor]:
         """What `multiply` reads beside x: a CUDA graph of it is right as long as these lie where they lay."""
         return [t for t in (self.weight, self.bias) if t is not None]
 
-    def _add_bias(self, y: torch.Tensor) -> torch.Tensor:
-        return y if self.bias is None else y.add_(self.bias)
+    def local_dgrad(self, dy: Tensor) -> Tensor:
+        """dy [B, N] -> this rank's partial dX."""
+        return torch.mm(dy[:, self.rows], self.weight)
 
-    # Backward
-
-    def local_dx(self, dy: torch.Tensor) -> torch.Tensor:
-        """dy [B, N] -> this rank's partial dX, before any communication."""
-        raise NotImplementedError(f"{type(self).__name__} must say how its part makes dX")
-
-    def start_dx(self, partial: torch.Tensor) -> Pending:
+    def start_dgrad(self, partial: Tensor) -> Pending:
         """Starts to join the partial dX; its `wait` gives dX [B, K] on every rank. May overwrite `partial`."""
         return self.group.start_all_reduce(partial)
 
-    def combine_dx(self, partials: list[torch.Tensor]) -> torch.Tensor:
-        """What `start_dx` computes, from all ranks' partial results in one process. May overwrite them."""
-        return _sum(partials)
+    def wgrad_strategies(self) -> tuple[str, ...]:
+        """For dW, what this mask and group can run; `wgrad_by` is the one in use."""
+        return (self.wgrad_by,)
 
-    def dw_strategies(self) -> tuple[str, ...]:
-        """The strategies for dW that this mask and group can run; `dw_by` is the one in use."""
-        return (self.dw_by,)
-
-    def local_dw(self, dy: torch.Tensor, x: torch.Tensor, by: str | None = None):
-        """dy [B, N], x [B, K] -> this rank's share of dW = dy^T x, before any communication."""
+    def local_wgrad(self, dy: Tensor, x: Tensor, by: str | None = None):
+        """dy [B, N], x [B, K] -> this rank's share of dW = dy^T x."""
         return torch.mm(dy[:, self.rows].t(), x[:, self.cols])
 
-    def finish_dw(self, partial, by: str | None = None) -> torch.Tensor:
+    def finish_wgrad(self, partial, by: str | None = None) -> Tensor:
         """The gradient of `self.weight`, in its shape and dtype."""
         return partial
 
-    def combine_dw(self, partials: list, by: str | None = None) -> list[torch.Tensor]:
-        """What the ranks swap in `finish_dw`, swapped in one process; each rank's `in_layout` then ends it."""
-        return partials
-
-    def in_layout(self, values: torch.Tensor) -> torch.Tensor:
-        """What `combine_dw` gives this rank, in the layout of `self.weight`."""
-        return values
-
-    def backward(
-        self,
-        dy: torch.Tensor,
-        x: torch.Tensor | None,
-        need: tuple[bool, bool, bool] = (True, True, True),
-        overlap: bool | None = None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """(dX, dW, db) of dy [B, N]; `need` says which, None stands for the others. x [B, K] is needed for dW alone.
-
-        dX's collective runs while dW is computed, or before, as `overlap` or else the layer's own says. db is the sum
-        of dy over the batch, which is the same on every rank. As a product with ones it needs no temporary;
-        `dy.sum(0)` took 128 MiB for 4096 x 4096 on an H200.
-        """
-        dx = self.start_dx(self.local_dx(dy)) if need[0] else None
+    def backward(self, dy: Tensor, x: Tensor | None, need=(True, True, True), overlap: bool | None = None) -> tuple:
+        """(dX, dW, db) of dy [B, N]; `need` says which, None stands for the others. x [B, K] is needed for dW alone."""
+        dx = self.start_dgrad(self.local_dgrad(dy)) if need[0] else None
         if dx is not None and not (self.overlap if overlap is None else overlap):
             dx = Pending(dx.wait())
-        dw = self.finish_dw(self.local_dw(dy, x)) if need[1] else None
+        dw = self.finish_wgrad(self.local_wgrad(dy, x)) if need[1] else None
+        # A product with ones needs no temporary; `dy.sum(0)` took 128 MiB for 4096 x 4096 on an H200.
         db = torch.mm(dy.new_ones(1, dy.shape[0]), dy)[0] if need[2] and self.bias is not None else None
         return None if dx is None else dx.wait(), dw, db
 
-    # What must follow a change of the weight
-
-    def stages(self) -> dict[str, Callable[[], None]]:
+    def post_step(self) -> dict[str, Callable[[], None]]:
         """What must be done after an optimizer's step before the layer is right again, by name, in order."""
         return {}
 
     def refresh(self) -> None:
-        """Runs all stages. The layer does so by itself where it sees that its weight changed; a change through
-        `weight.data` cannot be seen and needs this call.
-        """
-        for stage in self.stages().values():
-            stage()
+        """Runs `post_step`, as the layer does where it sees that its weight changed; it cannot see `weight.data`."""
+        for step in self.post_step().values():
+            step()
 
     def prepare(self, always: bool = False) -> None:
         """Refreshes if the weight changed since it was last looked at, or `always`."""
 
-    def tune(self, x: torch.Tensor) -> None:
-        """Chance to search for the fastest kernel for x [B, K] before anything is timed. Communicates nothing: one rank
-        searches alone, and the others then find what it kept.
-        """
+    def tune(self, x: Tensor) -> None:
+        """Searches for the fastest kernel for x [B, K]; no collective: the other ranks find what one of them kept."""
 
-    def tune_reduce(self, x: torch.Tensor) -> None:
-        """Has the group measure its ways to join the partial results of x [B, K]. A collective, unlike `tune`."""
-        if self.joined == "all-reduce":
+    def tune_dgrad(self, dy: Tensor) -> None:
+        """The same for dX of dy [B, N]."""
+
+    def tune_reduce(self, x: Tensor) -> None:
+        """Has the group measure its ways to join partial results of x [B, K]. A collective, unlike `tune`."""
+        if self.collective == "all-reduce":
             for part in chunked.sizes(self, x):
                 self.group.tune(part.shape[0] * self.out_features * part.element_size(), x.device)
 
-    def tune_dx(self, dy: torch.Tensor) -> None:
-        """The same for dX of dy [B, N]."""
-
-    def reductions(self, x: torch.Tensor) -> dict[str, Reduction]:
-        """Every way to add up the ranks' partial results of x [B, K], by name, the one that is taken first. Collective,
-        and so is each call.
-        """
-        return self.group.reductions(self.local(x)) if self.joined == "all-reduce" else {}
-
-    def product_by(self, x: torch.Tensor) -> str:
-        """Which of `products` the layer takes for x [B, K]; "" where that is not known."""
-        return "dense"
-
-    def products(self, x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
-        """Every way to make the product of `local` that this machine has, by name, tuned; what phase 1 compares."""
-        return {"dense": lambda: self.local(x)}
-
-    # Layout
-
-    def from_dense(self, dense: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a dense [N, K], as a new tensor in the layout of `self.weight`."""
+    def from_dense(self, dense: Tensor) -> Tensor:
+        """This rank's part of a dense [N, K], a new tensor in the layout of `self.weight`."""
         return part_of(dense, None, Part(None, self.rows, self.cols))
 
-    def part_dense(self, tensor: torch.Tensor) -> torch.Tensor:
+    def part_dense(self, tensor: Tensor) -> Tensor:
         """A tensor in the layout of `self.weight` as this rank's [rows, columns] of W, +0.0 where it holds nothing."""
         return tensor
+
+    def to_dense(self, tensor: Tensor | None = None) -> Tensor:
+        """W [N, K] on every rank, bit for bit, or a `tensor` in the weight's layout, as its gradient. A collective."""
+        if tensor is None and self.weight is not None:
+            self.prepare()  # an optimizer may have written where a term holds nothing
+            tensor = self.weight
+        dense = (self.like if tensor is None else tensor).new_zeros(self.out_features, self.in_features)
+        if tensor is not None:
+            dense[self.rows, self.cols] = self.part_dense(tensor.detach())
+        # No two ranks hold the same entry and zero has no bit set: the sum of bytes is exact, of -0.0 and NaN too.
+        self.group.all_reduce(dense.view(torch.uint8))
+        return dense
+
+    @torch.no_grad()
+    def load_dense(self, dense: Tensor) -> None:
+        """Writes this rank's part of W [N, K] into the weight; the mask stays. ValueError: another shape."""
+        if tuple(dense.shape) != (self.out_features, self.in_features):
+            raise ValueError(f"the weight is [{self.out_features}, {self.in_features}], not {list(dense.shape)}")
+        if self.weight is not None:
+            self.prepare()
+            self.weight.copy_(self.from_dense(dense.to(self.weight)))
+            self.refresh()
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.to_dense()
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        rest, key, others = dict(state_dict), prefix + "weight", []
+        if (dense := rest.pop(key, None)) is not None:  # a rank that stands by checks it too
+            try:
+                self.load_dense(dense)
+            except (ValueError, RuntimeError) as error:
+                errors.append(f"{key} could not be loaded: {error}")
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, others, unexpected, errors)
+        missing += [other for other in others if other != key] + [key] * (strict and dense is None)
 
     def extra_repr(self) -> str:
         mask = f", mask={self.mask.name}" if self.mask else ""
         return f"{self.in_features}, {self.out_features}, rank {self.group.rank} of {self.group.world_size}{mask}"
-
-
-def _sum(partials: list[torch.Tensor]) -> torch.Tensor:
-    """In rank order, into the first."""
-    total = partials[0]
-    for partial in partials[1:]:
-        total.add_(partial)
-    return total

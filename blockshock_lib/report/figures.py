@@ -1,17 +1,16 @@
 """What every figure shares: canvas, headline, an honest empty figure, and `show` for notebooks."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
+import numpy as np
 import seaborn as sns
 from IPython.display import HTML
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
@@ -20,26 +19,12 @@ from PIL import Image
 INK, MUTED, FAINT, PAPER = "#222222", "#6B6B6B", "#D9D9D9", "#FFFFFF"
 DPI = 100
 _RC = {
-    "font.size": 9,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": MUTED,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": "#ECECEC",
-    "grid.linewidth": 0.8,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "hatch.linewidth": 0.6,
-    "legend.frameon": False,
-    "figure.facecolor": PAPER,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), MUTED),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.8),
+    **{"axes.titlesize": 9.5, "axes.titlelocation": "left", "axes.titleweight": "bold", "axes.axisbelow": True},
+    **{"font.size": 9, "grid.color": "#ECECEC", "hatch.linewidth": 0.6, "figure.facecolor": PAPER},
 }
 
 
@@ -51,13 +36,9 @@ def theme() -> Iterator[None]:
 
 
 def canvas(width: float, height: float, title: str, subtitle: str, alt: str, note: str = "") -> Figure:
-    """A figure of `width` x `height` inches below its headline; `note` is one small line at the foot.
-
-    The figure is not registered with pyplot: it leaks no window and a notebook cell does not draw it twice.
-    """
+    """A figure of `width` x `height` inches below its headline, not registered with pyplot; `note` is at the foot."""
     title = _wrap(title, width - 0.2, size=12, weight="bold")
-    subtitle = _wrap(subtitle, width - 0.2, size=9)
-    note = _wrap(note, width - 0.2, size=8)
+    subtitle, note = _wrap(subtitle, width - 0.2, size=9), _wrap(note, width - 0.2, size=8)
     head = 0.16 + 0.22 * (title.count("\n") + 1) + 0.18 * (subtitle.count("\n") + 1 if subtitle else 0)
     foot = 0.06 + 0.16 * (note.count("\n") + 1) if note else 0
     total = height + head + foot
@@ -87,6 +68,40 @@ def _wrap(text: str, width: float, **font) -> str:
     return "\n".join(lines)
 
 
+@contextmanager
+def drawing(
+    width: float, height: float, title: str, *parts: str, alt: str, note: str = "", rows: int = 1, columns=1, **how
+) -> Iterator[tuple[Figure, np.ndarray]]:
+    """A `canvas` with rows x columns axes and the theme while they are drawn; `parts` make its subtitle."""
+    with theme():
+        fig = canvas(width, height, title, " · ".join(filter(None, parts)), alt, note)
+        yield fig, fig.subplots(rows, columns, squeeze=False, **how)
+
+
+def lines(ax: Axes, names: Sequence[str]) -> None:
+    """A line of the y axis for each of `names`, the first lowest, without ticks and spine."""
+    ax.set_yticks(range(len(names)), names)
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+
+
+def milliseconds(value: float, _position: int = 0) -> str:
+    """0.00812 -> "8.1 µs", 12.7 -> "13 ms": two digits in the nearer unit."""
+    for unit, name in ((1e3, "s"), (1, "ms"), (1e-3, "µs"), (1e-6, "ns")):
+        if abs(value) >= unit * 0.995:
+            scaled = value / unit
+            return f"{scaled:.0f} {name}" if scaled >= 9.95 else f"{scaled:.1f}".removesuffix(".0") + f" {name}"
+    return f"{value:g}"
+
+
+def byte_text(value: float) -> str:
+    """3355443200 -> "3.125 GiB": four digits in the nearest unit."""
+    for power, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(value) >= 0.9 * 1024**power:
+            return f"{value / 1024**power:.4g} {name}"
+    return f"{value:.0f} B"
+
+
 def legend_below(fig: Figure, handles: list, most: int, **look) -> None:
     """A legend below the axes in as many columns, at most `most`, as the figure is wide enough for."""
     for columns in range(min(most, len(handles)), 0, -1):
@@ -97,17 +112,10 @@ def legend_below(fig: Figure, handles: list, most: int, **look) -> None:
 
 
 def empty(title: str, why: str) -> Figure:
-    """A figure that says that there is nothing to draw, and why."""
-    with theme():
-        fig = canvas(6.5, 0.9, title, "nothing to draw", why)
-        ax = fig.subplots()
-        ax.set_axis_off()
-        ax.text(0.5, 0.5, why, ha="center", va="center", color=MUTED, transform=ax.transAxes)
+    with drawing(6.5, 0.9, title, "nothing to draw", alt=why) as (fig, grid):
+        grid[0, 0].set_axis_off()
+        grid[0, 0].text(0.5, 0.5, why, ha="center", va="center", color=MUTED, transform=grid[0, 0].transAxes)
     return fig
-
-
-def subtitle(*parts: str) -> str:
-    return " · ".join(part for part in parts if part)
 
 
 def png(fig: Figure) -> bytes:
@@ -120,9 +128,11 @@ def png(fig: Figure) -> bytes:
     return small.getvalue()
 
 
-def show(fig: Figure, alt: str | None = None) -> HTML:
-    """The figure as an HTML image with alternative text (`fig.alt` unless `alt` is given); closes the figure."""
-    text = alt if alt is not None else getattr(fig, "alt", "")
-    data = base64.b64encode(png(fig)).decode("ascii")
-    plt.close(fig)
-    return HTML(f'<img alt="{html.escape(text)}" style="max-width:100%" src="data:image/png;base64,{data}">')
+def show(fig: Figure) -> HTML:
+    """The figure as an HTML image with its alternative text, `fig.alt`."""
+    return image(png(fig), getattr(fig, "alt", ""))
+
+
+def image(data: bytes, alt: str) -> HTML:
+    source = f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}"
+    return HTML(f'<img alt="{html.escape(alt)}" style="max-width:100%" src="{source}">')

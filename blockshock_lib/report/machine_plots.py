@@ -1,206 +1,152 @@
-"""Figures against what the machine allows: memory against its formula, and the roofline under measured ceilings."""
+"""Figures against what the machine allows: memory against its formula, the roofline, predicted floors."""
 
-from __future__ import annotations
+from collections.abc import Callable, Mapping
 
+import matplotlib.axes
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from blockshock_lib.report import cells, figures, labels
-from blockshock_lib.report.figures import INK, MUTED
+from blockshock_lib.report import figures, frames
+from blockshock_lib.report.axes import CEILING, Axes
+from blockshock_lib.report.figures import INK, MUTED, byte_text, milliseconds
 
-_MEMORY = ["weight_bytes", "weight_bytes_formula", "peak_bytes", "peak_bytes_formula"]
-
-
-def byte_text(value: float) -> str:
-    """3355443200 -> "3.125 GiB": four digits in the nearest unit."""
-    for power, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if abs(value) >= 0.9 * 1024**power:
-            return f"{value / 1024**power:.4g} {name}"
-    return f"{value:.0f} B"
+_TICK = dict(color=INK, marker="|", linestyle="")
+Titles = Callable[[pd.DataFrame, pd.Series], tuple[str, Mapping[str, str]]]
 
 
-def memory_bars(frame: pd.DataFrame) -> Figure:
-    """Bytes of weights and peak on the fullest GPU, a bar a method, the formula as a black tick; the largest case."""
-    chosen, setting = cells.focus(frame[frame["metric"].isin([*_MEMORY, "check"])] if len(frame) else frame)
-    rows = cells.valid(chosen)
-    rows = rows[rows["metric"].isin(_MEMORY)]
-    if rows.empty:
-        return figures.empty("Memory", "no valid memory row in these records")
-    case = rows.loc[(cells.size(rows) * rows["batch"].astype(float)).idxmax()]
-    wide = rows[rows["case"].eq(case["case"])].pivot_table(
-        index="method", columns="metric", values="value", aggfunc="max"
-    )
-    wide = wide.reindex(columns=_MEMORY, index=labels.methods_in(wide.index)[::-1]).astype(float)
-    place = "process" if case["device"] == "cpu" else "GPU"
-    shown = [name for name in ("weight_bytes", "peak_bytes") if wide[name].notna().any()]
-    if not shown:
+def memory_bars(frame: pd.DataFrame, axes: Axes, metrics: Mapping[str, str], title: Titles | None = None) -> Figure:
+    """Bytes on the fullest GPU, a panel a metric, a bar a method, the formula as a black tick; of the largest case.
+    `metrics`: metric of bytes, whose formula is `<metric>_formula`, -> title of its panel. `title`: bytes (a row a
+    method, a column a metric), the case -> title of the figure, "" for a plain one, and titles of panels that differ.
+    """
+    wanted = [name for metric in metrics for name in (metric, f"{metric}_formula")]
+    chosen, setting = frames.focus(frame, axes, metrics=wanted)
+    rows = frames.valid(chosen)
+    rows = rows[rows["metric"].isin(wanted)]
+    if not rows["metric"].isin(list(metrics)).any():
+        return figures.empty("Memory", "no valid bytes in these records")
+    case = rows.loc[axes.work(rows).idxmax()]
+    rows = rows[rows["case"].eq(case["case"])]
+    wide = rows.pivot_table(index="method", columns="metric", values="value", aggfunc="max")
+    wide = wide.reindex(columns=wanted, index=axes.ordered(wide.index)[::-1]).astype(float)
+    metrics = {metric: words for metric, words in metrics.items() if wide[metric].notna().any()}
+    if not metrics:
         return figures.empty("Memory", "no measured bytes in these records")
-    with figures.theme():
-        fig = figures.canvas(
-            4.1 * len(shown) + 0.9,
-            0.75 + 0.34 * len(wide),
-            _memory_title(wide, case, _holds_twice(frame, case)),
-            figures.subtitle(cells.no_claim(rows), f"{case['shape']}, B={case['batch']}", setting),
-            _memory_alt(wide, shown),
-        )
-        axes = fig.subplots(1, len(shown), squeeze=False, sharey=True)[0]
-        work = cells.WORK[{"phase2": "pass", "phase3": "step"}.get(case["phase"], "forward")]
-        one = case["phase"] in ("phase2", "phase3")  # what dX reads beside them is in the peak
-        titles = {"weight_bytes": "Weights of the forward" if one else "Weights", "peak_bytes": f"Peak of {work}"}
-        for ax, name in zip(axes, shown, strict=True):
-            _memory_panel(ax, wide, name, titles[name], place)
-        tick = Line2D([], [], color=INK, marker="|", markersize=11, markeredgewidth=2, linestyle="", label="formula")
-        axes[-1].legend(handles=[tick], loc="lower right", bbox_to_anchor=(1, 1), fontsize=8.5, borderpad=0)
+    words, others = title(wide, case) if title else ("", {})
+    bars = []
+    for method, row in wide[::-1].iterrows():
+        held = [(name.split("_")[0], row[name], row[f"{name}_formula"]) for name in metrics if pd.notna(row[name])]
+        texts = [f"{name} {byte_text(value)} (formula {byte_text(formula)})" for name, value, formula in held]
+        bars.append(f"{axes.label(method)}: {', '.join(texts) or 'not measured'}.")
+    with figures.drawing(
+        4.1 * len(metrics) + 0.9,
+        0.75 + 0.34 * len(wide),
+        words or f"Memory at {axes.case(case)}: measured against the formula",
+        *(frames.no_claim(rows), axes.case(case), setting),
+        alt=f"Bars with the formula as a tick. {' '.join(bars)}",
+        columns=len(metrics),
+        sharey=True,
+    ) as (fig, grid):
+        for ax, metric in zip(grid[0], metrics, strict=True):
+            _memory_panel(ax, wide[metric], wide[f"{metric}_formula"], axes, case["device"])
+            ax.set_title((metrics | others)[metric])
+        tick = Line2D([], [], **_TICK, markersize=11, markeredgewidth=2, label="formula")
+        grid[0, -1].legend(handles=[tick], loc="lower right", bbox_to_anchor=(1, 1), fontsize=8.5, borderpad=0)
     return fig
 
 
-def _memory_panel(ax, wide: pd.DataFrame, name: str, title: str, place: str) -> None:
-    unit, word = next(
-        ((1024**p, w) for p, w in ((3, "GiB"), (2, "MiB"), (1, "KiB")) if wide[name].max() >= 1024**p), (1, "B")
-    )
-    heights = range(len(wide))
-    ax.barh(heights, wide[name] / unit, color=[labels.style(method).colour for method in wide.index], height=0.66)
-    ax.plot(
-        wide[f"{name}_formula"] / unit, heights, color=INK, marker="|", markersize=15, markeredgewidth=2, linestyle=""
-    )
-    reach = max(wide[name].max(), wide[f"{name}_formula"].max() if wide[f"{name}_formula"].notna().any() else 0) / unit
-    for height, (_, row) in zip(heights, wide.iterrows(), strict=True):
-        if pd.notna(row[name]):
-            end = np.nanmax([row[name], row[f"{name}_formula"]]) / unit
-            ax.text(end + 0.025 * reach, height, f"{row[name] / unit:.4g} {word}", va="center", fontsize=8.5)
+def _memory_panel(ax: matplotlib.axes.Axes, held: pd.Series, formula: pd.Series, axes: Axes, device: str) -> None:
+    powers = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
+    unit, word = next((power for power in powers if held.max() >= power[0]), (1, "B"))
+    places, ends = range(len(held)), np.fmax(held, formula) / unit
+    ax.barh(places, held / unit, color=[axes.look(method).colour for method in held.index], height=0.66)
+    ax.plot(formula / unit, places, **_TICK, markersize=15, markeredgewidth=2)
+    for place, value, end in zip(places, held, ends, strict=True):
+        if pd.notna(value):
+            ax.text(end + 0.025 * ends.max(), place, f"{value / unit:.4g} {word}", va="center", fontsize=8.5)
         else:
-            ax.text(0, height, " not measured", va="center", fontsize=8, color=MUTED)
-    ax.set_xlim(0, 1.27 * reach)
-    ax.set_yticks(heights, [labels.label(method) for method in wide.index])
-    ax.set_title(title)
-    ax.set_xlabel(f"{word} on the fullest {place}")
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)
+            ax.text(0, place, " not measured", va="center", fontsize=8, color=MUTED)
+    ax.set_xlim(0, 1.27 * ends.max())
+    figures.lines(ax, [axes.label(method) for method in held.index])
+    ax.set_xlabel(f"{word} on the fullest {'process' if device == 'cpu' else 'GPU'}")
 
 
-def _holds_twice(frame: pd.DataFrame, case: pd.Series) -> bool:
-    """Whether Block-Shock multiplies dX in 2:4 in this case, from a second packed copy as large as the first."""
-    rows = frame[frame["case"].eq(case["case"]) & frame["method"].eq("block_shock")]
-    return bool((rows["metric"].eq("dx_kernel") & rows["detail"].eq("2:4")).any())
-
-
-def _memory_title(wide: pd.DataFrame, case: pd.Series, twice: bool) -> str:
-    weight = wide["weight_bytes"]
-    if weight.get("block_shock", np.nan) > 0 and weight.get("dense", np.nan) > 0:
-        ours, whole = weight["block_shock"] * (2 if twice else 1), weight["dense"]
-        title = f"Block-Shock holds {byte_text(ours)} of weights, {ours / whole:.4g} of dense's {byte_text(whole)}"
-        half = weight.get("row_parallel", np.nan)
-        title = f"With the copy for dX, {title}" if twice else title
-        return title + (f"; B1 holds {byte_text(half)}" if half > 0 else "")
-    return f"Memory at {case['shape']}, B={case['batch']}: measured against the formula"
-
-
-def _memory_alt(wide: pd.DataFrame, shown: list[str]) -> str:
-    said = []
-    for method, row in wide[::-1].iterrows():
-        words = [
-            f"{name.split('_')[0]} {byte_text(row[name])} (formula {byte_text(row[f'{name}_formula'])})"
-            for name in shown
-            if pd.notna(row[name])
-        ]
-        said.append(f"{labels.label(method)}: {', '.join(words) or 'not measured'}.")
-    return "Bars with the formula as a tick. " + " ".join(said)
-
-
-def roofline_points(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a (case, method): `intensity` (FLOP/B), `rate`, `rate_low`, `rate_high` (TFLOP/s at median, p90, p10 time).
-
-    FLOPs and bytes are those of one rank's product as the method's cost counts them (nonzeros only for a 2:4 product);
-    time is the product alone.
+def roofline_points(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    """A row a (case, method): `intensity` (FLOP/B), `rate`, `rate_low`, `rate_high` (TFLOP/s at median, p90, p10 time)
+    of one rank's product alone, by the FLOPs and bytes of the method's cost.
     """
-    table = cells.summary(frame, "compute_kernel")
-    rows = cells.valid(frame)
-    rows = rows[rows["metric"].isin(["flops", "bytes_read", "bytes_written"])]
-    cost = rows.pivot_table(index=["case", "method"], columns="metric", values="value", aggfunc="max")
-    cost = cost.reindex(columns=["flops", "bytes_read", "bytes_written"]).reset_index()
-    table = table.merge(cost, on=["case", "method"], how="inner")
+    costs = {name: name for name in ("flops", "bytes_read", "bytes_written")}
+    table = frames.medians(frame, axes, product="compute_kernel", **costs).dropna(subset="product")
     table["intensity"] = table["flops"] / (table["bytes_read"] + table["bytes_written"])
-    for name, time in (("rate", "median"), ("rate_low", "p90"), ("rate_high", "p10")):
+    for name, time in (("rate", "product"), ("rate_low", "product p90"), ("rate_high", "product p10")):
         table[name] = table["flops"] / table[time] / 1e9
     return table[table["intensity"].gt(0)]
 
 
 def ceilings(frame: pd.DataFrame) -> dict[str, float]:
-    """Median of each measured ceiling: copy_bandwidth (GB/s), gemm_rate (TFLOP/s), allreduce_bandwidth (GB/s)."""
-    rows = cells.valid(frame)
-    return rows[rows["method"].eq(labels.CEILING)].groupby("metric")["value"].median().to_dict()
+    """Median of each measured ceiling, as "copy_bandwidth" (GB/s) and "gemm_rate" (TFLOP/s)."""
+    rows = frames.valid(frame)
+    return rows[rows["method"].eq(CEILING)].groupby("metric")["value"].median().to_dict()
 
 
-def roofline(frame: pd.DataFrame) -> Figure:
-    """Achieved TFLOP/s of each method's product against arithmetic intensity, under ceilings of the same run."""
-    wanted = ["compute_kernel", "flops", "bytes_read", "bytes_written", "check"]
-    if len(frame):
-        frame = frame[frame["metric"].isin(wanted) | frame["method"].eq(labels.CEILING)]
-    chosen, setting = cells.focus(frame)
-    table = roofline_points(chosen)
+CLAIM = "{label}'s product reaches {rate} TFLOP/s, {share}% of the GEMM ceiling"
+NOTE = "A ceiling is the median of one copy and one GEMM shape, so a point can lie a few percent above it."
+
+
+def roofline(frame: pd.DataFrame, axes: Axes, claim: str = CLAIM, note: str = NOTE) -> Figure:
+    """Achieved TFLOP/s of each method's product against arithmetic intensity, under ceilings of the same run. `claim`:
+    the title where there is one, with {label}, {rate} and {share} of `axes.under`'s best.
+    """
+    metrics = ["compute_kernel", "flops", "bytes_read", "bytes_written"]
+    chosen, setting = frames.focus(frame, axes, metrics=metrics)
+    table = roofline_points(chosen, axes)
     if table.empty:
         return figures.empty("Roofline", "no valid product time with its FLOPs and bytes in these records")
     roof = ceilings(chosen)
     copy, gemm = roof.get("copy_bandwidth"), roof.get("gemm_rate")
-    methods = labels.methods_in(table["method"])
-    known = (
-        f"Ceilings: copy {_three(copy)} GB/s, dense GEMM {_three(gemm)} TFLOP/s."
-        if copy and gemm
-        else "No ceiling was measured."
-    )
-    with figures.theme():
-        fig = figures.canvas(
-            7.6,
-            4.4,
-            _roofline_title(table, gemm),
-            figures.subtitle(cells.no_claim(table), setting, "a point a case; bar: p10 to p90"),
-            f"Log-log points under a roof. {known}",
-            "FLOPs of nonzeros only: a 2:4 product with s = 2 would touch the flat roof. A ceiling is the median of "
-            "one copy and one GEMM shape, so a point can lie a few percent above it.",
-        )
-        ax = fig.subplots()
+    known, title = "No ceiling was measured.", "Achieved rate of each product under the measured ceilings"
+    ours = table.loc[table["method"].eq(axes.under), "rate"]
+    if gemm and len(ours) and not frames.no_claim(table):
+        share = f"{100 * ours.max() / gemm:.0f}"
+        title = claim.format(label=axes.label(axes.under), rate=_three(ours.max()), share=share)
+    if copy and gemm:
+        known = f"Ceilings: copy {_three(copy)} GB/s, dense GEMM {_three(gemm)} TFLOP/s."
+    with figures.drawing(
+        *(7.6, 4.4, title),
+        *(frames.no_claim(table), setting, "a point a case; bar: p10 to p90"),
+        alt=f"Log-log points under a roof. {known}",
+        note=note,
+    ) as (fig, grid):
+        ax = grid[0, 0]
         ax.set_xscale("log")
         ax.set_yscale("log")
-        for method in methods:
-            points, look = table[table["method"].eq(method)], labels.style(method)
-            errors = [points["rate"] - points["rate_low"], points["rate_high"] - points["rate"]]
-            ax.errorbar(
-                *(points["intensity"], points["rate"], errors),
-                linestyle="",
-                color=look.colour,
-                marker=look.marker,
-                markersize=6.5 if method == "block_shock" else 5.5,
-                markeredgecolor="white",
-                markeredgewidth=0.6,
-                elinewidth=0.9,
-                alpha=0.9,
-                label=look.label,
-                zorder=4 if method == "block_shock" else 3,
-            )
+        for method in axes.ordered(table["method"]):
+            points, look, ours = table[table["method"].eq(method)], axes.look(method), method == axes.under
+            spread = [points["rate"] - points["rate_low"], points["rate_high"] - points["rate"]]
+            how = dict(color=look.colour, marker=look.marker, markersize=6.5 if ours else 5.5, zorder=4 if ours else 3)
+            how |= dict(markeredgecolor="white", markeredgewidth=0.6, elinewidth=0.9, alpha=0.9, linestyle="")
+            ax.errorbar(points["intensity"], points["rate"], spread, label=look.label, **how)
         left, right = table["intensity"].min() / 1.6, table["intensity"].max() * 1.6
         if copy and gemm:
             left = _roof(ax, left, right, copy, gemm)
         ax.set_xlim(left, right)
         ax.set_xlabel("arithmetic intensity of one rank's product (FLOP / byte)")
         ax.set_ylabel("achieved on one rank (TFLOP/s)")
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.grid(True, which="major")
         ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
     return fig
 
 
-def _roof(ax, left: float, right: float, copy: float, gemm: float) -> float:
-    """min(bandwidth * intensity, GEMM rate), drawn with its labels; GB/s * FLOP/B = GFLOP/s.
-
-    Returns the left limit of the axis: `left`, or less where the label beside the slope needs room.
-    """
-    ridge = gemm * 1e3 / copy
+def _roof(ax: matplotlib.axes.Axes, left: float, right: float, copy: float, gemm: float) -> float:
+    """Draws min(bandwidth * intensity, GEMM rate); gives the left limit, lower where the slope's label needs room."""
+    ridge, look = gemm * 1e3 / copy, dict(ha="right", fontsize=8)
     slope_end = min(ridge, right)
-    look = dict(ha="right", fontsize=8)
     if left < ridge:
         left = min(left, slope_end / 8)
         ax.text(slope_end / 2.2, copy * slope_end / 2e3, f"copy {_three(copy)} GB/s", va="center", **look)
@@ -214,16 +160,78 @@ def _roof(ax, left: float, right: float, copy: float, gemm: float) -> float:
 
 
 def _three(value: float) -> str:
-    """4256.4 -> "4256", 0.41703 -> "0.417": at least three significant digits, never an exponent for a rate."""
+    """4256.4 -> "4256", 0.41703 -> "0.417"."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _roofline_title(table: pd.DataFrame, gemm: float | None) -> str:
-    if cells.no_claim(table) or not gemm or "block_shock" not in set(table["method"]):
-        return "Achieved rate of each product under the measured ceilings"
-    best = table[table["method"].eq("block_shock")].sort_values("rate").iloc[-1]
-    share = 100 * best["rate"] / gemm
-    return (
-        f"Block-Shock's 2:4 product reaches {_three(best['rate'])} TFLOP/s of nonzeros, {share:.0f}% of the "
-        "dense ceiling"
-    )
+# Okabe and Ito's palette, each with a hatch of its own, so that the figure can be read in grey; and words.
+BINDS = {
+    "bytes": ("#56B4E9", "", "moving bytes"),
+    "arithmetic": ("#E69F00", "////", "arithmetic"),
+    "link": ("#009E73", "....", "the link (all-reduce or all-gather)"),
+}
+
+
+def floors_figure(table: pd.DataFrame, axes: Axes, source: str = "") -> Figure:
+    """A bar a method of one case of a dry run: its work, as bytes or arithmetic bind it (tick: the other bound), and
+    the link after it; ms. A training step's pieces are each bound by their own, so its bar may exceed both bounds.
+    """
+    known = table[table["floor_whole"].notna()] if "floor_whole" in table else table.iloc[:0]
+    if known.empty:
+        return figures.empty("Predicted floors", "no ceilings are known for this machine, so no floor can be told")
+    methods = axes.ordered(table["method"])
+    rows, case, most = table.set_index("method").loc[methods[::-1]], known.iloc[0], known["floor_whole"].max()
+    whole = rows["floor_whole"].map(milliseconds)
+    bars = {method: "cannot run" for method in methods}
+    for method, row in rows[rows["floor_whole"].notna()].iterrows():
+        pieces = ", ".join(f"{name} {milliseconds(row[f'floor_{name}'])}" for name in BINDS)
+        bars[method] = f"{whole[method]} ({pieces}; {row['bound']} binds)"
+    with figures.drawing(
+        *(8.2, 0.95 + 0.33 * len(methods), _floors_title(known.set_index("method"), axes)),
+        *(frames.no_claim(known), axes.case(case), frames.setting(case, axes)),
+        alt="Horizontal bars of predicted floors. " + " ".join(f"{axes.label(m)}: {text}." for m, text in bars.items()),
+        note="Nothing is measured here: floor = cost / ceiling, nothing overlapped. Tick: the other bound."
+        + (f" Ceilings: {source}." if source else ""),
+    ) as (fig, grid):
+        ax, bounds, ahead = grid[0, 0], ("bytes", "arithmetic"), known["floor_bytes"] >= known["floor_arithmetic"]
+        for place, (method, row) in enumerate(rows.iterrows()):
+            if pd.isna(row["floor_whole"]):
+                ax.text(0, place, f" cannot run: {row['unsupported'][:76]}", va="center", fontsize=8, color=MUTED)
+                continue
+            first, other = bounds if ahead[known["method"].eq(method)].all() else bounds[::-1]
+            start = row["floor_whole"] - row["floor_link"]
+            for name, left, width in ((first, 0.0, start), ("link", start, row["floor_link"])):
+                look = dict(zip(("color", "hatch"), BINDS[name], strict=False), edgecolor="white", linewidth=0.4)
+                ax.barh(place, width, left=left, height=0.68, **look)
+            ax.plot([row[f"floor_{other}"]], [place], **_TICK, markersize=11, markeredgewidth=1.4)
+            text, end = f"{whole[method]}, bound by {_the(row['bound'])}", row["floor_whole"] + 0.015 * most
+            ax.text(end, place, text, va="center", fontsize=8.5)
+        figures.lines(ax, [axes.label(method) for method in rows.index])
+        ax.set(xlim=(0, 1.42 * most), ylim=(-0.55, len(methods) - 0.45))
+        ax.set_xlabel(f"predicted floor of {axes.times[case['work']].words} (time, lower is better)")
+        ax.xaxis.set_major_locator(MaxNLocator(5))
+        ax.xaxis.set_major_formatter(FuncFormatter(milliseconds))
+        ax.grid(True, axis="x")
+        drawn = {"bytes": ahead.any(), "arithmetic": not ahead.all(), "link": known["floor_link"].gt(0).any()}
+        patches = [
+            Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=words)
+            for name, (colour, hatch, words) in BINDS.items()
+            if drawn[name]
+        ]
+        patches.append(Line2D([], [], **_TICK, markersize=9, label="the other bound"))
+        ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(patches), fontsize=8.5)
+    return fig
+
+
+def _floors_title(known: pd.DataFrame, axes: Axes) -> str:
+    if not {axes.under, axes.over} <= set(known.index):
+        best = known["floor_whole"].idxmin()
+        return f"The lowest floor is {axes.label(best)}'s, bound by {_the(known.loc[best, 'bound'])}"
+    ratio = known.loc[axes.under, "floor_whole"] / known.loc[axes.over, "floor_whole"]
+    word = "equals" if abs(ratio - 1) < 0.005 else f"is {ratio:.2f} of"
+    binds = f"{_the(known.loc[axes.under, 'bound'])} binds it most"
+    return f"{axes.short(axes.under)}'s floor {word} {axes.short(axes.over)}'s; {binds}"
+
+
+def _the(bound: str) -> str:
+    return BINDS[bound][2].split(" (")[0]

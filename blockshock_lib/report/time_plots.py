@@ -1,282 +1,199 @@
-"""Figures of time: against N, and split into compute, exposed communication and host overhead."""
+"""Figures of time: against the size, and split into compute, exposed communication and host overhead."""
 
-from __future__ import annotations
-
+import matplotlib.axes
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from blockshock_lib.report import cells, figures, labels
-from blockshock_lib.report.figures import FAINT, INK, MUTED
-
-_LEADS = ("row_parallel", "block_shock")
-
-
-def milliseconds(value: float, _position: int = 0) -> str:
-    """0.00812 -> "8.1 µs", 12.7 -> "13 ms": two digits in the nearer unit."""
-    for unit, name in ((1e3, "s"), (1, "ms"), (1e-3, "µs"), (1e-6, "ns")):
-        if abs(value) >= unit * 0.995:
-            scaled = value / unit
-            return f"{scaled:.0f} {name}" if scaled >= 9.95 else f"{scaled:.1f}".removesuffix(".0") + f" {name}"
-    return f"{value:g}"
+from blockshock_lib.report import figures, frames
+from blockshock_lib.report.axes import Axes
+from blockshock_lib.report.figures import FAINT, INK, MUTED, milliseconds
 
 
-def time_vs_n(frame: pd.DataFrame, metric: str = "forward_kernel") -> Figure:
-    """Median time (log) against N (log2), one panel a B (and optimizer), p10 to p90 as a band, one line a method.
-
-    Rectangular weights stand at sqrt(in * out features). One setting (mask, dtype, ...) is drawn, which the subtitle
-    names. On a CPU a "kernel time" is that of plain calls in a loop, and the axis says so.
+def time_vs_n(frame: pd.DataFrame, axes: Axes, metric: str = "") -> Figure:
+    """Median time (log) of one setting against the size (log2), p10 to p90 as a band: a panel a value of `axes.y` (and
+    of `axes.panels`), a line a method. `metric` "": kernel time of the narrowest work.
     """
-    metric = cells.time_metric(frame, metric)
-    timed = frame[frame["metric"].isin([metric, "check"])] if len(frame) else frame
-    chosen, setting = cells.focus(timed, panels=("optimizer",))
-    table = cells.summary(chosen, metric)
+    metric = frames.time_metric(frame, metric or f"{axes.stem}_kernel")
+    chosen, setting = frames.focus(frame, axes, axes.panels, [metric])
+    table, size = frames.summary(chosen, axes, metric), axes.header("size")
     if table.empty:
-        return figures.empty("Time against N", f"no valid {metric.replace('_', ' ')} in these records")
-    name, work = cells.time_name(table, metric), cells.work(metric)
-    optimizers = labels.ordered(table["optimizer"], labels.OPTIMIZERS)
-    places = [(optimizer, batch) for optimizer in optimizers for batch in sorted(table["batch"].unique())]
-    methods = labels.methods_in(table["method"])
+        return figures.empty(f"Time against {size}", f"no valid {metric.replace('_', ' ')} in these records")
+    name, stem = frames.time_name(table, axes, metric), metric.rpartition("_")[0]
+    work = axes.times[stem].words if stem in axes.times else stem.replace("_", " ")
+    table["panel"], panels = frames.panels(table, axes)
+    places = [(panel, y) for panel in panels for y in sorted(table[axes.y].unique())]
+    methods, sizes = axes.ordered(table["method"]), sorted(table["size"].unique())
     # The legend takes the last place of the grid where one is over; else it lies below.
     columns = 2 if len(places) == 4 else min(3, len(places) + (len(places) < 3))
     height = -(-len(places) // columns)
     spare = columns * height - len(places)
-    with figures.theme():
-        fig = figures.canvas(
-            3.4 * columns,
-            2.75 * height + (0 if spare else 0.5),
-            _fastest_claim(table) or f"Time of {work} against N",
-            figures.subtitle(
-                cells.no_claim(table), setting, "line: median, band: p10 to p90, slowest rank; scales differ"
-            ),
-            _time_alt(table, methods, name),
-        )
-        axes = fig.subplots(height, columns, squeeze=False).ravel()
-        for ax, (optimizer, batch) in zip(axes, places, strict=False):
-            _time_panel(ax, table[table["optimizer"].eq(optimizer) & table["batch"].eq(batch)], methods)
-            ax.set_title(", ".join(filter(None, [labels.optimizer(optimizer), f"B = {batch}"])))
-            _time_axes(ax, table)
-        square = table["in_features"].eq(table["out_features"]).all()
-        for place, ax in enumerate(axes[: len(places)]):
+    cell = frames.largest(table, axes)
+    times = ", ".join(f"{axes.label(m)} {milliseconds(cell.loc[m, 'median'])}" for m in methods if m in cell.index)
+    with figures.drawing(
+        3.4 * columns,
+        2.75 * height + (0 if spare else 0.5),
+        _fastest_claim(table, axes) or f"Time of {work} against {size}",
+        *(frames.no_claim(table), setting, "line: median, band: p10 to p90, slowest rank; scales differ"),
+        alt=f"Lines of {name} against {size}, one panel a {axes.header(axes.y)}. "
+        f"At {frames.where(cell.iloc[0], axes)}: {times}.",
+        rows=height,
+        columns=columns,
+    ) as (fig, grid):
+        grid = grid.ravel()
+        for place, (ax, (panel, y)) in enumerate(zip(grid, places, strict=False)):
+            _time_panel(ax, table[table["panel"].eq(panel) & table[axes.y].eq(y)], axes, methods, sizes)
+            ax.set_title(", ".join(filter(None, [panel, f"{axes.header(axes.y)} = {y}"])))
             if place + columns >= len(places):
-                ax.set_xlabel("N (in = out features)" if square else "√(in · out features)")
+                ax.set_xlabel(axes.size_name(table))
             if place % columns == 0:
                 ax.set_ylabel(name)
-        for ax in axes[len(places) :]:
+        for ax in grid[len(places) :]:
             ax.set_axis_off()
-        handles = [axes[0].plot([], [], **_line(method), label=labels.label(method))[0] for method in methods]
-        look = dict(fontsize=9, handlelength=2.6)
+        handles = [grid[0].plot([], [], **_line(method, axes), label=axes.label(method))[0] for method in methods]
         if spare:
-            axes[len(places)].legend(handles=handles, loc="center", labelspacing=0.7, **look)
+            grid[len(places)].legend(handles=handles, loc="center", labelspacing=0.7, fontsize=9, handlelength=2.6)
         else:
-            figures.legend_below(fig, handles, 2 * columns, **look)
+            figures.legend_below(fig, handles, 2 * columns, fontsize=9, handlelength=2.6)
     return fig
 
 
-def _fastest_claim(table: pd.DataFrame) -> str:
+def _fastest_claim(table: pd.DataFrame, axes: Axes) -> str:
     """Which method on all GPUs has the lowest median in how many cells; "" where that is no claim or no contest."""
-    several = table[table["method"].ne("dense")]
-    if cells.no_claim(table) or several["method"].nunique() < 2:
+    several = table[table["method"].ne(axes.whole)]
+    if frames.no_claim(table) or several["method"].nunique() < 2:
         return ""
     fastest = several.loc[several.groupby("case", sort=False)["median"].idxmin(), "method"].value_counts()
-    best, total = fastest.index[0], int(fastest.sum())
-    claim = f"By median, {labels.label(best)} is the fastest multi-GPU method in {fastest[best]} of {total} cells"
-    if best == "block_shock" or "block_shock" not in set(several["method"]):
-        return claim
-    return f"{claim}, Block-Shock in {fastest.get('block_shock', 0) or 'none'}"
+    best, ours, kind = fastest.index[0], axes.under, "multi-GPU method" if axes.whole else "method"
+    claim = f"By median, {axes.label(best)} is the fastest {kind} in {fastest[best]} of {fastest.sum()} cells"
+    other = best != ours and ours in set(several["method"])
+    return claim + (f", {axes.label(ours)} in {fastest.get(ours, 0) or 'none'}" if other else "")
 
 
-def _line(method: str) -> dict:
-    look = labels.style(method)
-    lead = method in _LEADS
-    return dict(
-        color=look.colour,
-        marker=look.marker,
-        linewidth=2.6 if lead else 1.1,
-        markersize=7.5 if lead else 4.5,
-        markeredgecolor="white",
-        markeredgewidth=0.6,
-        # The two that the question is about lie broad below; the thin ones on top stay visible where they coincide.
-        zorder=3 if lead else 4,
-    )
+def _line(method: str, axes: Axes) -> dict:
+    # The two that the question is about lie broad below; the thin ones on top stay visible where they coincide.
+    look, lead = axes.look(method), method in (axes.over, axes.under)
+    how = dict(linewidth=2.6, markersize=7.5, zorder=3) if lead else dict(linewidth=1.1, markersize=4.5, zorder=4)
+    return how | dict(color=look.colour, marker=look.marker, markeredgecolor="white", markeredgewidth=0.6)
 
 
-def _time_panel(ax: Axes, panel: pd.DataFrame, methods: list[str]) -> None:
+def _time_panel(ax: matplotlib.axes.Axes, panel: pd.DataFrame, axes: Axes, methods: list, sizes: list) -> None:
     for method in methods:
         line = panel[panel["method"].eq(method)].sort_values("size")
-        if line.empty:
-            continue
-        ax.fill_between(
-            line["size"], line["p10"], line["p90"], color=labels.style(method).colour, alpha=0.22, linewidth=0
-        )
-        ax.plot(line["size"], line["median"], **_line(method))
+        if len(line):
+            look = _line(method, axes)
+            ax.fill_between(line["size"], line["p10"], line["p90"], color=look["color"], alpha=0.22, linewidth=0)
+            ax.plot(line["size"], line["median"], **look)
     ax.grid(True, axis="y")
-
-
-def _time_axes(ax: Axes, table: pd.DataFrame) -> None:
-    sizes = sorted(table["size"].unique())
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(sizes, [f"{size:.0f}" for size in sizes])
-    ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlim(sizes[0] / 1.12, sizes[-1] * 1.12)
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
     ax.yaxis.set_major_formatter(FuncFormatter(milliseconds))
-    ax.yaxis.set_minor_locator(NullLocator())
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
 
 
-def _time_alt(table: pd.DataFrame, methods: list[str], name: str) -> str:
-    row = table.loc[(table["size"] * table["batch"]).idxmax()]
-    cell = table[table["case"].eq(row["case"])].set_index("method")["median"]
-    times = ", ".join(f"{labels.label(m)} {milliseconds(cell[m])}" for m in methods if m in cell)
-    at = ", ".join(filter(None, [row["shape"], f"B={row['batch']}", labels.optimizer(row["optimizer"])]))
-    return f"Lines of {name} against N, one panel a B. At {at}: {times}."
-
-
+UNKNOWN = "not told apart (no kernel time)"
 _PARTS = {
     "compute": ("#3B6FA0", ""),
     "exposed communication": ("#E6A23C", ""),
     "host overhead": ("#C9C9C9", ""),
-    "not told apart (no kernel time)": ("#E3E3E3", "////"),
+    UNKNOWN: ("#E3E3E3", "////"),
 }
 
 
-def parts(frame: pd.DataFrame) -> pd.DataFrame:
-    """Median ms of a forward's parts, a row a (case, method).
-
-    compute = the product alone; exposed communication = kernel - compute, at least 0; host overhead = call - kernel.
-    The last two are one part on a CPU, whose "kernel" rows are plain calls too, and where there is no kernel time.
-    `low` and `high` are p10 and p90 of the whole (call time, else kernel time).
-
-    `adds` is False where kernel - compute falls short of the reduction measured alone by more than that one's p10 to
-    p90: a layer that overlaps nothing cannot hide it, so the two graphs ran at other clocks or with other launch gaps.
-    Where the batch was cut it can, and what is exposed is what it could not hide.
+def parts(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    """Median ms of the parts of the narrowest work, a row a (case, method): compute = the product alone; exposed
+    communication = kernel - compute, at least 0; host overhead = call - kernel; the last two are one part on a CPU and
+    without a kernel time. `low` and `high`: p10 and p90 of the `whole` (call time, else kernel time). `adds` is False
+    where a layer that overlaps nothing (`detail` of its kernel time is "" or "1") has a kernel - compute that falls
+    short of the reduction alone by more than that one's p10 to p90: clocks or launch gaps of the two graphs differed.
     """
-    found = {name: cells.summary(frame, name) for name in ("forward_call", "forward_kernel", "compute_kernel")}
-    whole = found["forward_call"] if len(found["forward_call"]) else found["forward_kernel"]
-    keys = ["case", "method"]
-    table = whole.rename(columns={"median": "whole", "p10": "low", "p90": "high"})
-    for name in ("forward_kernel", "compute_kernel"):
-        table = table.merge(found[name][[*keys, "median"]].rename(columns={"median": name}), on=keys, how="left")
-    reduce = cells.summary(frame, "reduce_kernel").rename(columns={"median": "reduce"})
-    reduce["reduce_spread"] = reduce["p90"] - reduce["p10"]
-    table = table.merge(reduce[[*keys, "reduce", "reduce_spread"]], on=keys, how="left")
-    kernel, compute = table["forward_kernel"].astype(float), table["compute_kernel"].astype(float)
-    kernel = kernel.mask(table["device"].eq("cpu"))
-    table["adds"] = ~(table["reduce"].astype(float) - (kernel - compute)).gt(table["reduce_spread"].astype(float))
-    whole = table["whole"].astype(float)
-    forward = cells.samples(frame, "forward_kernel")
-    cut = forward[~forward["detail"].isin(["", "1"])] if len(forward) else forward
+    keys, own = ["case", "method"], {name: f"{axes.stem}_{name}" for name in ("call", "kernel")}
+    table = frames.medians(frame, axes, **own, product="compute_kernel", reduce="reduce_kernel")
+    name = "call" if table["call"].notna().any() else "kernel"
+    table = table.rename(columns={f"{name} p10": "low", f"{name} p90": "high"}).dropna(subset=[name])
+    table["whole"] = whole = table[name]
+    kernel = table["kernel"].mask(table["device"].eq("cpu"))
+    table["adds"] = ~(table["reduce"] - (kernel - table["product"])).gt(table["reduce p90"] - table["reduce p10"])
+    cut = frames.samples(frame, own["kernel"])
+    cut = cut[~cut["detail"].isin(["", "1"])]
     table["adds"] |= pd.MultiIndex.from_frame(table[keys]).isin(pd.MultiIndex.from_frame(cut[keys]))
-    known = compute.fillna(0).clip(upper=whole)
-    table["compute"] = known
+    table["compute"] = known = table["product"].fillna(0).clip(upper=whole)
     table["exposed communication"] = (kernel - known).clip(lower=0).fillna(0)
     table["host overhead"] = (whole - kernel.clip(lower=known)).clip(lower=0).fillna(0)
-    table["not told apart (no kernel time)"] = (whole - known).where(kernel.isna(), 0.0)
+    table[UNKNOWN] = (whole - known).where(kernel.isna(), 0.0)
     return table
 
 
-def stacked(frame: pd.DataFrame, batches: tuple[int, ...] | None = None) -> Figure:
-    """Compute, exposed communication and host overhead of each method, a panel a (B, N), whiskers p10 to p90 of all.
-
-    `batches` picks the B to draw: the smallest, middle and largest without it. Each panel has its own scale.
+def stacked(frame: pd.DataFrame, axes: Axes) -> Figure:
+    """The `parts` of each method, whiskers p10 to p90 of all: a panel for each of the four largest sizes at the
+    smallest, middle and largest `axes.y`, each with a scale of its own.
     """
-    metrics = ["forward_call", "forward_kernel", "compute_kernel", "reduce_kernel", "check"]
-    chosen, setting = cells.focus(frame[frame["metric"].isin(metrics)] if len(frame) else frame)
-    table = parts(chosen)
+    metrics = [f"{axes.stem}_call", f"{axes.stem}_kernel", "compute_kernel", "reduce_kernel"]
+    chosen, setting = frames.focus(frame, axes, metrics=metrics)
+    table, whose = parts(chosen, axes), axes.times[axes.stem].words
     if table.empty:
-        return figures.empty("Where the time goes", "no valid time of a forward in these records")
-    have = sorted(table["batch"].unique())
-    have = [b for b in have if b in batches] if batches else sorted({have[0], have[(len(have) - 1) // 2], have[-1]})
-    table = table[table["batch"].isin(have)]
-    if table.empty:
-        return figures.empty("Where the time goes", f"no valid time at B in {batches}")
-    shapes = list(dict.fromkeys(table["shape"]))[-4:]
-    drawn = table[table["shape"].isin(shapes)]
-    methods = labels.methods_in(table["method"])[::-1]
+        return figures.empty("Where the time goes", f"no valid time of {whose} in these records")
+    have = sorted(table[axes.y].unique())
+    have = sorted({have[0], have[(len(have) - 1) // 2], have[-1]})
+    table = table[table[axes.y].isin(have)]
+    sizes = list(dict.fromkeys(table[axes.x]))[-4:]
+    drawn = table[table[axes.x].isin(sizes)]
+    methods = axes.ordered(table["method"])[::-1]
     named = [name for name in _PARTS if table[name].gt(0).any()]
-    with figures.theme():
-        fig = figures.canvas(
-            max(6.0, 1.6 + 2.3 * len(shapes)),
-            0.5 + (0.42 + 0.21 * len(methods)) * len(have),
-            _parts_title(drawn),
-            figures.subtitle(
-                cells.no_claim(table),
-                setting,
-                "medians, slowest rank; whisker: p10 to p90 of the call; scales differ",
-                "" if drawn["adds"].all() else "hatched: the parts do not add, clocks or launch gaps differed",
-            ),
-            _parts_alt(table),
-        )
-        axes = fig.subplots(len(have), len(shapes), squeeze=False, sharey=True)
-        for i, batch in enumerate(have):
-            for j, shape in enumerate(shapes):
-                panel = table[table["batch"].eq(batch) & table["shape"].eq(shape)].set_index("method")
-                _parts_panel(axes[i, j], panel, methods, named)
-                square = shape.split("x")[0] == shape.split("x")[-1]
-                axes[i, j].set_title(f"N={shape.split('x')[0]}, B={batch}" if square else f"{shape}, B={batch}")
-        patches = [
-            Patch(facecolor=_PARTS[name][0], hatch=_PARTS[name][1], edgecolor="white", label=name) for name in named
-        ]
+    cell = frames.largest(table, axes)
+    bars = [
+        f"{axes.label(method)}: " + ", ".join(f"{name} {milliseconds(row[name])}" for name in _PARTS if row[name] > 0)
+        for method, row in cell.iterrows()
+    ]
+    title, ours = f"Where the time of {whose} goes", drawn[drawn["method"].eq(axes.under) & drawn["adds"]]
+    ours = ours[ours["kernel"].notna()]
+    if len(ours) and not frames.no_claim(drawn):
+        row = frames.largest(ours, axes).iloc[0]
+        times = row[list(_PARTS)].astype(float)
+        share = 100 * times.max() / times.sum()
+        title = f"At {axes.case(row)}, {share:.0f}% of {axes.label(axes.under)}'s call is {times.idxmax()}"
+    with figures.drawing(
+        *(max(6.0, 1.6 + 2.3 * len(sizes)), 0.5 + (0.42 + 0.21 * len(methods)) * len(have), title),
+        *(frames.no_claim(table), setting, "medians, slowest rank; whisker: p10 to p90 of the call; scales differ"),
+        "" if drawn["adds"].all() else "hatched: the parts do not add, clocks or launch gaps differed",
+        alt=f"Stacked bars of {whose}'s time. At {axes.case(cell.iloc[0])}: {'; '.join(bars)}.",
+        rows=len(have),
+        columns=len(sizes),
+        sharey=True,
+    ) as (fig, grid):
+        for i, y in enumerate(have):
+            for j, size in enumerate(sizes):
+                same_size = table[table[axes.x].eq(size)]
+                panel = same_size[same_size[axes.y].eq(y)].set_index("method").reindex(methods)
+                _parts_panel(grid[i, j], panel, axes, named)
+                grid[i, j].set_title(axes.place(same_size.head(1).assign(**{axes.y: y}))[0])
+        looks = [(name, *_PARTS[name]) for name in named]
+        patches = [Patch(facecolor=face, hatch=hatch, edgecolor="white", label=name) for name, face, hatch in looks]
         fig.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8.5)
     return fig
 
 
-def _parts_panel(ax: Axes, panel: pd.DataFrame, methods: list[str], named: list[str]) -> None:
-    rows = panel.reindex(methods)
-    start = pd.Series(0.0, index=methods)
+def _parts_panel(ax: matplotlib.axes.Axes, rows: pd.DataFrame, axes: Axes, named: list[str]) -> None:
+    places, end = range(len(rows)), pd.Series(0.0, index=rows.index)
     for name in named:
-        colour, hatch = _PARTS[name]
-        width = rows[name].astype(float).fillna(0)
-        ax.barh(
-            range(len(methods)),
-            width,
-            left=start,
-            color=colour,
-            hatch=hatch,
-            edgecolor="white",
-            linewidth=0.4,
-            height=0.72,
-        )
-        start = start + width
-    odd = [place for place, method in enumerate(methods) if method in panel.index and not panel.loc[method, "adds"]]
-    ax.barh(odd, start.iloc[odd], height=0.72, facecolor="none", edgecolor=INK, hatch="////", linewidth=0, alpha=0.55)
-    ax.hlines(range(len(methods)), rows["low"].astype(float), rows["high"].astype(float), color=INK, linewidth=1.4)
-    ax.set_yticks(range(len(methods)), [labels.label(method) for method in methods])
-    for place, method in enumerate(methods):
-        if method not in panel.index:
+        (colour, hatch), width = _PARTS[name], rows[name].astype(float).fillna(0)
+        look = dict(color=colour, hatch=hatch, edgecolor="white", linewidth=0.4, height=0.72)
+        ax.barh(places, width, left=end, **look)
+        end = end + width
+    odd = rows["adds"].eq(False).to_numpy().nonzero()[0]  # not where a method did not run
+    ax.barh(odd, end.iloc[odd], height=0.72, facecolor="none", edgecolor=INK, hatch="////", linewidth=0, alpha=0.55)
+    ax.hlines(places, rows["low"].astype(float), rows["high"].astype(float), color=INK, linewidth=1.4)
+    figures.lines(ax, [axes.label(method) for method in rows.index])
+    for place in places:
+        if pd.isna(rows["case"].iloc[place]):
             ax.text(0, place, " not run", va="center", fontsize=7.5, color=MUTED)
     ax.xaxis.set_major_locator(MaxNLocator(3, prune=None))
     ax.xaxis.set_major_formatter(FuncFormatter(milliseconds))
     ax.set_xlim(left=0)
-    ax.tick_params(axis="y", length=0)
     ax.tick_params(axis="x", labelsize=8)
-    ax.spines["left"].set_visible(False)
     ax.grid(True, axis="x", color=FAINT, linewidth=0.6)
-
-
-def _largest(table: pd.DataFrame) -> pd.DataFrame:
-    row = table.loc[(table["size"] * table["batch"].astype(float)).idxmax()]
-    return table[table["case"].eq(row["case"])].set_index("method")
-
-
-def _parts_title(table: pd.DataFrame) -> str:
-    ours = table[table["method"].eq("block_shock") & table["forward_kernel"].notna() & table["adds"]]
-    if cells.no_claim(table) or ours.empty:
-        return "Where the time of a forward goes"
-    row = _largest(ours).loc["block_shock"]
-    share = 100 * row[list(_PARTS)].astype(float) / row[list(_PARTS)].astype(float).sum()
-    most = share.idxmax()
-    return f"At {row['shape']}, B={row['batch']}, {share[most]:.0f}% of Block-Shock's call is {most}"
-
-
-def _parts_alt(table: pd.DataFrame) -> str:
-    cell = _largest(table)
-    said = [
-        f"{labels.label(method)}: " + ", ".join(f"{name} {milliseconds(row[name])}" for name in _PARTS if row[name] > 0)
-        for method, row in cell.iterrows()
-    ]
-    first = cell.iloc[0]
-    return f"Stacked bars of a forward's time. At {first['shape']}, B={first['batch']}: {'; '.join(said)}."

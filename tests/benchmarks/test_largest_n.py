@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from benchmarks import largest_n
-from benchmarks.largest_n import BUILDING, NAMES, Attempt, first_fault, in_words, largest, search
-from blockshock_lib.engine import capacity, memory
-from blockshock_lib.errors import DeadlineError, RankError
-from blockshock_lib.layers.case_costs import CaseCosts
-from blockshock_lib.sparse24 import masks
+from benchmarks.largest_n import NAMES, Attempt, first_fault, largest, search
+from blockshock_lib.engine import memory
+from blockshock_lib.kernels.sparse24 import masks
+from blockshock_lib.studies.linear import training
+from blockshock_lib.studies.linear.costs import CaseCosts
 from tests.cases import case
 
 N, B = 256, 32
@@ -30,73 +30,39 @@ def test_the_first_n_is_the_librarys_own(name, device):
     problem.x, problem.unsupported = torch.empty(0, dtype=torch.bfloat16), problem.too_large
     bounds = set()
     for room in range(8 * memory.GIB, 140 * memory.GIB, 6 * memory.GIB):
-        n, bound = capacity.largest_n(problem, name, room)
-        assert largest(problem.case, room, capacity.STEP) == n > capacity.STEP
+        n, bound = training.largest_n(problem, name, room)
+        assert largest(problem.case, room, training.STEP) == n > training.STEP
         bounds.add(bound)
-    assert (capacity.LIBRARY in bounds) == (device == "cuda" and name != "row_parallel")
+    assert (training.LIBRARY in bounds) == (device == "cuda" and name != "row_parallel")
 
 
-def searched(monkeypatch, outcomes, ceiling=1 << 30, name="block_shock", room=memory.GIB):
-    """(row, ceiling, the N tried) of a search whose attempts end by `outcomes`: N -> (outcome, bound)."""
+def searched(monkeypatch, most, fault=""):
+    """(row, ceiling, the N tried) of a search that trains up to the N `most` and ends by a fault beyond."""
     seen = []
 
     def attempt(one, n, room, seconds):
         seen.append(n)
-        outcome, bound = outcomes(n)
-        return Attempt(name, one.optimizer, n, 1.0, outcome=outcome, bound=bound)
+        return Attempt("block_shock", one.optimizer, n, 1.0, outcome="trained" if n <= most else fault)
 
     monkeypatch.setattr(largest_n, "attempt", attempt)
-    return *search(of(name), room, 128, 1, ceiling), seen
+    return *search(of("block_shock"), memory.GIB, 128, 1, 1 << 30), seen
 
 
 def test_where_the_formulas_n_trains_one_more_step_is_tried(monkeypatch):
     formula = largest(of("block_shock"), memory.GIB, 128)
-    row, _, seen = searched(monkeypatch, lambda n: ("trained" if n <= formula else "out of memory in a step", None))
+    row, _, seen = searched(monkeypatch, formula, "out of memory in a step")
     assert seen == [formula, formula + 128] and row["largest"]["n"] == row["foretold_n"] == formula
     assert row["above"] == "out of memory in a step"
-    row, _, seen = searched(monkeypatch, lambda n: ("trained", None))
+    row, _, seen = searched(monkeypatch, 1 << 30)
     assert row["largest"]["n"] == formula + 128 and row["above"] == "not tried"
 
 
 def test_where_it_fails_n_goes_down_by_4_percent_until_it_trains(monkeypatch):
     formula = largest(of("block_shock"), memory.GIB, 128)
-    row, ceiling, seen = searched(monkeypatch, lambda n: ("trained" if n < 0.9 * formula else "crashed", None))
+    row, ceiling, seen = searched(monkeypatch, 0.9 * formula - 1, "crashed")
     assert row["largest"]["n"] == seen[-1] < 0.9 * formula <= seen[-2] and row["above"] == "crashed"
     assert all(n % 128 == 0 and 0.02 < 1 - n / last < 0.06 for last, n in pairwise(seen))
     assert ceiling == 1 << 30
-
-
-def test_what_cannot_be_built_is_skipped_and_not_tried_with_another_optimizer(monkeypatch):
-    formula = largest(of("block_shock"), memory.GIB, 128)
-    short = (f"out of memory {BUILDING}", 0.8 * formula)
-    row, ceiling, seen = searched(monkeypatch, lambda n: ("trained", None) if n < 0.8 * formula else short)
-    assert len(seen) == 2 and 0.8 * formula - 128 < seen[1] <= 0.8 * formula
-    assert ceiling == row["largest"]["n"] == seen[1]
-    row, _, seen = searched(monkeypatch, lambda n: ("trained", None), ceiling=ceiling)
-    assert seen == [ceiling] and row["above"] == f"out of memory {BUILDING}"
-
-
-def test_a_search_that_nothing_satisfies_ends_without_an_answer(monkeypatch):
-    row, _, seen = searched(monkeypatch, lambda n: ("crashed in a step", None))
-    assert row["largest"] is None and row["above"] == "crashed in a step" and seen[-1] >= row["foretold_n"] / 2
-
-
-def test_an_attempt_that_dies_is_told_in_words():
-    memory_gone = RankError(1, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 3.00 GiB.", "")
-    assert in_words(memory_gone, "in a step") == "out of memory in a step"
-    refused = RankError(0, "RuntimeError", "CUDA error: x when calling `cusparseLtMatmul`", "")
-    assert in_words(refused, BUILDING).startswith("cuSPARSELt failed while building: RuntimeError: CUDA error")
-    inside = RankError(0, "AcceleratorError", "CUDA error: illegal", "    y = torch._cslt_sparse_mm(\n")
-    assert in_words(inside, "in a step").startswith("cuSPARSELt failed in a step")
-    large = RankError(1, "UnsupportedError", "a weight of 69632x69632 has more than 2^32 entries: cuSPARSELt\nmore", "")
-    assert in_words(large, BUILDING) == "unsupported: a weight of 69632x69632 has more than 2^32 entries: cuSPARSELt"
-    assert in_words(RankError(0, "SIGSEGV", "", ""), BUILDING).startswith("crashed while building: SIGSEGV")
-    assert in_words(DeadlineError(60, {}), "in a step") == "crashed in a step: no answer from all ranks within 60 s"
-
-
-def test_the_bytes_asked_for_are_read_off_the_allocators_message():
-    said = "CUDA out of memory. Tried to allocate 37.25 GiB. GPU 0 has a total capacity of 139.80 GiB"
-    assert largest_n.asked(said) == 37.25 * 2**30 and largest_n.asked("CUDA error: out of memory") == 0
 
 
 def right_step(term):
@@ -133,6 +99,7 @@ def test_a_right_step_has_no_fault_and_a_wrong_last_row_has(term):
         assert first_fault(layer, one, given, wrong).startswith(f"{what} is off by")
 
 
+@pytest.mark.long
 def test_a_small_trial_trains_the_formulas_n_in_real_processes(tmp_path, capsys):
     sizes = ["--room", "0.002", "--step", "128", "--b", "16"]
     options = ["--device", "cpu", *sizes, "--methods", "block_shock", "--optimizers", "sgd", "--json"]

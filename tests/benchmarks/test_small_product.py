@@ -1,5 +1,6 @@
 """The sweep of the small-batch kernel's configurations, and what small.py says of the recorded one."""
 
+import contextlib
 import json
 from statistics import mean
 from types import SimpleNamespace
@@ -8,10 +9,11 @@ import pytest
 import torch
 
 from benchmarks import small_product
-from benchmarks.small_product import grid, line, main, measure
-from blockshock_lib.sparse24 import small
-from blockshock_lib.sparse24.small import Config
-from blockshock_lib.sparse24.tuning import Error, Setting
+from benchmarks.small_product import grid, line, measure
+from blockshock_lib.kernels.sparse24 import small
+from blockshock_lib.kernels.sparse24.plans import Setting
+from blockshock_lib.kernels.sparse24.small import Config
+from blockshock_lib.kernels.tuning.search import Error
 
 RECORDED = small_product.ROOT / "benchmarks" / "measured" / "small_product-nvidia-h200.json"
 
@@ -29,29 +31,28 @@ def test_the_grid_holds_what_fits_and_every_candidate(n, rows):
 @pytest.fixture
 def gpu(monkeypatch):
     """Stands in for the GPU: times by configuration, and what was compiled, checked and closed."""
-    seen = SimpleNamespace(prepared=[], checked=[], closed=0, wrong=None, samples=set())
+    seen = SimpleNamespace(prepared=[], checked=[], closed=0, wrong=None, timed=[])
 
     class Probe:
         def __init__(self, shape, rows, dtype, device):
             assert dtype == torch.bfloat16
-            self.shape = shape
 
         def check(self, config):
             seen.checked.append(config)
             return Error(9.0, 9.0) if config == seen.wrong else Error(1.0, 1.0)
 
-        def clock(self, config, samples):
-            seen.samples.add(samples)
-            return 1 / (1 + seen.prepared.index(config))  # the last one is the fastest
+        @contextlib.contextmanager
+        def timed(self, config):
+            seen.timed.append(config)
+            yield lambda: 1 / (1 + seen.prepared.index(config))  # the last one is the fastest
 
         def close(self):
             seen.closed += 1
 
-    best = SimpleNamespace(ms=0.5)
-    found = SimpleNamespace(best=lambda kind: best if kind is Setting else None)
+    found = SimpleNamespace(best=lambda kind: SimpleNamespace(ms=0.5) if kind is Setting else None)
     monkeypatch.setattr(small_product, "Probe", Probe)
-    monkeypatch.setattr(small_product.cslt_tune, "key_of", lambda *key: key)
-    monkeypatch.setattr(small_product.cslt_tune, "searched", lambda key, device: found)
+    monkeypatch.setattr(small_product.tune, "problem_of", lambda *key: key)
+    monkeypatch.setattr(small_product.tune, "searched", lambda key, device: found)
     monkeypatch.setattr(small, "prepare", lambda configs, *_: seen.prepared.__setitem__(slice(None), configs))
     return seen
 
@@ -59,7 +60,7 @@ def gpu(monkeypatch):
 def test_every_configuration_is_compiled_checked_and_timed_and_the_fastest_comes_first(gpu):
     row = measure(1024, 16, torch.device("cuda", 0))
     configs = grid(1024, 16)
-    assert gpu.prepared == gpu.checked == configs and gpu.closed == 1 and gpu.samples == {small_product.SAMPLES}
+    assert gpu.prepared == gpu.checked == gpu.timed == configs and gpu.closed == 1
     assert (row["n"], row["b"], row["cslt_ms"]) == (1024, 16, 0.5)
     assert row["configs"] == [[*config, 1 / (1 + i)] for i, config in reversed(list(enumerate(configs)))]
     assert line(row).startswith(f"  1024   16    0.5000  {1 / len(configs):.4f} {tuple(configs[-1])}")
@@ -70,21 +71,6 @@ def test_a_wrong_configuration_ends_the_benchmark(gpu):
     with pytest.raises(RuntimeError, match="is wrong for 1024x1024, B=16"):
         measure(1024, 16, torch.device("cuda", 0))
     assert gpu.closed == 1
-
-
-def test_every_size_is_kept(gpu, monkeypatch, tmp_path):
-    monkeypatch.setattr(small, "unsupported", lambda device, dtype: "")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    assert main(["--n", "128", "256", "--b", "8", "16", "--json", str(tmp_path / "small.json")]) == 0
-    kept = json.loads((tmp_path / "small.json").read_text())
-    assert kept["gpu"] == "a GPU" and {"driver", "torch", "cusparselt"} < set(kept)
-    assert [(row["n"], row["b"]) for row in kept["rows"]] == [(128, 8), (128, 16), (256, 8), (256, 16)]
-
-
-def test_without_a_gpu_it_says_so(capsys, monkeypatch):
-    monkeypatch.setattr(small, "unsupported", lambda device, dtype: "no CUDA device is available")
-    assert main([]) == 1
-    assert "needs a Hopper GPU: no CUDA device is available" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -104,25 +90,11 @@ def test_the_best_candidate_is_nearly_the_best_of_all(recorded):
     assert 0.02 < max(behind) < 0.0235 and mean(behind) < 0.005
 
 
-def test_without_one_of_its_shapes_it_would_be_further_behind(recorded):
-    def behind(shapes):
-        return mean(
-            min(times[c] for c in small.candidates((n, n), b) if c[:3] in shapes) / min(times.values())
-            for n, b, _, times in recorded
-        )
-
-    whole = behind(small.SHAPES)
-    assert all(behind([s for s in small.SHAPES if s != shape]) > whole for shape in small.SHAPES)
-
-
-def test_tuned_the_kernel_was_the_faster_one_at_every_size(recorded):
+def test_the_kernel_was_faster_than_the_tuned_library_at_every_size_by_default_too_and_that_near_the_best(recorded):
     speed = [library / min(times.values()) for *_, library, times in recorded]
     assert min(speed) > 1.45 and max(speed) < 2.85
     assert {b for _, b, *_ in recorded} == {8, 16, 32, 64, small.MOST_ROWS}
     assert min(n for n, *_ in recorded) == 1024 and max(n for n, *_ in recorded) == 40960
-
-
-def test_a_default_is_faster_than_the_tuned_library_and_near_the_best(recorded):
     for n, b, library, times in recorded:
         mine = times[small.default((n, n), b)]
         assert mine < library

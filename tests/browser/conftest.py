@@ -1,14 +1,11 @@
 """A headless Chromium for the tests of this folder, which are skipped where it or playwright is missing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 # No sandbox inside a sandbox; and nothing of the browser's own goes to a network while it runs.
 QUIET = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -19,7 +16,7 @@ QUIET = (
 @pytest.fixture(scope="session")
 def chromium():
     playwright = pytest.importorskip("playwright.sync_api")
-    program = next(filter(None, map(shutil.which, NAMES)), None)
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("no Chromium on this machine")
     with playwright.sync_playwright() as started:
@@ -30,22 +27,19 @@ def chromium():
 
 @pytest.fixture
 def tab(chromium):
-    """A function that opens an empty tab; at the end of the test, none may have complained in its console.
-
-    Keywords are those of playwright's `new_context`: viewport, color_scheme, offline, ...
+    """A function that opens an empty tab, given keywords of playwright's `new_context`; at the end, none may have
+    complained in its console.
     """
-    opened, complaints = [], []
+    complaints = []
 
     def open_tab(**options):
-        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
-        opened.append(context)
-        page = context.new_page()
+        page = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}} | options).new_page()
         page.on("console", lambda m: complaints.append(f"{m.type}: {m.text}") if m.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
         return page
 
     yield open_tab
-    for context in opened:
+    for context in list(chromium.contexts):
         context.close()
     assert not complaints
 

@@ -1,49 +1,47 @@
-"""JupyterLab on a copy of the notebooks, as `make lab` starts it, for the time of a test."""
-
-from __future__ import annotations
+"""JupyterLab for the time of a test: as `make lab` starts it, or on a copy of the notebooks."""
 
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from blockshock_lib.files import ROOT
+
 START_SECONDS = 60
+# A token that this computer's user has set must not decide, nor an outer make.
+DROP = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "JUPYTER_TOKEN", "JUPYTER_CONFIG_PATH")
+PLACES = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")
 
 
 @contextlib.contextmanager
-def jupyterlab(folder: Path) -> Iterator[str]:
-    """The URL of a server, token included, whose notebooks, settings and outputs all lie in `folder`."""
-    shutil.copytree(ROOT / "notebooks", folder / "notebooks")
-    own = {
-        name: str(folder / name.lower()) for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")
-    }
-    own |= {name: str(folder / name.lower()) for name in ("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR")}
-    own |= {"BLOCKSHOCK_OUTPUTS": str(folder / "outputs"), "CUDA_VISIBLE_DEVICES": ""}
+def jupyterlab(folder: Path, *command: str) -> Iterator[tuple[subprocess.Popen, str]]:
+    """The process of this command and the URL of its server, token included, whose settings and outputs all lie in
+    `folder`. Nothing of it is left afterwards.
+    """
+    env = {key: value for key, value in os.environ.items() if key not in DROP}
+    env |= {f"JUPYTER_{place}": str(folder / place.lower()) for place in PLACES}
+    env |= {"JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(folder / "spaces")}
+    env |= {"BLOCKSHOCK_OUTPUTS": str(folder / "outputs"), "CUDA_VISIBLE_DEVICES": ""}
     # No question about news, which would lie over the page.
-    settings = Path(own["JUPYTERLAB_SETTINGS_DIR"], "@jupyterlab", "apputils-extension")
+    settings = folder / "settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
-    asked = ["--ip=127.0.0.1", "--port=0", "--no-browser", "--allow-root", f"--notebook-dir={folder / 'notebooks'}"]
-    command = [sys.executable, "-m", "jupyterlab", *asked]
-    with open(folder / "lab.log", "w") as log:
-        server = subprocess.Popen(
-            command, env=os.environ | own, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    log, pipes = folder / "lab.log", {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+    with log.open("w") as out:
+        server = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, start_new_session=True, **pipes)
     try:
-        yield _url(server, folder / "lab.log")
+        yield server, _url(server, log)
     finally:
-        server.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
             server.wait(10)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 def _url(server: subprocess.Popen, log: Path) -> str:

@@ -1,10 +1,10 @@
 """The explore notebook in JupyterLab, as a user has it: Run All, move a slider, start a run."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
+import shutil
+import sys
 
+from blockshock_lib.files import ROOT
 from tests.browser.conftest import keep
 from tests.browser.lab import jupyterlab
 
@@ -12,7 +12,9 @@ RUN_SECONDS = 120
 
 
 def test_explore_redraws_on_a_slider_and_shows_the_rows_of_a_live_run(tab, tmp_path):
-    with jupyterlab(tmp_path) as url:
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
+    asked = ["--ip=127.0.0.1", "--port=0", "--no-browser", "--allow-root", f"--notebook-dir={tmp_path / 'notebooks'}"]
+    with jupyterlab(tmp_path, sys.executable, "-m", "jupyterlab", *asked) as (_, url):
         page = tab(viewport={"width": 1500, "height": 1100})
         page.goto(url.replace("/lab?", "/lab/tree/explore.ipynb?reset&"))
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
@@ -30,7 +32,7 @@ def test_explore_redraws_on_a_slider_and_shows_the_rows_of_a_live_run(tab, tmp_p
         page.wait_for_function(
             "old => document.querySelector('.bs-floors-figure img')?.src !== old", arg=before, timeout=20_000
         )
-        assert figure.get_attribute("alt") and figure.get_attribute("alt") != ""
+        assert figure.get_attribute("alt")
         # The static figure gives way to the view where there is a kernel.
         assert not page.locator(".bs-floors-static").is_visible()
 
@@ -42,14 +44,14 @@ def test_explore_redraws_on_a_slider_and_shows_the_rows_of_a_live_run(tab, tmp_p
 
         page.locator(".bs-live-start").scroll_into_view_if_needed()
         page.locator(".bs-live-start").click()
-        page.locator(".bs-live-rows .bs-row").first.wait_for(timeout=RUN_SECONDS * 1000)
+        page.locator(".bs-live-rows tbody tr").first.wait_for(timeout=RUN_SECONDS * 1000)
         page.wait_for_function(
             "() => /PASS/.test(document.querySelector('.bs-live-status')?.innerText)", timeout=RUN_SECONDS * 1000
         )
-        rows = page.locator(".bs-live-rows .bs-row").all_inner_texts()
+        rows = page.locator(".bs-live-rows tbody tr").all_inner_texts()
         assert any("Block-Shock" in row and "pass" in row for row in rows)
         assert not [row for row in rows if re.search(r"failed|no check", row)]
-        assert list(Path(tmp_path / "outputs").rglob("records/*.json"))
+        assert list((tmp_path / "outputs").rglob("records.parquet"))
         page.locator(".bs-floors").scroll_into_view_if_needed()
         keep(page, "explore")
         page.close()  # before its server goes, which it would complain of

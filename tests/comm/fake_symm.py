@@ -1,7 +1,5 @@
 """Symmetric memory for ranks without GPUs: ordinary memory, and a sum by gloo that reads it and writes elsewhere."""
 
-from __future__ import annotations
-
 import contextlib
 from unittest import mock
 
@@ -9,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from blockshock_lib.comm import all_reduce, symm
-from blockshock_lib.comm.choices import Way, size_class
+from blockshock_lib.comm.all_reduce import Way, size_class
 
 
 class Workspace(symm.Workspace):
@@ -46,7 +44,7 @@ def installed(table: dict[int, list[Way]] | None = None):
         mock.patch.object(symm, "Workspace", Workspace),
         mock.patch.object(symm, "impossible", lambda world, device: ""),
         mock.patch.object(symm, "facts", lambda world, device: facts[dist.get_rank()]),
-        mock.patch.object(all_reduce.choices, "table", lambda world, device: known),
+        mock.patch.object(all_reduce, "measured", lambda world, device: known),
     ):
         yield Workspace
     all_reduce._reducers.clear()

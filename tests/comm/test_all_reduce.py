@@ -1,79 +1,155 @@
-"""The backends of an all-reduce on two gloo ranks, with a fake of symmetric memory: gloo in place of the kernels."""
+"""The backends of an all-reduce on two gloo ranks, with a fake of symmetric memory: gloo in place of the kernels.
+
+A function of `ctx` is a claim that both ranks check.
+"""
+
+import gc
+import warnings
+import weakref
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from blockshock_lib import launch
-from blockshock_lib.comm import Group, symm
-from tests.comm import reduce_tasks as tasks
+from blockshock_lib.comm import Group, all_reduce, symm
+from blockshock_lib.comm.all_reduce import Way, keep, measured
+from blockshock_lib.errors import UnsupportedError
+from tests.comm import fake_symm
 
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    with launch.WorkerGroup(2, logs=tmp_path_factory.mktemp("logs")) as group:
-        yield group
-
-
-def test_a_cpu_has_gloo_alone_and_says_why(pair):
-    for buffer, ways, symmetric, nccl, gloo, table in pair.call(tasks.without_a_table, seconds=60):
-        assert buffer is None and ways == ["gloo"] and gloo == "" and table == {}
-        assert "not for the device type 'cpu'" in symmetric
-        assert nccl == "the process group adds up with gloo on cpu"
+CPU = torch.device("cpu")
+TIMES = {Way("one-shot", 16): 0.5, Way("nccl"): 0.75}
+ONE = [Way("one-shot", 16), Way("gloo")]
+SIZE = 8 * 64 * 4  # bytes of [8, 64] in fp32
 
 
-def test_what_is_written_into_the_buffer_is_summed_out_of_it_with_the_bias_added_once(pair):
-    for seen in pair.call(tasks.through_the_workspace, seconds=60):
+def partial(rank: int) -> torch.Tensor:
+    return torch.arange(8 * 64, dtype=torch.float32).view(8, 64) * (rank + 1)
+
+
+def buffer(group: Group, rows: int = 8) -> torch.Tensor | None:
+    return group.buffer(rows, 64, torch.float32, CPU)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
+
+
+def test_what_is_kept_is_found_for_as_many_ranks_the_fastest_first(folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert measured(2, CPU) == {}
+        keep(1024, 2, CPU, dict(reversed(TIMES.items())))
+        keep(8192, 2, CPU, {Way("nccl"): 1.0})
+        keep(1024, 4, CPU, {Way("two-shot", 8): 1.0})
+        assert measured(2, CPU) == {1024: TIMES, 8192: {Way("nccl"): 1.0}} and measured(8, CPU) == {}
+        assert list(measured(2, CPU)[1024]) == list(TIMES)
+    assert [all_reduce.size_class(n) for n in (0, 1, 600, 1000, 1024, 1025)] == [1, 1, 1024, 1024, 1024, 2048]
+
+
+def test_a_choice_belongs_to_the_kernels_to_their_launch_and_to_the_blocks_that_are_tried(folder, monkeypatch):
+    keep(1024, 2, CPU, TIMES)
+    read = []
+    monkeypatch.setattr(all_reduce.store, "short_digest", lambda *sources: read.extend(sources) or "0" * 12)
+    with pytest.warns(UserWarning, match="stale: measured with source"):
+        assert measured(2, CPU) == {}
+    assert [path.name for path in read] == ["all_reduce.cu", "symm.py", "all_reduce.py"]
+    assert all(path.exists() for path in read)
+
+
+def what_is_written_into_the_buffer_is_summed_out_of_it_with_the_bias_added_once(ctx):
+    group, bias, expected = Group.of(), torch.arange(64.0), partial(0) * 3 + torch.arange(64.0)
+    with fake_symm.installed({SIZE: ONE}) as fake, torch.no_grad():
+        place = buffer(group)
+        y = group.all_reduce(place.copy_(partial(ctx.rank)), bias)
+        assert torch.equal(y, expected)
+        assert y.untyped_storage().data_ptr() != place.untyped_storage().data_ptr()
+        assert buffer(group).data_ptr() == place.data_ptr()
+        plain = partial(ctx.rank)
+        assert group.all_reduce(plain, bias) is plain and torch.equal(plain, expected), "added up in place"
+        assert torch.equal(group.all_reduce(place.copy_(partial(ctx.rank)), bias.double()), expected)
         # A bias of another dtype is not the kernel's to add.
-        assert seen.pop("sums") == [("one_shot", tasks.SIZE, 16, True), ("one_shot", tasks.SIZE, 16, False)]
-        assert seen == dict.fromkeys(seen, True)
+        assert fake.sums == [("one_shot", SIZE, 16, True), ("one_shot", SIZE, 16, False)]
 
 
-def test_a_workspace_made_in_inference_mode_serves_outside_of_it(pair):
-    assert pair.call(tasks.in_and_out_of_inference_mode, seconds=60) == [[True] * 6] * 2
+def a_workspace_made_in_inference_mode_serves_outside_of_it_whole_and_in_rows(ctx):
+    group = Group.of()
+    with fake_symm.installed({SIZE: ONE}):
+        for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
+            with mode():
+                place = buffer(group)
+                for rows in (slice(0, 8), slice(0, 4)):
+                    y = group.all_reduce(place[rows].copy_(partial(ctx.rank)[rows]))
+                    assert torch.equal(y, partial(0)[rows] * 3)
 
 
-def test_a_rank_takes_its_turn_without_the_others(pair):
-    assert pair.call(tasks.turns, seconds=60) == [(0, 1)] * 2
+def all_ranks_take_the_first_ones_table(ctx):
+    with fake_symm.installed({SIZE: ONE} if ctx.rank == 0 else {}):
+        assert buffer(Group.of()) is not None
 
 
-def test_only_measured_sizes_of_whole_packets_have_a_buffer(pair):
-    for has in pair.call(tasks.refused_shapes, seconds=60):
-        assert [name for name, there in has.items() if there] == ["fits", "as large, of 16 bits"]
+def a_workspace_grows_but_not_in_a_graph_and_one_that_a_graph_reads_is_kept(ctx):
+    group, large = Group.of(), 4 << 20
+    with fake_symm.installed({SIZE: ONE, large: ONE, 4 * large: ONE}) as fake:
+        assert group.shared_bytes(CPU) == 0
+        buffer(group)
+        one = all_reduce.reducer(group, CPU)
+        first = weakref.ref(one.space)
+        assert group.shared_bytes(CPU) == symm.DATA + (1 << 20)
+        buffer(group, large // 256)
+        assert first() is None
+        capturing = mock.patch.object(all_reduce, "_capturing", lambda device: True)
+        with capturing, pytest.raises(UnsupportedError, match="call the layer once before"):
+            buffer(group, large // 64)
+        one.captured, second, place = True, weakref.ref(one.space), one.space.view(8, 64, torch.float32)
+        buffer(group, large // 64)
+        assert second() is not None
+        with pytest.raises(ValueError, match="as it is now"):
+            one.sum(place)
+        assert fake.made == [1 << 20, 4 << 20, 16 << 20]
+        assert group.shared_bytes(CPU) == 2 * symm.DATA + (20 << 20), "the one that a graph reads counts too"
 
 
-def test_all_ranks_take_the_first_ones_table(pair):
-    assert pair.call(tasks.rank_0_decides, seconds=60) == [True, True]
+def a_workspace_that_one_rank_cannot_make_raises_on_all(ctx):
+    for step, kind, said in (
+        ("memory", torch.OutOfMemoryError, "CUDA driver error: out of memory"),
+        ("handle", UnsupportedError, "no such handle"),
+    ):
+        memory, join = mock.MagicMock(), mock.MagicMock()
+        if ctx.rank == 1:
+            (memory.empty_strided_p2p if step == "memory" else join).side_effect = RuntimeError(f"{said}\nmore")
+        with (
+            mock.patch.multiple(symm, _SymmetricMemory=memory, symm_mem=mock.MagicMock(rendezvous=join)),
+            mock.patch.object(torch.cuda, "synchronize"),
+            pytest.raises(kind, match=f"^on rank 1: {said}$"),
+        ):
+            symm.Workspace(Group.of(), 1 << 12, CPU)
 
 
-def test_a_workspace_grows_but_not_in_a_graph_and_one_that_a_graph_reads_is_kept(pair):
-    for seen in pair.call(tasks.growing, seconds=60):
-        assert seen["made"] == [1 << 20, 4 << 20, 16 << 20]
-        assert seen["gone"] and seen["kept"]
-        assert "call the layer once before" in seen["said"]
-        assert "as it is now" in seen["stale"]
-        # None before it is needed; the one that a graph reads counts beside the new one.
-        assert seen["shared"] == [0, symm.DATA + (1 << 20), 2 * symm.DATA + (20 << 20)]
+def a_workspace_is_freed_with_its_group(ctx):
+    with fake_symm.installed({SIZE: ONE}):
+        handle = dist.new_group()
+        group = Group.of(handle)
+        buffer(group)
+        space = weakref.ref(all_reduce.reducer(group, CPU).space)
+        assert space() is not None
+        dist.destroy_process_group(handle)
+        del handle
+        gc.collect()
+        assert space() is None
 
 
-def test_a_workspace_that_one_rank_cannot_make_raises_on_all(pair):
-    short = ("OutOfMemoryError", "on rank 1: CUDA driver error: out of memory")
-    unmapped = ("UnsupportedError", "on rank 1: no such handle")
-    assert pair.call(tasks.failing_workspace, seconds=20) == [(short, unmapped)] * 2
-
-
-def test_a_timed_reduction_starts_anew_from_the_same_numbers(pair):
-    # Without a new start a sum in place has grown, and two-shot's input is gone.
-    wanted = {"two-shot": (False, True), "gloo": (False, True)}
-    assert pair.call(tasks.started_anew, seconds=60) == [wanted] * 2
-
-
-def test_the_workspace_is_freed_with_its_group(pair):
-    assert pair.call(tasks.freed_with_its_group, seconds=60) == [(True, True)] * 2
-
-
-def test_a_lone_rank_and_an_emulated_one_need_no_buffer():
-    for group in (Group(), Group(0, 2)):
-        assert group.buffer(8, 64, torch.float32, tasks.CPU) is None and group.reductions(torch.ones(8, 64)) == {}
-        group.tune(tasks.SIZE, tasks.CPU)
-        assert group.shared_bytes(tasks.CPU) == 0
-    assert torch.equal(Group().all_reduce(torch.ones(2, 3), torch.arange(3.0)), torch.tensor([[1.0, 2.0, 3.0]] * 2))
+@pytest.mark.parametrize(
+    "claim",
+    [
+        what_is_written_into_the_buffer_is_summed_out_of_it_with_the_bias_added_once,
+        a_workspace_made_in_inference_mode_serves_outside_of_it_whole_and_in_rows,
+        all_ranks_take_the_first_ones_table,
+        a_workspace_grows_but_not_in_a_graph_and_one_that_a_graph_reads_is_kept,
+        a_workspace_that_one_rank_cannot_make_raises_on_all,
+        a_workspace_is_freed_with_its_group,
+    ],
+)
+def test_on_two_ranks(claim, pair):
+    pair.call(claim, seconds=60)

@@ -1,26 +1,62 @@
-"""Collectives between two real gloo ranks, and what a lone or unjoined rank does."""
+"""Collectives between real gloo ranks and between threads, and what a lone or unjoined rank does."""
+
+import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from blockshock_lib import launch
-from blockshock_lib.comm import Group
+from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import UnsupportedError
-from tests.comm import tasks
+from blockshock_lib.ranks import call
+
+CPU = torch.device("cpu")
 
 
-def test_collectives_between_two_ranks(tmp_path):
-    for rank, seen in enumerate(launch.call(tasks.collectives, processes=2, logs=tmp_path, seconds=60)):
-        assert seen["sum"] == [3.0, 3.0]
-        assert seen["gathered"] == [[1.0, 1.0], [2.0, 2.0]]
-        assert seen["largest"] == [1.0, 5.0]
-        assert seen["word"] == (1, "oom: 3 GiB") and seen["no word"] == (-1, "")
-        assert seen["rank"] == rank
+def every_collective(group: Group) -> None:
+    rank, mine = group.rank, torch.full((2,), float(group.rank + 1))
+    wide = torch.full((2, 3), float(rank), dtype=torch.bfloat16)
+    out = torch.empty_like(wide)
+    group.barrier(torch.zeros(1))
+    assert group.exchange(wide, rank ^ 1, out=out) is out and out.tolist() == [[float(rank ^ 1)] * 3] * 2
+    assert wide.tolist() == [[float(rank)] * 3] * 2
+    assert group.start_all_reduce(wide.clone()).wait().tolist() == [[6.0] * 3] * 2
+    assert group.all_reduce(mine.clone()).tolist() == [10.0] * 2
+    assert group.all_reduce(mine.clone(), bias=torch.ones(2)).tolist() == [11.0] * 2
+    assert group.all_gather(mine[None]).tolist() == [[1.0] * 2, [2.0] * 2, [3.0] * 2, [4.0] * 2]
+    gathered = group.start_all_gather(wide, torch.t).wait().tolist()
+    assert gathered == [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]] * 3
+    assert group.max_over_ranks([float(rank), 5.0 - rank], CPU) == [3.0, 5.0]
+    assert group.first_error("oom: 3 GiB" if rank >= 1 else "", CPU) == (1, "oom: 3 GiB")
+    assert group.first_error("", CPU) == (-1, "")
+    assert group.gather_objects({"rank": rank}) == [{"rank": r} for r in range(4)]
 
 
-def test_a_group_does_not_outlive_its_destruction(tmp_path):
-    for before, said in launch.call(tasks.use_after_destroy, processes=2, logs=tmp_path, seconds=60):
-        assert before == 2.0 and "has been destroyed" in said
+def of_processes(ctx):
+    every_collective(Group.of())
+
+
+@pytest.mark.long
+def test_collectives_between_four_processes(tmp_path):
+    call(of_processes, processes=4, logs=tmp_path, seconds=60)
+
+
+def test_collectives_between_four_threads():
+    local.run(4, every_collective)
+
+
+def use_after_destroy(ctx):
+    handle = dist.new_group()
+    group = Group.of(handle)
+    assert group.all_reduce(torch.ones(1)).item() == 2.0
+    dist.destroy_process_group(handle)
+    del handle
+    with pytest.raises(UnsupportedError, match="has been destroyed"):
+        group.all_reduce(torch.ones(1))
+
+
+def test_a_group_does_not_outlive_its_destruction(pair):
+    pair.call(use_after_destroy, seconds=60)
 
 
 def test_a_rank_without_its_process_group_refuses_to_reduce():
@@ -33,22 +69,56 @@ def test_a_collective_refuses_a_tensor_that_wants_a_gradient():
         Group().all_reduce(torch.ones(2, requires_grad=True))
 
 
-def test_a_lone_rank_is_its_own_sum_and_gather():
-    x = torch.ones(2)
-    assert torch.equal(Group().all_reduce(x), x) and torch.equal(Group().all_gather(x), x)
-    assert Group().largest([1.0, 2.0], torch.device("cpu")) == [1.0, 2.0]
-
-
-def test_pairs_swap_and_started_collectives_give_what_the_plain_ones_do(tmp_path):
-    for rank, seen in enumerate(launch.call(tasks.exchanged, processes=4, logs=tmp_path, seconds=60)):
-        into_out, theirs, total, parts = seen
-        assert into_out and theirs == float(rank ^ 1)
-        assert total == 6.0
-        assert parts == [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]] * 3
-
-
-def test_a_lone_rank_waits_for_nothing():
+def test_a_lone_rank_communicates_nothing():
     x = torch.ones(2, 3)
+    assert Group().all_reduce(x) is x and Group().all_gather(x) is x
     assert Group().start_all_reduce(x).wait() is x
     assert Group().start_all_gather(x, torch.t).wait().shape == (3, 2)
     assert torch.equal(Group().exchange(x, 0), x)
+    assert Group().max_over_ranks([1.0, 2.0], CPU) == [1.0, 2.0]
+    assert Group().first_error("oom", CPU) == (0, "oom")
+
+
+def test_a_sum_of_threads_in_16_bits_is_rounded_once():
+    def total(group: Group) -> float:
+        return group.all_reduce(torch.tensor([256.0 if group.rank == 0 else 1.0], dtype=torch.bfloat16)).item()
+
+    assert local.run(3, total) == [258.0] * 3  # 256 + 1 is 256 in bf16
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_the_error_of_one_thread_ends_all(failing):
+    def rank(group: Group) -> None:
+        if group.rank == failing:
+            raise ValueError("planted")
+        group.all_reduce(torch.ones(1))
+
+    with pytest.raises(ValueError, match="planted") as caught:
+        local.run(3, rank)
+    assert caught.value.__notes__ == [f"on rank {failing} of 3"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rank ")]
+
+
+def leaves_early(group: Group) -> None:
+    if group.rank:
+        group.all_reduce(torch.ones(1))
+
+
+def other_call(group: Group) -> None:
+    group.all_gather(torch.ones(1)) if group.rank else group.all_reduce(torch.ones(1))
+
+
+def other_shape(group: Group) -> None:
+    group.all_reduce(torch.ones(1 + group.rank))
+
+
+@pytest.mark.parametrize("rank", [leaves_early, other_call, other_shape])
+def test_ranks_in_different_calls_are_told_so_instead_of_waiting_for_ever(rank):
+    with pytest.raises(RuntimeError, match=r"the ranks wait in different calls: 0 .*, 1 all_"):
+        local.run(2, rank)
+
+
+def test_the_callers_modes_hold_in_each_thread():
+    with torch.no_grad():
+        assert local.run(2, lambda group: torch.is_grad_enabled()) == [False, False]
+    assert local.run(2, lambda group: torch.is_grad_enabled()) == [True, True]

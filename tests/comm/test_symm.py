@@ -1,7 +1,9 @@
 """Which ranks can share memory; the kernels themselves are tried in tests/gpu/test_all_reduce.py."""
 
 import os
+import re
 import socket
+from unittest import mock
 
 import pytest
 import torch
@@ -11,35 +13,18 @@ from blockshock_lib.comm import symm
 PAIR = [{"why": "", "host": "a", "device": 0, "reaches": [1]}, {"why": "", "host": "a", "device": 1, "reaches": [0]}]
 
 
-def changed(**second):
-    return [PAIR[0], PAIR[1] | second]
-
-
-def test_ranks_of_one_host_that_reach_each_other_share_memory():
-    assert symm.reason(PAIR) == ""
-
-
 @pytest.mark.parametrize(
-    ("ranks", "said"),
+    ("second", "said"),
     [
-        (changed(why="no compiler"), "no compiler"),
-        (changed(host="b"), "several hosts"),
-        (changed(device=0, reaches=[1]), "each must see all GPUs"),
-        (changed(reaches=[]), "ranks 0 and 1 cannot read each other's memory"),
+        ({}, "^$"),
+        ({"why": "no compiler"}, "no compiler"),
+        ({"host": "b"}, "several hosts"),
+        ({"device": 0, "reaches": [1]}, "each must see all GPUs"),
+        ({"reaches": []}, "ranks 0 and 1 cannot read each other's memory"),
     ],
 )
-def test_what_stands_against_it_is_said(ranks, said):
-    assert said in symm.reason(ranks)
-
-
-@pytest.mark.parametrize("world", [1, 3, 6, 16])
-def test_the_kernels_add_up_two_four_or_eight_ranks(world):
-    assert f"not {world}" in symm.impossible(world, torch.device("cuda", 0))
-
-
-def test_a_cpu_has_no_kernels_and_shares_nothing():
-    facts = symm.facts(2, torch.device("cpu"))
-    assert "device type 'cpu'" in facts["why"] and facts["reaches"] == []
+def test_what_stands_against_sharing_memory_is_said(second, said):
+    assert re.search(said, symm.reason([PAIR[0], PAIR[1] | second]))
 
 
 def test_hosts_of_one_name_are_told_apart(tmp_path, monkeypatch):
@@ -49,17 +34,15 @@ def test_hosts_of_one_name_are_told_apart(tmp_path, monkeypatch):
         if boot:
             symm.BOOT.write_text(boot + "\n")
         hosts.append(symm.facts(2, torch.device("cpu"))["host"])
-    assert len(set(hosts)) == 3 and hosts[0].endswith(" one") and hosts[2] == socket.gethostname()
+    assert len(set(hosts)) == 3 and hosts[0] == f"{socket.gethostname()} one"
 
 
-@pytest.mark.parametrize("before", [None, "0"])
-def test_multicast_is_off_while_memory_is_shared_and_then_as_it_was(before, monkeypatch):
-    monkeypatch.delenv(symm.NO_MULTICAST, raising=False)
-    if before is not None:
-        monkeypatch.setenv(symm.NO_MULTICAST, before)
-    with symm._without_multicast():
-        assert os.environ[symm.NO_MULTICAST] == "1"
-    assert os.environ.get(symm.NO_MULTICAST) == before
+@pytest.mark.parametrize("before", [{}, {symm.NO_MULTICAST: "0"}])
+def test_multicast_is_off_while_memory_is_shared_and_then_as_it_was(before):
+    with mock.patch.dict(os.environ, before, clear=True):
+        with symm._without_multicast():
+            assert os.environ[symm.NO_MULTICAST] == "1"
+        assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize(
@@ -80,10 +63,7 @@ def test_a_sum_tells_the_kernel_where_its_part_lies_and_how_large_it_is(monkeypa
     out, bias = torch.empty(rows, 64), torch.empty(64)
     assert space.holds(x) and not space.holds(out) and space.sum(name, x, bias, out, asked) is out
     ((kernel, defines, args),) = launched
-    assert (
-        kernel == f"all_reduce_{name}"
-        and f" {kernel}(" in symm.SOURCE.read_text()
-        and (defines["WORLD"], defines["ELEMENT"]) == (4, 0)
-    )
+    assert kernel == f"all_reduce_{name}" and f" {kernel}(" in symm.SOURCE.read_text()
+    assert (defines["WORLD"], defines["ELEMENT"]) == (4, 0)
     assert args[:3] == ((blocks, 1, 1), symm.THREADS, 0)
     assert args[3:] == (10, 20, 30, 40, out, bias, 8 * 128, rows * 8, 8, 2)

@@ -1,61 +1,138 @@
-"""The search for the fastest all-reduce: a wrong one is never chosen, what is found is kept and agreed."""
+"""The search for the fastest all-reduce: a wrong one is never chosen, what is found is kept and agreed.
+
+A function of `ctx` is a claim that both ranks check.
+"""
+
+import contextlib
+import os
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from blockshock_lib import launch
-from blockshock_lib.comm import tuning
-from blockshock_lib.comm.choices import Way
-from tests.comm import reduce_tasks as tasks
+from blockshock_lib.comm import Group, all_reduce, symm, tuning
+from blockshock_lib.comm.all_reduce import Way
+from blockshock_lib.errors import UnsupportedError
+from tests.comm import fake_symm
+from tests.comm.test_all_reduce import CPU, SIZE, buffer, partial
 
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    with launch.WorkerGroup(2, logs=tmp_path_factory.mktemp("logs")) as group:
-        yield group
+LAST = 5  # call of a candidate: the check after it was timed as a finalist
 
 
-def test_a_wrong_candidate_is_never_chosen_and_the_slowest_rank_counts(pair):
-    # Rank 1 takes one millisecond longer.
-    assert pair.call(tasks.planted, seconds=60) == [{"right": 4.0, "slow": 6.0}] * 2
+def clock_of(ms):
+    """A clock that makes a call for each sample, and finds it as long as ms(way) says."""
+
+    @contextlib.contextmanager
+    def clock(way, call, calls):
+        yield lambda: ms(way) if call() is not None else None
+
+    return clock
 
 
-def test_the_fastest_of_each_backend_is_kept_in_order_and_searched_once(pair, tmp_path):
-    for seen in pair.call(tasks.tuned, str(tmp_path), seconds=60):
-        assert seen["before"] and seen["now"] and seen["table"] and not seen["captured"]
-        assert seen["searches"] == [11] and seen["file"] == 3
-        # The ninth of one-shot's five, two-shot's five and gloo is two-shot with 64 blocks.
-        assert seen["chosen"] == [Way("two-shot", 64), Way("gloo"), Way("one-shot", 8)]
-        assert seen["sums"] == {"two-shot": True, "gloo": True, "one-shot": True}
+def a_wrong_candidate_is_never_chosen_and_the_slowest_rank_counts(ctx, _):
+    times = {"right": 3.0, "slow": 5.0, "wrong": 1.0, "wrong on rank 1": 1.0, "wrong later": 2.0}
+    made, timed = dict.fromkeys(times, 0), []
+
+    def candidate(name):
+        def make(x):
+            made[name] += 1
+            off = name == "wrong" or (name == "wrong on rank 1" and ctx.rank == 1)
+            off = off or (name == "wrong later" and made[name] == LAST)
+
+            def call():
+                total = Group.of().all_reduce(x.clone())
+                if off:
+                    total[0, 0] += 1
+                return total
+
+            return call
+
+        return make
+
+    clock = clock_of(lambda way: timed.append(way.backend) or times[way.backend] + ctx.rank)
+    found = tuning.measure(Group.of(), CPU, {Way(name): candidate(name) for name in times}, 1 << 12, clock)
+    assert not {"wrong", "wrong on rank 1"} & set(timed)
+    assert found == {Way("right"): 4.0, Way("slow"): 6.0}
 
 
-def test_kernels_that_one_rank_cannot_run_are_used_by_none_and_nothing_is_kept(pair, tmp_path):
-    for why, table, buffer, files in pair.call(tasks.failing_kernel, str(tmp_path), seconds=60):
-        assert why == "on rank 1: no compiler here" and table == {} and buffer is None and files == []
+def the_fastest_of_each_backend_is_kept_in_order_and_searched_once(ctx, folder):
+    group, tried, fastest = Group.of(), [], Way("two-shot", 64)
+    clock = clock_of(lambda way: tried.append(way) or (2.0 if way == fastest else 9.0))
+    with fake_symm.installed():
+        assert buffer(group) is None
+        tuning.tune(group, SIZE, CPU, clock)
+        assert len(set(tried)) == 11  # one-shot's five, two-shot's five and gloo
+        tried.clear()
+        tuning.tune(group, SIZE - 64, CPU, clock)
+        assert not tried
+        one = all_reduce.reducer(group, CPU)
+        chosen = one.ways(SIZE)
+        assert chosen == [fastest, Way("gloo"), Way("one-shot", 8)] and not one.captured
+        x = partial(ctx.rank)
+        for name in group.reductions(x):
+            assert torch.equal(group.reductions(x)[name](), partial(0) * 3)
+        assert buffer(group) is not None
+    dist.barrier()
+    kept = all_reduce.measured(2, CPU)
+    assert list(kept) == [SIZE] and list(kept[SIZE]) == chosen
 
 
-def test_a_rank_without_memory_for_the_workspace_has_all_go_on_with_the_library(pair, tmp_path):
-    for why, table, buffer, files in pair.call(tasks.no_room, str(tmp_path), seconds=20):
-        assert why == "on rank 1: CUDA out of memory" and table == {} and buffer is None and files == []
+class Broken(fake_symm.Workspace):
+    def prepare(self, dtype):
+        if self.rank == 1:
+            raise UnsupportedError("no compiler here")
 
 
-def test_a_candidate_that_fails_on_one_rank_raises_on_all(pair):
-    said = ("UnsupportedError", "on rank 1: launch failed")
-    assert pair.call(tasks.failing_candidates, seconds=20) == [(said, said)] * 2
+class Short(fake_symm.Workspace):
+    def __init__(self, group, nbytes, device):
+        with group.raise_together(device):
+            if group.rank == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-@pytest.mark.parametrize("nbytes", [16, 1 << 10, 1 << 16])
-def test_sums_of_the_checks_inputs_are_exact_and_every_turn_has_its_own(nbytes):
-    cpu = torch.device("cpu")
-    parts = [tuning.exact(rank, nbytes, cpu, 0) for rank in range(8)]
-    assert parts[0].nbytes == nbytes
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    assert torch.equal(total.double(), sum(part.double() for part in parts))
-    assert not torch.equal(parts[0], parts[1]) and not torch.equal(parts[0], tuning.exact(0, nbytes, cpu, 1))
+def kernels_that_one_rank_cannot_run_or_has_no_memory_for_are_used_by_none_and_nothing_is_kept(ctx, folder):
+    for fails, why in ((Broken, "no compiler here"), (Short, "CUDA out of memory")):
+        with fake_symm.installed(), mock.patch.object(symm, "Workspace", fails):
+            tuning.tune(Group.of(), SIZE, CPU, clock_of(lambda way: 1.0))
+            one = all_reduce.reducer(Group.of(), CPU)
+            assert (one.why, one.table) == (f"on rank 1: {why}", {}) and buffer(Group.of()) is None
+            assert not os.listdir(folder)
 
 
-def test_of_each_backend_the_fastest_is_kept():
-    times = {Way("one-shot", 8): 2.0, Way("one-shot", 16): 1.0, Way("nccl"): 1.5}
-    assert tuning.best_of_each(times) == {Way("one-shot", 16): 1.0, Way("nccl"): 1.5}
+def a_candidate_that_fails_on_one_rank_before_or_in_its_sum_raises_on_all(ctx, _):
+    def fails(here):
+        if ctx.rank == 1 and here:
+            raise RuntimeError("launch failed")
+
+    for before in (True, False):
+
+        def candidate(x, before=before):
+            def call():
+                total = Group.of().all_reduce(x.clone())
+                fails(True)
+                return total
+
+            fails(before)
+            return call
+
+        with pytest.raises(UnsupportedError, match="on rank 1: launch failed"):
+            tuning.measure(Group.of(), CPU, {Way("bad"): candidate}, 1 << 12, clock_of(lambda way: 1.0))
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        a_wrong_candidate_is_never_chosen_and_the_slowest_rank_counts,
+        the_fastest_of_each_backend_is_kept_in_order_and_searched_once,
+        kernels_that_one_rank_cannot_run_or_has_no_memory_for_are_used_by_none_and_nothing_is_kept,
+        a_candidate_that_fails_on_one_rank_before_or_in_its_sum_raises_on_all,
+    ],
+)
+def test_on_two_ranks(claim, pair, tmp_path):
+    pair.call(in_folder, claim, str(tmp_path), seconds=60)
+
+
+def in_folder(ctx, claim, folder):
+    with mock.patch.dict(os.environ, BLOCKSHOCK_CACHE=folder):
+        claim(ctx, folder)

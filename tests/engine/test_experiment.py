@@ -1,121 +1,158 @@
-"""The engine's stages: rows for everything asked, and a reason where there is no number."""
+"""What the engine does for any study, shown by the toy: sorting."""
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from blockshock_lib import params
 from blockshock_lib.comm import Group
-from blockshock_lib.engine import experiment, trial
+from blockshock_lib.engine import experiment, memory
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.layers.problem import LinearProblem
-from blockshock_lib.layers.row_parallel import RowParallelLinear
-from blockshock_lib.records import METRICS
-from tests.cases import METHODS, case
+from tests.studies import toy
 
 CPU = torch.device("cpu")
+TIMING = SimpleNamespace(samples=3, warmup=1, min_sample_ms=0)
 
 
-@pytest.fixture(scope="module")
-def quick():
-    return params.load(
-        "phase1", {"timing.samples": 3, "timing.warmup": 1, "profile": "all"}, choose={"hardware": "cpu"}
-    )
-
-
-def run(quick, tmp_path, **changes):
-    return experiment.measure(LinearProblem(case(**changes), CPU), quick, group_index=0, traces=tmp_path, last=True)
+def run(world_size=1, phase="sort_time", traces=None, emit=None, done=(), **changes):
+    """The rows of a case of the toy; with several ranks, as threads."""
+    fields = dict(phase=phase, methods=("whole", "shared"), dtype="fp32", device="cpu", seed=0, n=64)
+    fields |= dict(order="random", world_size=world_size, emulated=world_size > 1)
+    settings = dict(timing=TIMING, steps=4, step_seconds=0, sort_bytes=0, pace=1.0)
+    settings |= {key: changes.pop(key) for key in settings.keys() & changes}
+    params = SimpleNamespace(**settings)
+    problem = toy.Sorting(toy.Case(**fields | changes), params, device=CPU, group=Group())
+    return experiment.measure(problem, params, toy.STUDY, traces, emit, done)
 
 
 def picked(rows, method, metric):
-    return [row for row in rows if row["method"] == method and row["metric"] == metric]
+    return [row for row in rows if (row["method"], row["metric"]) == (method, metric)]
 
 
-def test_phase_0_checks_and_weighs_but_times_nothing(quick, tmp_path):
-    rows = run(quick, tmp_path, phase="phase0")
-    for method in METHODS:
-        assert picked(rows, method, "check")[0]["value"] == 1
-        assert (
-            picked(rows, method, "weight_bytes")[0]["value"] == picked(rows, method, "weight_bytes_formula")[0]["value"]
-        )
+def test_a_phase_without_times_checks_and_weighs():
+    rows = run(phase="sort_check")
+    for method in ("whole", "shared"):
+        assert [row["value"] for row in picked(rows, method, "check")] == [1]
+        assert [row["value"] for row in picked(rows, method, "number_bytes")] == [64 * 4]
+        assert picked(rows, method, "peak_bytes")[0]["reason"] == "the CPU's allocator keeps no peak"
     assert not [row for row in rows if row["unit"] == "ms"]
 
 
-def test_phase_1_keeps_every_sample_of_every_method(quick, tmp_path):
-    rows = run(quick, tmp_path, phase="phase1")
-    for method in METHODS:
-        for metric in ("forward_call", "forward_kernel", "compute_kernel"):
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_every_world_size_keeps_every_sample_of_every_method(world_size):
+    rows = run(world_size)
+    for method in ("whole", "shared"):
+        for metric in ("sort_call", "sort_kernel"):
             samples = picked(rows, method, metric)
             assert [row["repeat"] for row in samples] == [0, 1, 2] and all(row["value"] > 0 for row in samples)
-        assert picked(rows, method, "floor_forward")[0]["value"] > 0
+        assert picked(rows, method, "floor_sort")[0]["value"] > 0
     assert picked(rows, "ceiling", "gemm_rate")[0]["value"] > 0
-    assert {row["unit"] for row in rows} <= set(METRICS.values())
 
 
-def test_traces_are_chrome_traces_and_their_top_kernels_become_rows(quick, tmp_path):
-    rows = run(quick, tmp_path, phase="phase1", methods=("row_parallel",))
-    (path,) = tmp_path.glob("*row_parallel-rank0.json.gz")
+def test_a_wrong_method_is_refused_with_a_reason_and_has_no_time():
+    rows = run(methods=("careless", "whole"), n=2048)
+    (row,) = picked(rows, "careless", "check")
+    assert row["status"] == "failed" and row["reason"].startswith("rank 0: the order: ")
+    assert not picked(rows, "careless", "sort_kernel") and picked(rows, "whole", "sort_kernel")
+    assert picked(run(methods=("careless",)), "careless", "check")[0]["value"] == 1
+
+
+def test_a_sampled_check_says_how_many_of_how_many():
+    rows = run(n=8192, phase="sort_check")
+    for metric, value in (("entries_checked", 1024), ("entries_total", 8192)):
+        assert [row["value"] for row in picked(rows, "shared", metric)] == [value]
+    assert not picked(run(phase="sort_check"), "shared", "entries_checked")
+    (row,) = picked(run(n=8192, methods=("careless",)), "careless", "check")
+    assert row["status"] == "failed"
+
+
+def test_traces_are_chrome_traces_and_their_top_kernels_become_rows(tmp_path):
+    rows = run(traces=tmp_path, methods=("whole",))
+    (path,) = tmp_path.glob("*whole-rank0.json.gz")
     assert json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    assert [row["detail"] for row in picked(rows, "row_parallel", "kernel_time")]
+    assert any("sort" in row["detail"] and row["value"] > 0 for row in picked(rows, "whole", "kernel_time"))
 
 
-def test_a_method_that_cannot_run_gets_a_row_with_its_reason_and_the_others_go_on(quick, tmp_path):
-    rows = run(quick, tmp_path, mask="random", methods=("permuted_dense", "block_shock_torch", "row_parallel"))
-    for method, word in (("permuted_dense", "periodic"), ("block_shock_torch", "NVIDIA")):
-        (row,) = picked(rows, method, "check")
-        assert row["status"] == "unsupported" and word in row["reason"]
-    assert picked(rows, "row_parallel", "check")[0]["status"] == "ok"
+def test_where_not_all_fit_one_is_measured_at_a_time_and_the_first_one_between(monkeypatch):
+    monkeypatch.setattr(memory, "free", lambda device: 250.0)
+    order, right = [], experiment.Session.time
+
+    def watched(self, runners):
+        order.append([*runners])
+        return right(self, runners)
+
+    monkeypatch.setattr(experiment.Session, "time", watched)
+    rows = run(methods=("whole", "shared", "careless"), sort_bytes=100)
+    assert order == [["whole"], ["shared"], ["whole"], ["careless"]]
+    (row,) = picked(rows, "machine", "one_at_a_time")
+    assert row["value"] == 1 and row["detail"] == "whole repeated between: 300 B needed, 250 B free"
+    assert [row["repeat"] for row in picked(rows, "whole", "sort_kernel")] == list(range(6))
+    assert [row["repeat"] for row in picked(rows, "shared", "sort_kernel")] == [0, 1, 2]
+    for metric in ("check", "floor_sort", "lead"):
+        assert len(picked(rows, "whole", metric)) == (4 if metric == "lead" else 1)
+    order.clear()
+    assert not picked(run(sort_bytes=100), "machine", "one_at_a_time") and len(order) == 1
 
 
-@pytest.mark.parametrize(
-    "error, status",
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"), "oom"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 21474836480 bytes."), "oom"),
-        (UnsupportedError("needs a kernel that is not here"), "unsupported"),
-    ],
-)
-@pytest.mark.parametrize("stage", ["hold", "local"])
-def test_a_method_that_does_not_fit_keeps_the_bytes_it_asked_for(quick, tmp_path, monkeypatch, error, status, stage):
-    def fail(*_):
-        raise error
+def test_samples_are_sent_as_they_come_and_may_be_below_zero():
+    sent = []
+    rows = run(2, emit=sent.append, phase="sort_check")
+    assert [one["value"] for one in picked(rows, "shared", "lead")] == [1, -2, 3, -4]
+    assert [row for rows in sent for row in rows] == [row for row in rows if row["metric"] == "lead"]
 
-    monkeypatch.setattr(RowParallelLinear, stage, fail)
-    rows = run(quick, tmp_path, phase="phase1", methods=("row_parallel", "dense"))
-    (row,) = picked(rows, "row_parallel", "check")
+
+def test_a_case_that_was_cut_off_goes_on_behind_the_rows_that_were_kept():
+    whole = run(phase="sort_check")
+    kept = [row for row in whole if row["metric"] == "lead"][:6]  # all of the first method, half of the second
+    sent = []
+    again = run(phase="sort_check", emit=sent.append, done=[row | {"value": 7.0} for row in kept])
+    assert [row["value"] for row in again if row["metric"] == "lead"] == [7.0] * 6 + [3, -4] and len(sent) == 2
+    assert [row for row in again if row["metric"] != "lead"] == [row for row in whole if row["metric"] != "lead"]
+
+
+ERRORS = [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"), "oom"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 21474836480 bytes."), "oom"),
+    (UnsupportedError("needs a kernel that is not here"), "unsupported"),
+]
+
+
+@pytest.mark.parametrize("error, status", ERRORS)
+@pytest.mark.parametrize("stage", ["build", "prepare", "tune"])
+def test_a_method_that_does_not_fit_keeps_the_bytes_it_asked_for(monkeypatch, error, status, stage):
+    def fail(self, *method):
+        if "shared" in (*method, getattr(self, "method", "")):
+            raise error
+        return right(self, *method)
+
+    owner = toy.Sorter if stage == "tune" else toy.Sorting
+    right = getattr(owner, stage)
+    monkeypatch.setattr(owner, stage, fail)
+    rows = run(2)
+    (row,) = picked(rows, "shared", "check")
     assert row["status"] == status and str(error) in row["reason"] and row["reason"].startswith("rank 0: ")
-    assert not picked(rows, "row_parallel", "forward_call") and picked(rows, "dense", "forward_call")
+    assert not picked(rows, "shared", "sort_call") and picked(rows, "whole", "sort_call")
 
 
-def test_an_unexpected_error_is_not_swallowed(quick, tmp_path, monkeypatch):
+def test_an_unexpected_error_is_not_swallowed(monkeypatch):
     def fail(*_):
         raise RuntimeError("illegal memory access")
 
-    monkeypatch.setattr(RowParallelLinear, "local", fail)
+    monkeypatch.setattr(toy.Sorting, "build", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        run(quick, tmp_path)
+        run()
 
 
-def test_a_timed_graph_with_a_wrong_output_gives_no_number(quick, tmp_path, monkeypatch):
-    calls = {"n": 0}
-    right = RowParallelLinear.local
+def test_a_timed_output_that_goes_wrong_gives_no_number(monkeypatch):
+    calls, right = [], toy.Sorter.sort
 
-    def decays(self, x):
-        calls["n"] += 1
-        y = right(self, x)
-        return y if calls["n"] <= 4 else y * 1.5
+    def decays(self):
+        calls.append(1)
+        return right(self) if len(calls) <= 4 else right(self).flip(0)
 
-    monkeypatch.setattr(RowParallelLinear, "local", decays)
-    rows = run(quick, tmp_path, phase="phase1", methods=("row_parallel",))
-    assert [row["status"] for row in picked(rows, "row_parallel", "check")] == ["ok", "failed"]
-    assert not picked(rows, "row_parallel", "forward_kernel")
-
-
-def test_attempt_gives_the_result_when_nothing_fails():
-    assert trial.attempt(lambda: 3) == (3, "")
-
-
-def test_a_lone_rank_agrees_with_itself():
-    assert Group().first_word("oom: 3 GiB", CPU) == (0, "oom: 3 GiB") and Group().first_word("", CPU) == (-1, "")
+    monkeypatch.setattr(toy.Sorter, "sort", decays)
+    rows = run(methods=("whole",))
+    assert [row["status"] for row in picked(rows, "whole", "check")] == ["ok", "failed"]
+    assert not picked(rows, "whole", "sort_kernel")

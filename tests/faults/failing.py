@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -10,11 +11,13 @@ import torch.distributed as dist
 
 
 def total(ctx):
+    if not dist.is_initialized():  # ranks that were forked: they wait as a collective would
+        time.sleep(600)
     dist.all_reduce(torch.ones(1, device=ctx.device))
 
 
 def fails_on(ctx, rank, how):
-    """Fails one rank in one of the ways of HOWS, and says when; the other is inside a collective by then or soon."""
+    """Says when it fails, in one of the ways of HOWS; the other rank is inside a collective by then or soon."""
     if ctx.rank == rank:
         print(f"last words at {time.monotonic()}", flush=True)
         HOWS[how]()
@@ -50,3 +53,10 @@ def mismatched(ctx):
 def hangs_in_python(ctx):
     if ctx.rank == 1:
         time.sleep(600)
+
+
+def helper_then_sleep(ctx):
+    """Starts a program of its own, as a compiler of kernels would, and then hangs."""
+    helper = subprocess.Popen(["sleep", "600"])
+    print(f"helper {helper.pid}", flush=True)
+    time.sleep(600)

@@ -3,25 +3,23 @@
 Whatever manages to run sets `window.owned`, or makes the file that a fixture watches.
 """
 
-from __future__ import annotations
-
 import hashlib
-import io
 import json
 import os
 import pickle
 import shutil
 import stat
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import nbformat
 from nbformat import v4
 
-from blockshock_lib import manifest, share
+from blockshock_lib import files
+from blockshock_lib.runs import manifest, record, records
 
-REFERENCE = manifest.ROOT / "outputs" / "reference" / "phase1-cpu"
+REFERENCE = files.ROOT / "outputs" / "reference" / "phase1-cpu"
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 ACT = "window.owned=1"
 _B64 = "PHNjcmlwdD53aW5kb3cub3duZWQ9MTwvc2NyaXB0Pg=="  # <script>window.owned=1</script>
@@ -71,37 +69,35 @@ HTML = {
 
 def write_notebook(path: Path) -> Path:
     """A notebook that tries each of HTML as an output, as Markdown and as Markdown in an output, and other ways in."""
-    cells = [v4.new_markdown_cell(f"# Hostile <script>{ACT}</script>\n\nwords")]
+    script, code, text = f"<script>{ACT}</script>", v4.new_code_cell, v4.new_markdown_cell
+    cells = [text(f"# Hostile {script}\n\nwords")]
     for name, html in HTML.items():
         show = [v4.new_output("display_data", {"text/html": html, "text/plain": name})]
         show.append(v4.new_output("execute_result", {"text/markdown": f"# {name}\n\n{html}\n"}, execution_count=1))
-        cells += [v4.new_code_cell(f"# {name}", outputs=show), v4.new_markdown_cell(f"## {name}\n\n{html}\n\nafter")]
-    script = f"<script>{ACT}</script>"
-    breakout = f'{PIXEL}" onerror="{ACT}"><script>{ACT}</script>'
+        cells += [code(f"# {name}", outputs=show), text(f"## {name}\n\n{html}\n\nafter")]
+    shown = [
+        {"application/javascript": ACT, "text/plain": "<JS>"},
+        {"image/svg+xml": f"<svg>{script}</svg>", "text/plain": "<SVG>"},
+        {"image/png": f'{PIXEL}" onerror="{ACT}">{script}'},
+        {"text/latex": script, "text/plain": script},
+    ]
+    link = f"\x1b[38;2;1;2;3m{script}\x1b]8;;javascript:{ACT}\x07x\x1b]8;;\x07"
     others = [
-        v4.new_output("display_data", {"application/javascript": ACT, "text/plain": "<JS>"}),
-        v4.new_output("display_data", {"image/svg+xml": f"<svg>{script}</svg>", "text/plain": "<SVG>"}),
-        v4.new_output("display_data", {"image/png": breakout}),
+        *(v4.new_output("display_data", data) for data in shown),
         v4.new_output("display_data", {"image/png": PIXEL}, metadata={"image/png": {"alt": f'"><{script}'}}),
-        v4.new_output("display_data", {"text/latex": script, "text/plain": script}),
-        v4.new_output(
-            "stream", name="stdout", text=f"{script}\x1b[38;2;1;2;3m{script}\x1b]8;;javascript:{ACT}\x07x\x1b]8;;\x07"
-        ),
+        v4.new_output("stream", name="stdout", text=script + link),
         v4.new_output("stream", name='stderr"><script>', text=script),
         v4.new_output("error", ename=script, evalue=script, traceback=[script]),
     ]
-    cells += [v4.new_code_cell(script, outputs=others)]
+    picture = text("![an attachment](attachment:x.svg)", attachments={"x.svg": {"image/svg+xml": _B64}})
     cells += [
-        v4.new_markdown_cell(f"[a](javascript:{ACT}) ![b](javascript:{ACT}) <javascript:{ACT}>\n\n```\n{script}\n```")
-    ]
-    picture = v4.new_markdown_cell("![an attachment](attachment:x.svg)")
-    picture["attachments"] = {"x.svg": {"image/svg+xml": _B64}}
-    cells += [
+        code(script, outputs=others),
+        text(f"[a](javascript:{ACT}) ![b](javascript:{ACT}) <javascript:{ACT}>\n\n```\n{script}\n```"),
         picture,
-        v4.new_markdown_cell("![up](../../secret.png) ![gone](attachment:gone.png)"),
+        text("![up](../../secret.png) ![gone](attachment:gone.png)"),
         v4.new_raw_cell(script),
+        text("The last words."),
     ]
-    cells += [v4.new_markdown_cell("The last words.")]
     nbformat.write(v4.new_notebook(cells=cells), path)
     return path
 
@@ -110,8 +106,9 @@ def small_run(folder: Path) -> Path:
     """A whole run, as light as can be: one record and one trace of the reference run, and a notebook of two cells."""
     for kind in ("records", "traces"):
         (folder / kind).mkdir(parents=True)
-        one = min((REFERENCE / kind).iterdir())
-        shutil.copy(one, folder / kind / one.name)
+    one, trace = records.scan(REFERENCE)[0][0], min((REFERENCE / "traces").iterdir())
+    (folder / "records" / f"{one['id']}-{one['group']}.json").write_bytes(record.encode(one))
+    shutil.copy(trace, folder / "traces" / trace.name)
     (folder / "logs").mkdir()
     (folder / "logs" / "rank0.log").write_text("a path of a machine")
     output = v4.new_output("display_data", {"image/png": PIXEL})
@@ -132,12 +129,14 @@ def contents(path: Path) -> dict[str, bytes]:
 def write_zip(path: Path, files: dict[str, bytes], entries: list[tuple[zipfile.ZipInfo | str, bytes]] = ()) -> Path:
     """A zip of `files`, the manifest's digests made right, and of `entries`, which no manifest tells of."""
     known = json.loads(files[manifest.FILE])
-    if isinstance(known, dict) and isinstance(known.get("files"), dict):
-        others = {name: data for name, data in files.items() if name != manifest.FILE}
-        known["files"] |= {name: hashlib.sha256(data).hexdigest() for name, data in others.items()}
-        files = files | {manifest.FILE: json.dumps(known).encode()}
+    others = {name: data for name, data in files.items() if name != manifest.FILE}
+    known["files"] |= {name: hashlib.sha256(data).hexdigest() for name, data in others.items()}
+    return _plain_zip(path, [*others.items(), (manifest.FILE, json.dumps(known).encode()), *entries])
+
+
+def _plain_zip(path: Path, entries: Iterable[tuple[zipfile.ZipInfo | str, bytes]]) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in [*files.items(), *entries]:
+        for name, data in entries:
             archive.writestr(name, data)
     return path
 
@@ -150,25 +149,16 @@ class _Bomb:
         return os.system, (f"touch '{self.canary}'",)
 
 
-def _entry(name: str, mode: int = stat.S_IFREG | 0o644) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name)
-    entry.external_attr, entry.create_system = mode << 16, 3
-    return entry
+# Each of these gives a function (path of the zip to write, files of a good one, file that must not appear).
+def _added(name: str, data: bytes | None = b"{}", mode: int = stat.S_IFREG | 0o644) -> Callable:
+    """One more file, by default a pickle; told of in the manifest, so that only its name, mode or content is wrong."""
 
-
-def _added(name: str, data: bytes = b"{}", mode: int = stat.S_IFREG | 0o644) -> Callable:
-    # Told of in the manifest, so that nothing but the name or the mode is wrong.
     def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
-        known = json.loads(files[manifest.FILE])
-        known["files"][name] = hashlib.sha256(data).hexdigest()
-        write_zip(path, files | {manifest.FILE: json.dumps(known).encode()}, [(_entry(name, mode), data)])
-
-    return change
-
-
-def _pickled(name: str) -> Callable:
-    def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
-        _added(name, pickle.dumps(_Bomb(canary)))(path, files, canary)
+        content = pickle.dumps(_Bomb(canary)) if data is None else data
+        known, entry = json.loads(files[manifest.FILE]), zipfile.ZipInfo(name)
+        known["files"][name] = hashlib.sha256(content).hexdigest()
+        entry.external_attr, entry.create_system = mode << 16, 3
+        write_zip(path, files | {manifest.FILE: json.dumps(known).encode()}, [(entry, content)])
 
     return change
 
@@ -181,31 +171,19 @@ def _with(**facts: object) -> Callable:
     return change
 
 
-def _first(files: dict[str, bytes], start: str) -> str:
-    return min(name for name in files if name.startswith(start))
-
-
 def _changed(start: str, change_data: Callable[[bytes], bytes | None], honest: bool = False) -> Callable:
     def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
-        name = _first(files, start)
-        files, data = dict(files), change_data(files[name])
-        if data is None:
-            del files[name]
-        else:
-            files[name] = data
-        if honest:
-            write_zip(path, files)
-            return
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in files.items():
-                archive.writestr(name, data)
+        name = min(name for name in files if name.startswith(start))
+        files = files | {name: change_data(files[name])}
+        files = {name: data for name, data in files.items() if data is not None}
+        write_zip(path, files) if honest else _plain_zip(path, files.items())
 
     return change
 
 
-def _twice(name: str, other: str) -> Callable:
+def _untold(name: str) -> Callable:
     def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
-        write_zip(path, {k: v for k, v in files.items() if k != name}, [(name, files[name]), (other, files[name])])
+        write_zip(path, files, [(name, b"{}")])
 
     return change
 
@@ -217,40 +195,24 @@ def _bytes(change_bytes: Callable[[bytes], bytes]) -> Callable:
     return change
 
 
-def _encrypted(data: bytes) -> bytes:
-    # The flag of the last entry, in the directory, where zipfile looks.
-    place = data.rindex(b"PK\1\2") + 8
-    return data[:place] + bytes([data[place] | 1]) + data[place + 1 :]
-
-
 def _directory(*changes: tuple[int, bytes]) -> Callable:
-    # Bytes at places of the last entry in the directory.
+    """Other bytes at places of the last entry in the directory."""
+
     def change(data: bytes) -> bytes:
         data, start = bytearray(data), data.rindex(b"PK\1\2")
         for place, new in changes:
             data[start + place : start + place + len(new)] = new
         return bytes(data)
 
-    return change
+    return _bytes(change)
 
 
-def _smaller_said(data: bytes) -> bytes:
-    # Every uncompressed size in the directory says one byte.
-    data, place = bytearray(data), -1
-    while (place := data.find(b"PK\1\2", place + 1)) >= 0:
-        data[place + 24 : place + 28] = (1).to_bytes(4, "little")
-    return bytes(data)
-
-
-def _nested(files: dict[str, bytes]) -> bytes:
-    inner = io.BytesIO()
-    with zipfile.ZipFile(inner, "w") as archive:
-        archive.writestr("x", b"x")
-    return inner.getvalue()
-
-
-# What is wrong -> a function (path of the zip to write, files of a good one, file that must not appear), and what the
-# refusal says.
+NOTEBOOK = "phase1_forward.ipynb"
+STRANGERS = (
+    *("records//a.json", "records/.a.json", "more/a.json", "records/a.pkl", "weights.pt", "sitecustomize.py", "x.so"),
+    *("more.zip", "figure.svg"),
+)
+# What is wrong -> how such a zip is made, and what the refusal says.
 ZIPS: dict[str, tuple[Callable, str]] = {
     "absolute path": (_added("/tmp/evil.json"), "relative path"),
     "path that leads out": (_added("records/../../evil.json"), "leads out"),
@@ -259,41 +221,24 @@ ZIPS: dict[str, tuple[Callable, str]] = {
     "backslash": (_added("records\\..\\..\\evil.json"), "relative path"),
     "control character": (_added("records/a\n.json"), "character"),
     "not ASCII": (_added("records/\u202egpj.json"), "character"),
-    "empty part": (_added("records//a.json"), "no file of a run"),
-    "hidden file": (_added("records/.a.json"), "no file of a run"),
-    "folder of its own": (_added("more/a.json"), "no file of a run"),
     "symlink": (_added("records/a.json", b"/etc/passwd", stat.S_IFLNK | 0o777), "link"),
     "symlink to a folder": (_added("records", b"/tmp", stat.S_IFLNK | 0o777), "link"),
     "device": (_added("records/a.json", b"", stat.S_IFCHR | 0o666), "plain file"),
     "set-user-id": (_added("records/a.json", b"", stat.S_IFREG | 0o4755), "plain file"),
     "folder entry": (_added("logs/", b"", stat.S_IFDIR | 0o755), "no folder"),
-    "pickle": (_pickled("records/a.pkl"), "no file of a run"),
-    "pickle as weights": (_pickled("weights.pt"), "no file of a run"),
-    "pickle as a picture": (_pickled("figure.png"), "no PNG"),
-    "pickle as a trace": (_pickled("traces/a.json.gz"), "no whole trace"),
-    "python": (_added("sitecustomize.py", b"raise SystemExit"), "no file of a run"),
-    "library": (_added("x.so"), "no file of a run"),
-    "nested zip": (
-        lambda path, files, canary: _added("more.zip", _nested(files))(path, files, canary),
-        "no file of a run",
-    ),
-    "svg": (_added("figure.svg"), "no file of a run"),
-    "one name twice": (_twice("phase1_forward.ipynb", "phase1_forward.ipynb"), "twice"),
-    "one name in two cases": (_twice("phase1_forward.ipynb", "PHASE1_forward.ipynb"), "twice"),
+    **{name: (_added(name, None), "no file of a run") for name in STRANGERS},
+    "pickle as a picture": (_added("figure.png", None), "no PNG"),
+    "pickle as a trace": (_added("traces/a.json.gz", None), "no whole trace"),
+    "one name twice": (_untold(NOTEBOOK), "twice"),
+    "one name in two cases": (_untold("PHASE1_forward.ipynb"), "twice"),
     "record altered": (_changed("records/", lambda data: data.replace(b"1", b"2", 1)), "not the file"),
     "trace altered": (_changed("traces/", lambda data: data + b"\0"), "not the file"),
     "page altered": (_changed("phase1_forward.html", lambda data: data + b"<p>"), "not the file"),
     "record missing": (_changed("records/", lambda data: None), "is missing"),
-    "file that the manifest does not name": (
-        lambda path, files, canary: write_zip(path, files, [("records/a.json", b"{}")]),
-        "not the file",
-    ),
+    "file that the manifest does not name": (_untold("records/a.json"), "not the file"),
     "trace cut": (_changed("traces/", lambda data: data[:-20], honest=True), "no whole trace"),
-    "notebook is none": (_changed("phase1_forward.ipynb", lambda data: b"[]", honest=True), "no notebook"),
-    "notebook nested too deep": (
-        _changed("phase1_forward.ipynb", lambda data: b"[" * 200_000, honest=True),
-        "no notebook",
-    ),
+    "notebook is none": (_changed(NOTEBOOK, lambda data: b"[]", honest=True), "no notebook"),
+    "notebook nested too deep": (_changed(NOTEBOOK, lambda data: b"[" * 200_000, honest=True), "no notebook"),
     "no manifest": (_changed(manifest.FILE, lambda data: None), "no manifest.json"),
     "manifest is no JSON": (_changed(manifest.FILE, lambda data: b"{"), "cannot be read"),
     "manifest nested too deep": (_changed(manifest.FILE, lambda data: b"[" * 200_000), "cannot be read"),
@@ -307,17 +252,12 @@ ZIPS: dict[str, tuple[Callable, str]] = {
     "parameters are a list": (_with(params=[]), "params"),
     "redraws another folder": (_with(redrawn_from="../../.."), "redrawn_from"),
     "verdict is no text": (_with(verdict={}), "verdict"),
-    "encrypted": (_bytes(_encrypted), "encrypted"),
-    "smaller than it says": (_bytes(_smaller_said), "whole zip"),
-    "of a version to come": (_bytes(_directory((6, b"\xff"))), "whole zip"),
-    "name that is no UTF-8": (_bytes(_directory((8, b"\0\x08"), (46, b"\xff"))), "whole zip"),
+    "encrypted": (_directory((8, b"\1\0")), "encrypted"),
+    "larger than it says": (_directory((24, b"\1\0\0\0")), "whole zip"),
+    "of a version to come": (_directory((6, b"\xff")), "whole zip"),
+    "name that is no UTF-8": (_directory((8, b"\0\x08"), (46, b"\xff")), "whole zip"),
     "cut": (_bytes(lambda data: data[: len(data) // 2]), "plain zip"),
     "no zip": (_bytes(lambda data: pickle.dumps(0)), "plain zip"),
     "empty": (_bytes(lambda data: b""), "plain zip"),
     "with a comment": (_bytes(lambda data: data[:-2] + b"\2\0ab"), "plain zip"),
 }
-
-
-def write_good_zip(folder: Path) -> Path:
-    """The zip of `small_run`, made in `folder`."""
-    return share.pack(small_run(folder / "run"), folder / "good.zip")

@@ -1,43 +1,32 @@
 """Products of Block-Shock that are not finite, planted in one of several real ranks, which import these by name."""
 
-from blockshock_lib import worker
+import math
+from unittest import mock
+
 from blockshock_lib.layers.block_shock import BlockShockLinear
+from blockshock_lib.runs import measure
 
-RIGHT = BlockShockLinear.local
-
-
-# The batch size of the case says what is planted in it: one group of workers measures them all.
+# What is planted -> the batch size of the case that it is planted in (one group of workers measures them all), the
+# value, its rank, how many entries it takes (None: all), and how many calls are right before.
 PLANTED = {
-    "nothing": 16,
-    "NaN on one rank": 32,
-    "one Inf": 48,
-    "NaN after the first check": 64,  # the method is admitted and timed before it shows
+    "nothing": (16, None, None, None, 0),
+    "NaN on one rank": (32, math.nan, 1, None, 0),
+    "one Inf": (48, math.inf, 0, 1, 0),
+    "NaN after the first check": (64, math.nan, 1, None, 1),  # the method is admitted and timed before it shows
 }
 
 
-def by_batch(ctx, case, params, group):
-    what = {
-        16: None,
-        32: dict(value=float("nan"), rank=1),
-        48: dict(value=float("inf"), rank=0, entries=1),
-        64: dict(value=float("nan"), rank=1, right_calls=1),
-    }[case.batch]
-    return _measure(ctx, case, params, group, **what) if what else worker.measure(ctx, case, params, group)
-
-
-def _measure(ctx, case, params, group, value, *, rank, entries=None, right_calls=0):
-    calls = 0
+def by_batch(ctx, study, case, params, group, done=()):
+    value, rank, entries, right_calls = next(fault for batch, *fault in PLANTED.values() if batch == case.batch)
+    right, calls = BlockShockLinear.local, 0
 
     def local(self, x):
         nonlocal calls
         calls += 1
-        y = RIGHT(self, x)
+        y = right(self, x)
         if ctx.rank == rank and calls > right_calls:
             y.flatten()[:entries] = value
         return y
 
-    BlockShockLinear.local = local
-    try:
-        return worker.measure(ctx, case, params, group)
-    finally:
-        BlockShockLinear.local = RIGHT
+    with mock.patch.object(BlockShockLinear, "local", local if value else right):
+        return measure.measure(ctx, study, case, params, group)

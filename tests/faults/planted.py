@@ -4,30 +4,27 @@ The gate must catch every one of them. None is a caricature: each is a mistake t
 from, has made or could make.
 """
 
-from __future__ import annotations
+import dataclasses
 
 import torch
 
-from blockshock_lib import sparse24
+from blockshock_lib.kernels.sparse24 import backends, packing
 from blockshock_lib.layers import block_shock, sharded
 from blockshock_lib.layers.block_shock import BlockShockLinear
-from blockshock_lib.layers.column_parallel import ColumnParallelLinear
-from blockshock_lib.layers.emulated import Emulated
-from blockshock_lib.layers.permuted_dense import PermutedDenseLinear
+from blockshock_lib.layers.dense import ColumnParallelLinear, PermutedDenseLinear, TermParallelLinear
 from blockshock_lib.layers.sharded import ShardedLinear
-from blockshock_lib.layers.term_parallel import TermParallelLinear
+
+
+def _reduce(patch, change):
+    patch.setattr(ShardedLinear, "reduce", lambda self, partial, out=None: change(self, partial))
 
 
 def bias_dropped(patch):
-    patch.setattr(ShardedLinear, "_add_bias", lambda self, y: y)
+    _reduce(patch, lambda layer, partial: layer.group.all_reduce(partial))
 
 
 def bias_added_by_every_rank(patch):
-    patch.setattr(
-        ShardedLinear,
-        "_add_bias",
-        lambda self, y: y if self.bias is None else y.add_(self.bias * self.group.world_size),
-    )
+    _reduce(patch, lambda layer, partial: layer.group.all_reduce(partial, layer.bias * layer.group.world_size))
 
 
 def both_ranks_hold_term_0(patch):
@@ -45,19 +42,22 @@ def terms_swapped_on_one_shard(patch):
 
 
 def all_reduce_missing(patch):
-    patch.setattr(Emulated, "reduce", lambda self, parts: self.layers[0]._add_bias(parts[0]))
+    _reduce(patch, lambda layer, partial: partial + layer.bias)
 
 
 def all_reduce_counted_twice(patch):
-    patch.setattr(ShardedLinear, "combine", lambda self, parts: self._add_bias(sum(parts) * 2))
+    _reduce(patch, lambda layer, partial: layer.group.all_reduce(partial * 2, layer.bias))
 
 
 def shards_gathered_in_reverse(patch):
-    patch.setattr(ColumnParallelLinear, "combine", lambda self, parts: torch.cat(parts[::-1]).t())
+    def reduce(layer, partial, out=None):
+        return torch.cat(layer.group.all_gather(partial).chunk(layer.group.world_size)[::-1]).t()
+
+    patch.setattr(ColumnParallelLinear, "reduce", reduce)
 
 
 def packed_copy_is_stale(patch):
-    pack = sparse24.reference.pack
+    pack = packing.pack
 
     def stale(weight, mask):
         # One SGD step behind: a relative change of about one percent.
@@ -67,7 +67,7 @@ def packed_copy_is_stale(patch):
 
 
 def one_metadata_byte_transposed(patch):
-    pack = sparse24.reference.pack
+    pack = packing.pack
 
     def swapped(weight, mask):
         packed = pack(weight, mask)
@@ -80,68 +80,56 @@ def one_metadata_byte_transposed(patch):
 
 
 def one_product_is_nan(patch):
-    linear = sparse24.reference.linear
-
-    def broken(x, packed, *how):
-        y = linear(x, packed, *how)
-        y[-1, -1] = float("nan")
-        return y
-
-    _patch_backend(patch, linear=broken)
+    _spoil(patch, lambda y: y[-1, -1].fill_(float("nan")))
 
 
 def last_row_of_outputs_never_written(patch):
-    linear = sparse24.reference.linear
-
-    def short(x, packed, *how):
-        y = linear(x, packed, *how)
-        y[-1] = 0
-        return y
-
-    _patch_backend(patch, linear=short)
+    _spoil(patch, lambda y: y[-1].zero_())
 
 
 def one_output_slightly_off(patch):
-    linear = sparse24.reference.linear
+    _spoil(patch, lambda y: y[0, 0].add_(0.05 * y.float().square().mean().sqrt()))
 
-    def off(x, packed, *how):
+
+def _spoil(patch, change):
+    linear = packing.linear
+
+    def spoilt(x, packed, *how):
         y = linear(x, packed, *how)
-        y[0, 0] += 0.05 * y.float().square().mean().sqrt()
+        change(y)
         return y
 
-    _patch_backend(patch, linear=off)
+    _patch_backend(patch, linear=spoilt)
 
 
 def input_rounded_to_eight_bits(patch):
-    linear = sparse24.reference.linear
+    linear = packing.linear
     _patch_backend(patch, linear=lambda x, packed, *how: linear(x.to(torch.float8_e4m3fn).to(x.dtype), packed, *how))
 
 
 def wrong_input_shard(patch):
-    right = BlockShockLinear.hold
+    right = BlockShockLinear.shard
 
-    def hold(self, weight, keep, part):
+    def shard(self, weight, keep, part):
         right(self, weight, keep, part)
         self.cols = slice(0, part.cols.stop - part.cols.start)
 
-    patch.setattr(BlockShockLinear, "hold", hold)
+    patch.setattr(BlockShockLinear, "shard", shard)
 
 
 def permuted_columns_of_the_other_class(patch):
-    right = PermutedDenseLinear.hold
+    right = PermutedDenseLinear.shard
 
-    def hold(self, weight, keep, part):
+    def shard(self, weight, keep, part):
         right(self, weight, keep, part)
         rows, cols = zip(*self.classes, strict=True)
         self.classes = list(zip(rows, cols[::-1], strict=True))
 
-    patch.setattr(PermutedDenseLinear, "hold", hold)
+    patch.setattr(PermutedDenseLinear, "shard", shard)
 
 
 def _patch_backend(patch, **functions):
-    import dataclasses
-
-    table = sparse24.product.BACKENDS
+    table = backends.BACKENDS
     patch.setitem(table, "reference", dataclasses.replace(table["reference"], **functions))
 
 

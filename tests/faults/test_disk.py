@@ -1,7 +1,7 @@
 """A full disk or a folder that cannot be written: a clear error, the old file as it was, and no temporary one left."""
 
 import json
-import os
+import multiprocessing
 import resource
 import shutil
 import subprocess
@@ -10,18 +10,18 @@ import sys
 import nbformat
 import pytest
 
-from blockshock_lib import manifest, records
 from blockshock_lib.errors import RecordError
-from blockshock_lib.report.pages import page
-from tests.cases import METHODS, case
+from blockshock_lib.notebook.pages import page
+from blockshock_lib.runs import manifest
+from tests.cases import METHODS, case, row, write
 from tests.faults.workers import CONTEXT
-from tests.runs import TINY
+from tests.small_runs import TINY
 from tools import update_notebooks
 
 
 def write_record(folder, text):
-    rows = [records.row(method, "check", 1.0, detail=text) for method in METHODS]
-    return records.write(folder, run="r", case=case(), group=0, rows=rows, context=CONTEXT)
+    rows = [row(method, "check", 1.0, detail=text) for method in METHODS]
+    return write(folder, run="r", case=case(), group=0, rows=rows, context=CONTEXT)
 
 
 def write_manifest(folder, text):
@@ -53,24 +53,21 @@ def contents(folder):
 
 def on_a_full_disk(write, folder):
     """What `write` says in a process whose files can grow no further than LIMIT."""
-    said, tell = os.pipe()
-    # A fork, for it has imported everything.
-    child = os.fork()
-    if child == 0:
+    fork = multiprocessing.get_context("fork")  # it has imported everything
+    said, tell = fork.Pipe(duplex=False)
+
+    def child():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
         try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
-            write(folder, LARGE)
-            os.write(tell, b"written")
+            tell.send(str(write(folder, LARGE)))
         except RecordError as error:
-            os.write(tell, str(error).encode())
-        except BaseException as error:
-            os.write(tell, repr(error).encode())
-        finally:
-            os._exit(0)
-    os.close(tell)
-    with open(said, "rb") as told:
-        text = told.read().decode()
-    os.waitpid(child, 0)
+            tell.send(str(error))
+
+    process = fork.Process(target=child)
+    process.start()
+    tell.close()
+    text = said.recv()
+    process.join()
     return text
 
 
@@ -83,36 +80,37 @@ def folder(tmp_path):
     return place
 
 
-FULL, FOLDER, FILE = "full disk", "folder in its place", "file in its folder's place"
+@pytest.mark.parametrize("what", WRITERS)
+def test_on_a_full_disk_the_old_file_stands(what, folder):
+    path = WRITERS[what](folder, "small")
+    nbformat.write(notebook(LARGE), folder / "n.ipynb")
+    before = contents(folder)
+    assert on_a_full_disk(WRITERS[what], folder) == f"{path.name} could not be written: File too large"
+    assert contents(folder) == before
+
+
 # A page is made beside its notebook: there is no file in that folder's place.
-FAULTS = [(what, fault) for what in WRITERS for fault in (FULL, FOLDER, FILE) if (what, fault) != ("page", FILE)]
+PLACES = [(what, place) for what in WRITERS for place in ("file", "folder") if (what, place) != ("page", "folder")]
 
 
-@pytest.mark.parametrize("what, fault", FAULTS)
-def test_full_disk_or_unwritable_folder(what, fault, folder):
+@pytest.mark.parametrize("what, in_place_of", PLACES)
+def test_where_it_cannot_be_written_it_says_so(what, in_place_of, folder):
+    # Not permissions: root, as which tests may run, has them all.
     write = WRITERS[what]
     path = write(folder, "small")
-    assert path.is_file()
-    if fault == FULL:
-        nbformat.write(notebook(LARGE), folder / "n.ipynb")
-        before = contents(folder)
-        assert on_a_full_disk(write, folder) == f"{path.name} could not be written: File too large"
-        assert contents(folder) == before
-        return
-    # Not permissions: root, as which tests may run, has them all.
     path.unlink()
-    if fault == FOLDER:
+    if in_place_of == "file":
         (path / "kept").mkdir(parents=True)
     else:
-        place = path.parent
-        shutil.rmtree(place)
-        place.touch()
+        shutil.rmtree(path.parent)
+        path.parent.touch()
     before = contents(folder.parent)
     with pytest.raises(RecordError, match=rf"{path.name} (could not be written|holds no readable|could not be read)"):
         write(folder, "large")
     assert contents(folder.parent) == before
 
 
+@pytest.mark.long
 def test_a_run_on_a_full_disk_says_so_and_leaves_no_half_file(tmp_path):
     settings = [f"--set={key}={json.dumps(value)}" for key, value in TINY.items()]
     # Enough for the manifest and not for the notebook.

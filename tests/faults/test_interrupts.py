@@ -1,29 +1,99 @@
-"""Interrupted in the notebook, kernel killed, parent killed: nothing is left after 2 s, and the manifest says so."""
+"""Interrupted in the notebook, kernel killed, command killed: nothing runs after 2 s, and every reader says so."""
 
+import contextlib
 import json
 import os
-import re
 import signal
+from pathlib import Path
 
+import psutil
 import pytest
 from jupyter_client import KernelManager
 
-from blockshock_lib import manifest, workbook
-from tests.faults.killed import LONG, Traces, command, flags, private, until
+from blockshock_lib.files import ROOT
+from blockshock_lib.runs import lock, manifest
+from tests.processes import command, flags, listening, wait_for
+
+pytestmark = pytest.mark.long
+LONG = {"sweep.n": [256, 512]}  # 70 cases of phase 0: some seconds of work after the first record
+SECONDS = 20.0  # how long anything may outlive what started it, on a machine that is busy with other tests
 
 OPEN = f"""
 import os
 from pathlib import Path
-from blockshock_lib import workbook
+from blockshock_lib.notebook import workbook
 run = workbook.open_run("phase0", hardware="cpu", settings={LONG!r}, out=Path(os.environ["TMPDIR"]).parent / "out")
 """
+
+
+def private(tmp_path: Path) -> dict[str, str]:
+    """An environment whose temporary files, and whose processes, can be told from all others."""
+    (tmp_path / "tmp").mkdir()
+    ours = {"TMPDIR": str(tmp_path / "tmp"), "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"), "PYTHONPATH": str(ROOT)}
+    return os.environ | ours
+
+
+class Traces:
+    """All that a run in a private environment could leave: looked at while it works, and when it should be gone."""
+
+    def __init__(self, tmp_path: Path, spared: int = 0):
+        self.tmp, self.out, self.spared = tmp_path / "tmp", tmp_path / "out", spared
+        self.folder, self.ports = None, []  # folder: once it has written a record
+
+    def wait_for_work(self) -> None:
+        assert wait_for(lambda: list(self.out.rglob("records/*.json")), 120), "no record was written"
+        (self.folder,) = (path.parent for path in self.out.rglob(manifest.FILE))
+        # A write that was cut short leaves this; the real ones are too quick to be caught.
+        (self.folder / "records" / ".cut-0.json.1.tmp").write_text("{")
+        family = self.processes()
+        self.ports = [c.laddr.port for p in family for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+        assert sum("spawn_main" in name for name in family.values()) == 2, "two ranks are at work"
+        assert self.scratch(), "the ranks meet in a folder of the run's scratch"
+
+    def processes(self) -> dict[psutil.Process, str]:
+        """All living ones of the private environment, but for the one to be spared; and what they run."""
+        found = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # it may end meanwhile
+                if process.pid != self.spared and process.environ().get("TMPDIR") == str(self.tmp):
+                    found[process] = " ".join(process.cmdline())
+        return found
+
+    def scratch(self) -> list[Path]:
+        return list(self.tmp.glob("blockshock-*"))
+
+    def left(self) -> list[str]:
+        return [*self.processes().values(), *(f"port {port}" for port in self.ports if listening(port))]
+
+    def assert_gone(self, seconds: float = SECONDS) -> dict:
+        """Nothing is left in time, and the run is read as interrupted; its manifest."""
+        assert wait_for(lambda: not self.left() and self.status == "interrupted", seconds), (self.left(), self.status)
+        return manifest.read(self.folder)
+
+    def assert_swept(self) -> None:
+        """The next process that starts finds, and removes, the files of the one that was killed."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tempfile.tempdir", str(self.tmp))
+            lock.sweep_stale()
+        lock.hold(self.folder)
+        lock.release(self.folder)
+        assert not self.scratch() and not list(self.folder.rglob(".*.tmp"))
+
+    @property
+    def status(self) -> str:
+        return manifest.read(self.folder)["status"]
+
+    def end(self) -> None:
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
 @pytest.fixture
 def kernel(tmp_path):
     """A bare kernel, as JupyterLab has it: started by no command of ours."""
     manager = KernelManager(kernel_name="python3", connection_file=str(tmp_path / "kernel.json"))
-    manager.start_kernel(env=private(tmp_path), cwd=str(workbook.ROOT), extra_arguments=["--log-level=40"])
+    manager.start_kernel(env=private(tmp_path), cwd=str(ROOT), extra_arguments=["--log-level=40"])
     client = manager.client()
     try:
         client.start_channels()
@@ -35,87 +105,87 @@ def kernel(tmp_path):
         Traces(tmp_path).end()
 
 
+@contextlib.contextmanager
+def running_command(tmp_path):
+    """A command that executes the notebook, and the traces of what it starts."""
+    traces = Traces(tmp_path)
+    with command(private(tmp_path), *flags(LONG), "--out", traces.out) as process:
+        try:
+            yield process, traces
+        finally:
+            process.kill()
+            traces.end()
+
+
 def run_cell(client, source):
-    """The cell's reply and all text that it put out."""
+    """All text that the cell put out."""
     said = []
-    reply = client.execute_interactive(source, timeout=60, output_hook=lambda m: said.append(json.dumps(m["content"])))
-    return reply["content"], "".join(said)
+    reply = client.execute_interactive(source, timeout=120, output_hook=lambda m: said.append(json.dumps(m["content"])))
+    assert reply["content"]["status"] == "ok", said
+    return "".join(said)
 
 
 def test_interrupt_in_the_notebook(kernel, tmp_path):
     manager, client = kernel
     traces = Traces(tmp_path, spared=manager.provisioner.pid)
-    assert run_cell(client, OPEN)[0]["status"] == "ok"
+    run_cell(client, OPEN)
     # What follows a failed request may be aborted with it, unless asked not to.
     asked = client.execute("run.measure()", stop_on_error=False)
     traces.wait_for_work()
     manager.interrupt_kernel()
-    assert until(traces.gone), (traces.left(), traces.status)
+    noted = traces.assert_gone()
+    assert noted["reason"] == "interrupted by the user" and noted["ended"]
+    assert not traces.scratch() and not list(traces.folder.rglob(".*.tmp"))
     reply = client.get_shell_msg(timeout=10)
     while reply["parent_header"]["msg_id"] != asked:
         reply = client.get_shell_msg(timeout=10)
     assert reply["content"]["ename"] == "KeyboardInterrupt"
     assert len(reply["content"]["traceback"]) < 6, "what waits for the ranks is no news"
-    noted = manifest.read(traces.folder)
-    assert noted["reason"] == "interrupted by the user" and noted["ended"]
 
     done = len(list(traces.folder.glob("records/*.json")))
-    reply, said = run_cell(client, "print(run.conclude())")
-    assert reply["status"] == "ok" and f"{70 - done} of 70 records damaged or missing" in said
+    said = run_cell(client, "print(run.conclude())")
+    assert f"{70 - done} of 70 records damaged or missing" in said
     assert traces.status == "interrupted", "the cells that come after do not make it a completed run"
 
 
-@pytest.mark.parametrize("where", ["by a command", "in JupyterLab"])
-def test_killed_kernel(where, tmp_path, request):
-    if where == "in JupyterLab":
-        manager, client = request.getfixturevalue("kernel")
-        traces = Traces(tmp_path)
-        client.execute(OPEN + "run.measure()")
+def test_killed_kernel_in_jupyterlab(kernel, tmp_path):
+    manager, client = kernel
+    traces = Traces(tmp_path)
+    client.execute(OPEN + "run.measure()")
+    traces.wait_for_work()
+    os.kill(manager.provisioner.pid, signal.SIGKILL)
+    traces.assert_gone()
+    traces.assert_swept()
+
+
+def test_killed_kernel_of_a_command(tmp_path):
+    with running_command(tmp_path) as (process, traces):
         traces.wait_for_work()
-        os.kill(manager.provisioner.pid, signal.SIGKILL)
-        assert until(traces.gone), (traces.left(), traces.status)
-        return
-    traces = Traces(tmp_path)
-    with command(private(tmp_path), *flags(LONG), "--out", traces.out) as process:
-        try:
-            traces.spared = process.pid
-            traces.wait_for_work()
-            (pid,) = (p.pid for p, what in traces.processes().items() if "ipykernel_launcher" in what)
-            os.kill(pid, signal.SIGKILL)
-            # The command lives on to say so, and its custodian with it.
-            told = until(lambda: traces.status == "interrupted" and not [x for x in traces.left() if "custod" not in x])
-            assert told, (traces.left(), traces.status)
-            said = process.communicate(timeout=60)[0]
-        finally:
-            process.kill()
-            traces.end()
+        (pid,) = (p.pid for p, what in traces.processes().items() if "ipykernel_launcher" in what)
+        traces.spared = process.pid
+        os.kill(pid, signal.SIGKILL)
+        traces.assert_gone()  # the command lives on to say so
+        said = process.communicate(timeout=120)[0]
     assert process.returncode == 130 and "phase0 interrupted: the notebook's kernel died" in said
-    assert not traces.left() and traces.status == "interrupted"
+    assert not traces.left() and not traces.scratch() and traces.status == "interrupted"
 
 
-def test_killed_parent(tmp_path):
-    traces = Traces(tmp_path)
-    with command(private(tmp_path), *flags(LONG), "--out", traces.out) as process:
-        try:
-            traces.wait_for_work()
-            assert len(traces.ports) >= 5, "a kernel listens on five"
-            process.kill()
-            assert until(traces.gone), (traces.left(), traces.status)
-        finally:
-            process.kill()
-            traces.end()
-    noted = manifest.read(traces.folder)
-    assert re.search("ended before the run did", noted["reason"]) and noted["verdict"].startswith("phase0 interrupted")
+def test_killed_command(tmp_path):
+    with running_command(tmp_path) as (process, traces):
+        traces.wait_for_work()
+        assert len(traces.ports) >= 5, "a kernel listens on five"
+        process.kill()
+        process.wait()
+        noted = traces.assert_gone()
+    assert noted["verdict"] == "phase0 interrupted: the process that ran it ended before the run did"
+    traces.assert_swept()
 
 
-def test_a_parent_that_is_ended_while_its_kernel_starts_leaves_nothing_either(tmp_path):
-    traces = Traces(tmp_path)
-    with command(private(tmp_path), *flags(LONG), "--out", traces.out) as process:
-        try:
-            assert until(lambda: list(traces.tmp.rglob("kernel.json")), 60)
-            (traces.folder,) = (path.parent for path in traces.out.rglob(manifest.FILE))
-            process.send_signal(signal.SIGTERM)
-            assert until(traces.gone), (traces.left(), traces.status)
-        finally:
-            process.kill()
-            traces.end()
+def test_a_command_that_is_ended_while_its_kernel_starts_leaves_no_process_either(tmp_path):
+    with running_command(tmp_path) as (process, traces):
+        assert wait_for(lambda: list(traces.tmp.rglob("kernel.json")), 120)
+        (traces.folder,) = (path.parent for path in traces.out.rglob(manifest.FILE))
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        traces.assert_gone(30)  # it looks for its parent once it has loaded
+    traces.assert_swept()

@@ -1,62 +1,90 @@
 """The gate catches every planted fault, gives no time for it, and raises no false alarm on correct code."""
 
 import pytest
-import torch
 
-from blockshock_lib import params
-from blockshock_lib.engine import experiment
-from blockshock_lib.layers.problem import LinearProblem
-from tests.cases import MASKS, METHODS, case
-from tests.faults.planted import FAULTS
-
-CPU = torch.device("cpu")
+from tests.cases import MASKS, METHODS
+from tests.faults import planted, planted_training
+from tests.studies.linear.measuring import asked, measured
 
 
 @pytest.fixture(scope="module")
-def quick():
-    return params.load(
-        "phase1", {"timing.samples": 2, "timing.warmup": 1, "profile": "none"}, choose={"hardware": "cpu"}
-    )
+def forward():
+    return asked("phase1")
 
 
-def rows_of(method, world_size, mask, quick, tmp_path, **changes):
-    one = case(phase="phase1", methods=(method,), world_size=world_size, mask=mask, in_features=512, **changes)
-    problem = LinearProblem(one, CPU)
-    return experiment.measure(problem, quick, group_index=0, traces=tmp_path, last=False)
+@pytest.fixture(scope="module")
+def training():
+    return asked("phase3", loss_steps=0)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+def of_forward(fault):
+    method, world_size, mask = planted.FAULTS[fault]
+    return dict(methods=(method,), world_size=world_size, mask=mask, in_features=512)
+
+
+def of_training(fault):
+    method, changes, _ = planted_training.FAULTS[fault]
+    return dict(methods=(method,), in_features=128, out_features=128, **changes)
+
+
+def no_change(patch):
+    pass
+
+
+def checks(rows):
+    return [row for row in rows if row["metric"] == "check"]
+
+
+def assert_refused(rows, *reasons):
+    (found,) = checks(rows)
+    assert found["status"] == "failed" and found["reason"].startswith(reasons)
+    timed = [row for row in rows if row["unit"] == "ms" and row["status"] == "ok"]
+    assert not [row for row in timed if row["method"] == found["method"]]
+
+
+def assert_timed(rows, metric):
+    assert [row["status"] for row in checks(rows)] == ["ok"]
+    assert any(row["metric"] == metric and row["status"] == "ok" for row in rows)
+
+
+@pytest.mark.parametrize("fault", planted.FAULTS, ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_planted_fault_is_caught_and_has_no_time(fault, dtype, monkeypatch, quick, tmp_path):
+def test_a_fault_of_the_forward_is_caught_and_has_no_time(fault, dtype, monkeypatch, forward):
     fault(monkeypatch)
-    rows = rows_of(*FAULTS[fault], quick, tmp_path, dtype=dtype)
-    checks = [row for row in rows if row["metric"] == "check"]
-    assert [row["status"] for row in checks] == ["failed"] and checks[0]["reason"]
-    assert not [row for row in rows if row["unit"] == "ms" and row["status"] == "ok"]
+    assert_refused(measured(forward, dtype=dtype, **of_forward(fault)), "rank ")
 
 
-@pytest.mark.parametrize("broken", sorted(set(FAULTS.values())), ids=str)
-def test_without_the_fault_the_same_case_passes_and_is_timed(broken, quick, tmp_path):
-    rows = rows_of(*broken, quick, tmp_path)
-    assert [row["status"] for row in rows if row["metric"] == "check"] == ["ok"]
-    assert [row for row in rows if row["metric"] == "forward_call"]
+@pytest.mark.parametrize("fault", planted_training.FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_of_training_is_caught_by_its_tensor_and_has_no_time(fault, monkeypatch, training):
+    tensor = planted_training.FAULTS[fault][-1]
+    planted_training.ALONGSIDE.get(fault, no_change)(monkeypatch)
+    fault(monkeypatch)
+    assert_refused(measured(training, **of_training(fault)), f"rank 0: {tensor}", f"rank 1: {tensor}")
 
 
-def test_200_seeds_of_correct_code_raise_no_false_alarm(quick, tmp_path):
+@pytest.mark.long
+@pytest.mark.parametrize("fault", {str(of_forward(f)): f for f in planted.FAULTS}.values(), ids=lambda f: f.__name__)
+def test_without_the_fault_the_same_forward_passes_and_is_timed(fault, forward):
+    assert_timed(measured(forward, **of_forward(fault)), "forward_call")
+
+
+WITHOUT = {str((of_training(f), planted_training.ALONGSIDE.get(f))): f for f in planted_training.FAULTS}
+
+
+@pytest.mark.parametrize("fault", WITHOUT.values(), ids=lambda fault: fault.__name__)
+def test_without_the_fault_the_same_step_passes_and_is_timed(fault, monkeypatch, training):
+    planted_training.ALONGSIDE.get(fault, no_change)(monkeypatch)
+    assert_timed(measured(training, **of_training(fault)), "step_call")
+
+
+@pytest.mark.long
+def test_200_seeds_of_correct_code_raise_no_false_alarm():
     dtypes, workloads, worlds = ("bf16", "fp16", "fp32"), ("gaussian", "uniform", "activation"), (2, 4, 8)
-    alarms = []
+    only_checked, alarms = asked("phase0"), []
     for seed in range(200):
-        one = case(
-            seed=seed,
-            mask=MASKS[seed % len(MASKS)],
-            dtype=dtypes[seed % 3],
-            workload=workloads[seed // 3 % 3],
-            world_size=worlds[seed // 9 % 3],
-            in_features=512,
-            out_features=512,
-        )
-        rows = experiment.measure(LinearProblem(one, CPU), quick, group_index=0, traces=tmp_path, last=False)
-        checked = {row["method"]: row for row in rows if row["metric"] == "check"}
-        assert set(checked) == set(METHODS)
-        alarms += [(seed, one.label, row) for row in checked.values() if row["status"] == "failed"]
+        drawn = dict(dtype=dtypes[seed % 3], workload=workloads[seed // 3 % 3], world_size=worlds[seed // 9 % 3])
+        drawn |= dict(mask=MASKS[seed % len(MASKS)], seed=seed, in_features=512, out_features=512)
+        rows = measured(only_checked, **drawn)
+        assert {row["method"] for row in checks(rows)} == set(METHODS)
+        alarms += [(seed, row) for row in checks(rows) if row["status"] == "failed"]
     assert alarms == []

@@ -3,14 +3,13 @@
 import contextlib
 import itertools
 import re
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from blockshock_lib import launch
 from blockshock_lib.errors import DeadlineError, RankError
+from blockshock_lib.ranks import WorkerGroup
 from tests.faults import failing
 from tests.processes import living
 
@@ -26,60 +25,50 @@ TOLD = {
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path, monkeypatch):
-    """A temporary folder of this test's own: whatever is left in it is the test's."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.delenv("BLOCKSHOCK_SCRATCH", raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield folder
-    assert not list(folder.iterdir())
+def nothing_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("BLOCKSHOCK_SCRATCH", str(tmp_path))
+    yield
+    assert not list(tmp_path.glob("blockshock-*"))
 
 
-def test_worker_raises_or_is_sigkilled(tmp_path):
+def assert_named(group, how, rank, log):
+    """One rank fails: it is named in time, with what it could still tell, and all of the group is gone."""
+    with pytest.raises(RankError) as caught:
+        group.call(failing.fails_on, rank, how, seconds=60)
+    late = time.monotonic() - float(re.search(r"last words at ([\d.]+)", log.read_text())[1])
+    kind, message, told = TOLD[how]
+    error, where = caught.value, f"{how} on rank {rank}, after {late:.2f} s"
+    assert (error.rank, error.kind) == (rank, kind) and message in error.message, where
+    assert re.search(told, error.traceback), f"{where}:\n{error}"
+    assert late < 2 and not living(group.pids), where
+
+
+@pytest.mark.parametrize("how", ["raise", "SIGKILL", "exit"])
+def test_a_rank_that_fails_is_named(how, tmp_path, light):
+    assert_named(WorkerGroup(3, logs=tmp_path), how, 1, tmp_path / "rank1.log")
+
+
+@pytest.mark.long
+def test_a_hundred_workers_that_raise_exit_or_are_killed(tmp_path):
     """100 faults in 100 groups; the next group starts while this one fails."""
-    named, pids = 0, []
     with ThreadPoolExecutor(1) as ahead, contextlib.ExitStack() as started:
 
         def start(number):
             _, (ranks, _) = FAULTS[number]
-            return started.enter_context(launch.WorkerGroup(ranks, logs=tmp_path / str(number)))
+            return started.enter_context(WorkerGroup(ranks, logs=tmp_path / str(number)))
 
         waiting = ahead.submit(start, 0)
         try:
             for number, (how, (_, rank)) in enumerate(FAULTS):
                 group, waiting = waiting.result(), ahead.submit(start, number + 1) if number < 99 else None
-                pids += group.pids
-                with pytest.raises(RankError) as caught:
-                    group.call(failing.fails_on, rank, how, seconds=60)
-                late = time.monotonic() - fault_time(tmp_path / str(number) / f"rank{rank}.log")
-                kind, message, told = TOLD[how]
-                error, where = caught.value, f"fault {number}, {how} on rank {rank}, after {late:.2f} s"
-                assert (error.rank, error.kind) == (rank, kind) and message in error.message, where
-                assert re.search(told, error.traceback), f"{where}:\n{error}"
-                assert late < 2, where
-                named += 1
+                assert_named(group, how, rank, tmp_path / str(number) / f"rank{rank}.log")
         finally:
             if waiting is not None:
                 waiting.exception()  # a group that is starting is ended too
-    assert named == 100 and not living(pids)
 
 
-def fault_time(log):
-    return float(re.search(r"last words at ([\d.]+)", log.read_text())[1])
-
-
-@pytest.mark.parametrize(
-    ("task", "seen"),
-    [
-        (failing.hangs_in_python, ("recv_bytes", "in hangs_in_python")),
-        (failing.only_rank_zero_reduces, (r"all_reduce[\s\S]*in only_rank_zero_reduces", "recv_bytes")),
-        (failing.mismatched, (r"all_reduce[\s\S]*in mismatched", r"in mismatched")),
-    ],
-    ids=["hang", "collective of one rank", "mismatched collective"],
-)
-def test_hang_or_mismatched_collective(task, seen, tmp_path):
-    group = launch.WorkerGroup(2, logs=tmp_path / "logs")
+def assert_stacks(task, seen, logs):
+    group = WorkerGroup(2, logs=logs)
     start = time.monotonic()
     with pytest.raises(DeadlineError) as caught:
         group.call(task, seconds=1)
@@ -88,3 +77,20 @@ def test_hang_or_mismatched_collective(task, seen, tmp_path):
     for rank, words in enumerate(seen):
         assert re.search(words, caught.value.stacks[rank]), str(caught.value)
     assert not living(group.pids) and not group.alive
+
+
+def test_hang(tmp_path, light):
+    assert_stacks(failing.hangs_in_python, ("recv_bytes", "in hangs_in_python"), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("task", "seen"),
+    [
+        (failing.only_rank_zero_reduces, (r"all_reduce[\s\S]*in only_rank_zero_reduces", "recv_bytes")),
+        (failing.mismatched, (r"all_reduce[\s\S]*in mismatched", r"in mismatched")),
+    ],
+    ids=["collective of one rank", "mismatched collective"],
+)
+def test_hang_in_a_collective(task, seen, tmp_path):
+    assert_stacks(task, seen, tmp_path)

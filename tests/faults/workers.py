@@ -1,10 +1,7 @@
 """Task functions for the tests of groups and runs: a worker can only run what it can import."""
 
-from __future__ import annotations
-
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -13,7 +10,8 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from blockshock_lib.records import row
+from blockshock_lib.ranks import worker
+from tests.cases import row
 
 
 def rank_and(ctx, *values):
@@ -32,10 +30,6 @@ def process_facts(ctx):
     return {"threads": torch.get_num_threads(), "device": str(ctx.device), "pid": os.getpid()}
 
 
-def environment(ctx, name):
-    return os.environ.get(name)
-
-
 def cannot_be_sent_back(ctx):
     return lambda: None
 
@@ -45,9 +39,33 @@ def raises_on(ctx, rank):
         raise ValueError(f"planted in rank {rank}\nwith a second line")
 
 
-def leaves_on(ctx, rank):
+def exits(ctx):
+    sys.exit(3)
+
+
+def emits(ctx, count):
+    for number in range(count):
+        ctx.emit(number)
+    return ctx.rank, ctx.world_size
+
+
+def waits_for_a_loss(ctx, rank):
+    """The given rank dies; the others wait until they are told, and say of whom."""
     if ctx.rank == rank:
-        sys.exit(3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not ctx.lost():
+        time.sleep(0.01)
+    return sorted(ctx.lost())
+
+
+def adds_up_without(ctx, rank):
+    """The given rank raises while the others wait for it in a sum: whom they lost, and what the sum raised."""
+    raises_on(ctx, rank)
+    try:
+        total_of_ranks(ctx)
+    except RuntimeError as error:
+        worker.leave()  # the other may wait for this rank, and not for the one that has gone
+        return waits_for_a_loss(ctx, -1), type(error).__name__
 
 
 def complains_before_the_cause_dies(ctx):
@@ -55,13 +73,6 @@ def complains_before_the_cause_dies(ctx):
         raise RuntimeError("[pair.cc:534] Connection closed by peer")
     time.sleep(0.1)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def helper_then_sleep(ctx):
-    """Starts a program of its own, as a compiler of kernels would, and then hangs."""
-    helper = subprocess.Popen(["sleep", "600"])
-    print(f"helper {helper.pid}", flush=True)
-    time.sleep(600)
 
 
 @dataclass(frozen=True)
@@ -95,31 +106,31 @@ class Case:
         return asdict(self)
 
 
-CONTEXT = {"code": {"commit": ""}, "machine": "0123456789ab", "libraries": {}, "emulated": False}
+CONTEXT = {"code": {"commit": "", "sources": "abc"}, "machine": "0123456789ab", "libraries": {}, "emulated": False}
 
 
-def params(groups: int = 1, processes: int = 1, case_seconds: float = 60) -> SimpleNamespace:
+def params(groups: int = 1, device: str = "cpu", case_seconds: float = 60) -> SimpleNamespace:
     return SimpleNamespace(
-        hardware=SimpleNamespace(processes=processes, device="cpu", backend="gloo", threads=1),
+        hardware=SimpleNamespace(processes=1, device=device, backend="gloo", threads=1),
         timing=SimpleNamespace(groups=groups),
         limits=SimpleNamespace(start_seconds=60, case_seconds=case_seconds),
     )
 
 
-def measure(ctx, case, params, group):
+def measure(ctx, study, case, params, group, done=()):
     """Measures nothing, or fails as the case asks for; the call rate shows which process did it."""
-    last = ctx.rank == ctx.world_size - 1
-    if case.fault == "cuda oom" and last:
+    fault = case.fault if ctx.rank == ctx.world_size - 1 else ""
+    if fault:
+        print(f"{fault} at {time.monotonic()}", flush=True)
+    if fault == "cuda oom":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 1.00 GiB free.")
-    if case.fault == "oom" and last:
+    if fault == "oom":
         torch.empty(2**60, dtype=torch.uint8)
-    if last and case.fault:
-        print(f"{case.fault} at {time.monotonic()}", flush=True)
-    if case.fault == "raise" and last:
+    if fault == "raise":
         raise ValueError("planted\nwith a second line")
-    if case.fault == "kill" and last:
+    if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if case.fault == "hang" and last:
+    if fault == "hang":
         time.sleep(600)
     if case.fault == "no time":
         return [row(method, "forward_kernel", 0.0) for method in case.methods]

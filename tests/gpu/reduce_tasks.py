@@ -1,7 +1,5 @@
 """What the ranks of test_all_reduce.py run on GPUs; a spawned process imports it by name."""
 
-from __future__ import annotations
-
 import gc
 import os
 from unittest import mock
@@ -10,13 +8,12 @@ import torch
 import torch.distributed as dist
 
 from blockshock_lib.comm import Group, all_reduce, tuning
-from blockshock_lib.comm.all_reduce import BACKENDS
-from blockshock_lib.comm.choices import Way
+from blockshock_lib.comm.all_reduce import BACKENDS, Way
+from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import BlockShockLinear, RowParallelLinear
-from blockshock_lib.params import Mask
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SYMMETRIC = [name for name, backend in BACKENDS.items() if backend.shares]
+SYMMETRIC = [name for name, kernel in BACKENDS.items() if kernel]
 
 
 def integers(seed: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, most: int = 15):
@@ -29,7 +26,7 @@ def unsupported(ctx):
     return all_reduce.reducer(Group.of(), ctx.device).why
 
 
-def values(ctx, cases):
+def values(ctx, cases=210):
     """What is not the exact sum, or not rounded once, over random shapes, dtypes and numbers of blocks."""
     group, wrong = Group.of(), []
     one, shapes = all_reduce.reducer(group, ctx.device), torch.Generator().manual_seed(5)
@@ -41,15 +38,13 @@ def values(ctx, cases):
         every = [integers(case * 8 + r, (rows, columns), dtype, ctx.device) for r in range(ctx.world_size)]
         bias = integers(case + 10**6, (columns,), dtype, ctx.device) if case % 2 else None
         expected = sum(every) if bias is None else sum(every) + bias
-        place = one.room(group, rows, columns, dtype)
+        place = one.workspace(group, rows, columns, dtype)
         place.copy_(every[ctx.rank])
         if not torch.equal(one.sum(place, bias, way=Way(name, blocks)), expected):
             wrong.append(f"{name} {tuple(place.shape)} {dtype} blocks={blocks} bias={bias is not None}")
         # Real numbers: one rounding of a sum in fp32, the same on every rank.
-        every = [
-            torch.randn(rows, columns, device=ctx.device, generator=_seed(ctx, case, r)).to(dtype)
-            for r in range(ctx.world_size)
-        ]
+        seeds = (torch.Generator(ctx.device).manual_seed(case * 8 + r) for r in range(ctx.world_size))
+        every = [torch.randn(rows, columns, device=ctx.device, generator=seed).to(dtype) for seed in seeds]
         place.copy_(every[ctx.rank])
         y = one.sum(place, way=Way(name, blocks))
         total = every[0].float()
@@ -60,11 +55,7 @@ def values(ctx, cases):
     return wrong
 
 
-def _seed(ctx, case, rank):
-    return torch.Generator(ctx.device).manual_seed(case * 8 + rank)
-
-
-def races(ctx, calls):
+def races(ctx, calls=600):
     """Calls in a row that change what they sum, ranks delayed at random, two kernels and sizes in turns."""
     group, wrong = Group.of(), torch.zeros((), dtype=torch.int64, device=ctx.device)
     one, late = all_reduce.reducer(group, ctx.device), torch.Generator().manual_seed(ctx.rank)
@@ -72,7 +63,7 @@ def races(ctx, calls):
     expected = sum(every)
     for call in range(calls):
         rows = (512, 8, 100)[call % 3]
-        place = one.room(group, rows, 1024, torch.bfloat16)
+        place = one.workspace(group, rows, 1024, torch.bfloat16)
         if torch.rand(1, generator=late) < 0.2:
             torch.cuda._sleep(int(2e5 * torch.rand(1, generator=late)))
         torch.add(every[ctx.rank][:rows], call % 5, out=place)
@@ -81,7 +72,7 @@ def races(ctx, calls):
     return wrong.item()
 
 
-def graphs(ctx, replays):
+def graphs(ctx, replays=100):
     """A product and its sum in a CUDA graph, replayed with changing inputs; and what an uncaptured growth says."""
     group, wrong = Group.of(), 0
     one = all_reduce.reducer(group, ctx.device)
@@ -89,7 +80,7 @@ def graphs(ctx, replays):
     x = torch.zeros(32, 64, dtype=torch.bfloat16, device=ctx.device)
 
     def forward(name):
-        place = torch.mm(x, weight.t(), out=one.room(group, 32, 1024, torch.bfloat16))
+        place = torch.mm(x, weight.t(), out=one.workspace(group, 32, 1024, torch.bfloat16))
         return one.sum(place, way=Way(name, 8))
 
     for name in SYMMETRIC:
@@ -99,7 +90,7 @@ def graphs(ctx, replays):
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             y = forward(name)
         # The workspace grows: the graph goes on with the one it has captured.
-        one.room(group, one.space.nbytes // 1024, 1024, torch.bfloat16)
+        one.workspace(group, one.space.nbytes // 1024, 1024, torch.bfloat16)
         for replay in range(replays):
             every = [integers(100 * replay + r, x.shape, x.dtype, ctx.device, most=1) for r in range(ctx.world_size)]
             x.copy_(every[ctx.rank])
@@ -110,7 +101,7 @@ def graphs(ctx, replays):
     return wrong
 
 
-def streams(ctx, calls):
+def streams(ctx, calls=40):
     """Calls of one group on two streams in turns share the workspace without a race."""
     group, wrong = Group.of(), 0
     one, every = all_reduce.reducer(group, ctx.device), []
@@ -118,7 +109,7 @@ def streams(ctx, calls):
     torch.cuda.synchronize()
     for call in range(calls):
         with torch.cuda.stream(two[call % 2]):
-            place = one.room(group, 2048, 1024, torch.bfloat16)
+            place = one.workspace(group, 2048, 1024, torch.bfloat16)
             place.fill_(call % 50 + ctx.rank)
             every.append((one.sum(place, way=Way(SYMMETRIC[call // 2 % 2], 32)), call % 50))
     torch.cuda.synchronize()
@@ -133,10 +124,8 @@ def tuned(ctx, folder):
     os.environ["BLOCKSHOCK_CACHE"] = folder
     group, wrong = Group.of(), []
     n, k, b = 2048, 1024, 2048
-    weight, bias = (
-        integers(seed, shape, torch.bfloat16, ctx.device, most=1) for seed, shape in ((1, (n, k)), (2, (n,)))
-    )
-    x = integers(4, (b, k), torch.bfloat16, ctx.device, most=1)
+    shapes = ((n, k), (n,), (b, k))
+    weight, bias, x = (integers(seed, s, torch.bfloat16, ctx.device, most=1) for seed, s in enumerate(shapes, 1))
     expected = (x.float() @ weight.float().t() + bias.float()).bfloat16()
     times = {Way("one-shot", 32): 1.0, Way("nccl"): 2.0}
     with torch.no_grad():
@@ -183,9 +172,9 @@ def freed(ctx):
     handle = dist.new_group()
     group = Group.of(handle)
     one = all_reduce.reducer(group, ctx.device)
-    one.room(group, 64, 1024, torch.bfloat16)  # also starts what stays
+    one.workspace(group, 64, 1024, torch.bfloat16)  # also starts what stays
     before = torch.cuda.mem_get_info()[0]
-    one.room(group, 128 << 10, 1024, torch.bfloat16)
+    one.workspace(group, 128 << 10, 1024, torch.bfloat16)
     held = before - torch.cuda.mem_get_info()[0]
     dist.barrier()
     dist.destroy_process_group(handle)

@@ -4,8 +4,6 @@ The kernels run once over few and odd shapes, as each of their accesses is looke
 them with a fault instead.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import sys
 import tempfile
@@ -16,10 +14,12 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from blockshock_lib import compiled
 from blockshock_lib.comm import Group, all_reduce
-from blockshock_lib.comm.choices import Way
-from blockshock_lib.sparse24 import Pattern, cslt, masks, small
+from blockshock_lib.comm.all_reduce import Way
+from blockshock_lib.kernels import compiled
+from blockshock_lib.kernels.sparse24 import cslt, masks, small
+from blockshock_lib.kernels.sparse24.mask import MASKS
+from blockshock_lib.kernels.sparse24.pattern import Pattern
 
 from . import reduce_tasks
 
@@ -33,11 +33,9 @@ extern "C" __global__ void racy(int* out) {
 """
 
 
-def weight_of(n: int, k: int, dtype: torch.dtype = torch.bfloat16, family: str = "transposable"):
-    """W [N, K] and a mask of it."""
-    weight = torch.randn(n, k, device="cuda").to(dtype)
-    spec = SimpleNamespace(family=family, pattern="random" if family == "transposable" else "")
-    return weight, masks.make(spec, (n, k), device="cuda", weight=weight)
+def weight_of(n: int, k: int, dtype: torch.dtype = torch.bfloat16):
+    """W [N, K] and a mask that is 2:4 along both."""
+    return torch.randn(n, k, device="cuda").to(dtype), masks.make(MASKS["transposable_random"], (n, k), device="cuda")
 
 
 def products() -> None:
@@ -65,7 +63,7 @@ def compression() -> None:
         assert torch.equal(pattern.transpose_values(packed.values), turned.values)
         assert torch.equal(pattern.scatter(packed.values), torch.where(mask, weight, 0))
         assert torch.equal(pattern.masked(weight), torch.where(mask, weight, 0))
-        by_size = masks.make(SimpleNamespace(family="magnitude", pattern=""), shape, device="cuda", weight=weight)
+        by_size = masks.make(MASKS["magnitude"], shape, device="cuda", weight=weight)
         assert torch.equal(cslt.pack_magnitude(weight).values.flatten(), weight[by_size])
 
 
@@ -82,17 +80,17 @@ def product_past_the_end() -> None:
 
 
 def compression_past_the_end() -> None:
-    from blockshock_lib.sparse24 import compress_kernels  # Triton is on GPU machines only
+    from blockshock_lib.kernels.sparse24 import kernels  # Triton is on GPU machines only
 
     weight, mask = weight_of(128, 128)
     values, turned = weight.new_empty(128, 32), weight.new_empty(128, 64)
-    compress_kernels.compress(Pattern.of(mask), weight, values, turned)
+    kernels.compress(Pattern.of(mask), weight, values, turned)
 
 
 def sums_past_the_end(ctx) -> None:
     group = Group.of()
     one = all_reduce.reducer(group, ctx.device)
-    place = one.room(group, 512, 1024, torch.bfloat16)
+    place = one.workspace(group, 512, 1024, torch.bfloat16)
     # So short that every block of every rank writes past it before it meets its peer again: a block whose peer's rank
     # has been ended by the fault would wait for ever.
     one.sum(place, None, place.new_empty(64, 1024), way=Way(sys.argv[1].rpartition("-by-")[2], 16))

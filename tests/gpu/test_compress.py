@@ -1,21 +1,14 @@
 """The compressor on a real GPU, byte for byte against cuSPARSELt's own and against the mask."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from blockshock_lib.comm import Group
-from blockshock_lib.layers import BlockShockLinear
-from blockshock_lib.params import Mask
-from blockshock_lib.sparse24 import Pattern, compress, cslt, masks, metadata
+from blockshock_lib.kernels.sparse24 import compress, cslt, masks
+from blockshock_lib.kernels.sparse24.mask import Mask
+from blockshock_lib.kernels.sparse24.pattern import Pattern
 
-from .test_products import MASKS, assert_right, backend_for, problem
+from .test_products import MASKS, backend_for
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is available"),
-]
 DTYPES = [torch.bfloat16, torch.float16]
 TRANSPOSABLE = ("transposable", "random")
 
@@ -23,14 +16,25 @@ TRANSPOSABLE = ("transposable", "random")
 @pytest.fixture(scope="module", autouse=True)
 def library():
     backend_for("cslt")
-    if reason := metadata.known(torch.device("cuda", torch.cuda.current_device())):
+    if reason := compress.known(torch.device("cuda", torch.cuda.current_device())):
         assert torch.cuda.get_device_capability() != (9, 0), reason
         pytest.skip(reason)
 
 
 def mask_of(mask, shape, seed=5, weight=None):
-    spec = SimpleNamespace(family=mask[0], pattern=mask[1])
-    return masks.make(spec, shape, seed=seed, device="cuda", weight=weight)
+    return masks.make(Mask("", *mask), shape, seed=seed, device="cuda", weight=weight)
+
+
+def split(buffer):
+    """(values [N, K/2], metadata uint8) of a buffer [N, 9/16 K]."""
+    flat, half = buffer.view(-1), buffer.numel() * 8 // 9
+    return flat[:half].view(len(buffer), -1), flat[half:].view(torch.uint8)
+
+
+def shapes(seed):
+    """24 shapes, each with a seed."""
+    draw = torch.Generator().manual_seed(seed)
+    return [(i, tuple((64 * torch.randint(1, 33, (2,), generator=draw)).tolist())) for i in range(24)]
 
 
 def any_bits(shape, dtype, seed=0):
@@ -53,37 +57,28 @@ def wanted_of(weight, keep):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mask", MASKS, ids=" ".join)
 def test_every_form_is_the_librarys_byte_for_byte(mask, dtype):
-    """24 shapes, both terms of each: 480 weights in all."""
-    shapes = torch.Generator().manual_seed(11)
-    for seed in range(24):
-        shape = tuple((64 * torch.randint(1, 33, (2,), generator=shapes)).tolist())
+    for seed, shape in shapes(11):
         weight = any_bits(shape, dtype, seed)
         keep = mask_of(mask, shape, seed, torch.randn(shape, device="cuda"))
         for term in (keep, ~keep):
             pattern, wanted = Pattern.of(term), wanted_of(weight, term)
             assert same(cslt.pack(weight, term).data[0], wanted)
-            assert torch.equal(
-                compress.blank(pattern, dtype).view(-1)[weight.numel() // 2 :].view(torch.uint8),
-                wanted.view(-1)[weight.numel() // 2 :].view(torch.uint8),
-            )
-            assert torch.equal(
-                metadata.of(pattern), wanted.view(-1)[weight.numel() // 2 :].view(torch.uint8)
-            )  # the oracle
+            values, metadata = split(wanted)
+            assert torch.equal(split(compress.blank(pattern, dtype))[1], metadata)
+            assert torch.equal(compress.metadata(pattern), metadata)  # the oracle
             if pattern.transposable:
                 wanted_t = wanted_of(weight.t(), term.t())
                 assert all(map(same, compress.both(weight, pattern), (wanted, wanted_t)))
-                values, turned = (w.view(-1)[: weight.numel() // 2] for w in (wanted, wanted_t))
-                ours = torch.full_like(values, 7).view(shape[0], -1), torch.full_like(turned, 7).view(shape[1], -1)
+                both = values, split(wanted_t)[0]
+                ours = [torch.full_like(one, 7) for one in both]
                 compress.values_of_both(weight, pattern, *ours)
-                assert same(ours[0].view(-1), values) and same(ours[1].view(-1), turned)
+                assert all(map(same, ours, both))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("levels", [0, 2, 40])
 def test_a_magnitude_is_compressed_as_under_its_mask(levels, dtype):
-    shapes = torch.Generator().manual_seed(levels)
-    for seed in range(24):
-        shape = tuple((64 * torch.randint(1, 33, (2,), generator=shapes)).tolist())
+    for seed, shape in shapes(levels):
         weight = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
         weight = ((weight * levels).round() if levels else weight).to(dtype)
         assert same(compress.magnitude(weight), wanted_of(weight, mask_of(("magnitude", ""), shape, weight=weight)))
@@ -99,20 +94,6 @@ def test_a_magnitude_of_a_weight_that_is_not_finite_is_refused(value):
         compress.magnitude(weight)
 
 
-def test_a_kept_zero_stays_kept_in_both_and_values_written_later_reach_the_product():
-    x, weight, keep = problem(512, 1024, 64, mask=TRANSPOSABLE)
-    dy = torch.randn(64, 512, device="cuda").bfloat16()
-    weight.masked_fill_(torch.rand(weight.shape, device="cuda") < 0.3, 0)
-    pattern = Pattern.of(keep)
-    forward, turned = cslt.pack_both(weight, pattern)
-    assert_right(cslt.linear(x, forward), x, weight, keep)
-    assert_right(cslt.linear(dy, turned), dy, weight.t(), keep.t())
-    changed = torch.randn_like(weight)
-    compress.values_of_both(changed, pattern, forward.values, turned.values)
-    assert_right(cslt.linear(x, forward), x, changed, keep)
-    assert_right(cslt.linear(dy, turned), dy, changed.t(), keep.t())
-
-
 def test_more_than_two_to_the_31_bytes_are_compressed_right():
     shape, last = (36864, 32768), slice(36864 - 64, 36864)
     keep = mask_of(TRANSPOSABLE, shape)
@@ -120,29 +101,15 @@ def test_more_than_two_to_the_31_bytes_are_compressed_right():
     weight = any_bits(shape, torch.bfloat16)
     forward, turned = compress.both(weight, pattern)
     del keep
-    values = forward.view(-1)[: weight.numel() // 2].view(shape[0], -1)
-    values_t = turned.view(-1)[: weight.numel() // 2].view(shape[1], -1)
+    (values, metadata), (values_t, metadata_t) = split(forward), split(turned)
     assert same(values, pattern.gather(weight)) and same(values_t, pattern.transpose_values(values))
-    for buffer, found in ((forward, pattern), (turned, pattern.t())):
-        ours = buffer.view(-1)[weight.numel() // 2 :].view(torch.uint8)
-        assert torch.equal(ours, metadata.of(found))
-        assert torch.equal(ours, compress.blank(found, weight.dtype).view(-1)[weight.numel() // 2 :].view(torch.uint8))
+    for ours, found in ((metadata, pattern), (metadata_t, pattern.t())):
+        assert torch.equal(ours, compress.metadata(found))
+        assert torch.equal(ours, split(compress.blank(found, weight.dtype))[1])
     weight = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    selected, rows = compress.magnitude(weight), weight[last]
-    wanted = wanted_of(rows, mask_of(("magnitude", ""), tuple(rows.shape), weight=rows))
-    half, tail = rows.numel() // 2, rows.numel() // 16
-    end = weight.numel() // 2
-    assert same(selected.view(-1)[end - half : end], wanted.view(-1)[:half])
-    assert same(selected.view(-1)[-tail:], wanted.view(-1)[half:])
-
-
-def test_a_blank_needs_no_memory_but_its_own():
-    pattern = Pattern.of(mask_of(TRANSPOSABLE, (8192, 8192)))
-    compress.blank(pattern, torch.bfloat16)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    blank = cslt.blank(pattern, torch.bfloat16)
-    assert torch.cuda.max_memory_allocated() - before == blank.nbytes == 8192 * 8192 * 9 // 8
+    (values, metadata), rows = split(compress.magnitude(weight)), weight[last]
+    wanted, tail = split(wanted_of(rows, mask_of(("magnitude", ""), tuple(rows.shape), weight=rows)))
+    assert same(values[last], wanted) and torch.equal(metadata[-len(tail) :], tail)
 
 
 def test_a_weight_whose_rows_lie_apart_or_begin_off_a_word_is_read_right():
@@ -166,17 +133,3 @@ def test_the_values_of_both_can_be_captured_in_a_graph_and_follow_a_new_weight()
     weight.mul_(-3)
     graph.replay()
     assert torch.equal(values, pattern.gather(weight)) and torch.equal(turned, pattern.transpose_values(values))
-
-
-@pytest.mark.parametrize("mask", ["checkerboard", "transposable_random"])
-def test_a_master_that_is_compressed_each_step_gives_y_and_dx(mask):
-    x, weight, _ = problem(512, 1024, 64)
-    dy = torch.randn(64, 512, device="cuda").bfloat16()
-    layer = BlockShockLinear(weight, mask=Mask.named(mask), update="recompress", group=Group(0, 2))
-    keep = layer.pattern.mask()
-    for _ in range(2):
-        assert_right(layer.local(x), x, layer.weight.detach(), keep)
-        assert_right(layer.local_dx(dy), dy, layer.weight.detach().t(), keep.t())
-        with torch.no_grad():
-            layer.weight.copy_(torch.randn_like(layer.weight))
-        layer.refresh()

@@ -3,22 +3,16 @@
 import pytest
 import torch
 
-from blockshock_lib import launch, params
-from blockshock_lib.engine import experiment
-from blockshock_lib.layers.problem import LinearProblem
-from blockshock_lib.sparse24 import cslt, small
-from tests.cases import case
-from tests.engine import ways_tasks
+from blockshock_lib.kernels.sparse24 import cslt, small
+from blockshock_lib.ranks import call
+from tests.studies.linear import measuring
+from tests.studies.linear.measuring import asked, problem, rows_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is available"),
-]
 METHODS = ("row_parallel", "block_shock", "block_shock_torch")
 
 
 def details(rows, metric, method):
-    return {row["detail"] for row in rows if (row["metric"], row["method"]) == (metric, method)}
+    return set(measuring.details(rows, metric, method))
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +26,12 @@ def sparse():
 @pytest.mark.parametrize("batch", [5, 256])
 def test_one_gpu_times_every_product_and_its_host_time(sparse, tmp_path, monkeypatch, mask, batch):
     monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path / "cache"))
-    asked = {"timing.samples": 2, "timing.warmup": 1, "profile": "none"}
-    quick = params.load("phase1", asked, choose={"hardware": "cuda-1"})
     fields = dict(in_features=512, out_features=1024, batch=batch, mask=mask, device="cuda")
-    own = LinearProblem(case(phase="phase1", methods=METHODS, **fields), torch.device("cuda", 0))
-    rows = experiment.measure(own, quick, group_index=0, traces=tmp_path, last=False)
+    quick = asked("phase1", "cuda-1")
+    rows = rows_of(problem(quick, on=torch.device("cuda", 0), phase="phase1", methods=METHODS, **fields))
     assert {row["status"] for row in rows if row["metric"] == "check"} == {"ok"}
     ways = sparse if batch <= small.MOST_ROWS else {"cslt"}
-    assert details(rows, "host_us", "block_shock") == ways
-    assert details(rows, "host_us", "block_shock_torch") == {"torch"}
-    assert details(rows, "host_us", "row_parallel") == {"dense"}
+    assert [details(rows, "host_us", method) for method in METHODS] == [{"dense"}, ways, {"torch"}]
     assert details(rows, "product_by_kernel", "block_shock") == (ways if len(ways) > 1 else set())
     assert details(rows, "compute_kernel", "block_shock") <= ways
     assert details(rows, "compress_by_kernel", "block_shock") == {"library", "by mask"}
@@ -51,18 +41,8 @@ def test_one_gpu_times_every_product_and_its_host_time(sparse, tmp_path, monkeyp
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 def test_two_gpus_time_their_graphs_their_cut_batches_and_their_all_reduces(sparse, tmp_path, monkeypatch):
     monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path / "cache"))
-    found = launch.call(
-        ways_tasks.measured,
-        1024,
-        "bf16",
-        METHODS,
-        processes=2,
-        device="cuda",
-        backend="nccl",
-        logs=tmp_path,
-        seconds=300,
-    )
-    for rows in found:
+    ranks = dict(processes=2, device="cuda", backend="nccl", logs=tmp_path, seconds=300)
+    for rows in call(measuring.on_two_ranks, 1024, "bf16", METHODS, **ranks):
         assert {row["status"] for row in rows if row["metric"] == "check"} == {"ok"}
         for method in METHODS:
             assert details(rows, "forward_chunks_kernel", method) == {"1", "2"}

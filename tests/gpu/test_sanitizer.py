@@ -20,8 +20,6 @@ from tests.gpu import sanitized
 ROOT = Path(__file__).parents[2]
 FOUND = 9  # the exit status asked for
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is available"),
     pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="for Hopper"),
     pytest.mark.skipif(not shutil.which("compute-sanitizer"), reason="compute-sanitizer comes with the CUDA toolkit"),
 ]
@@ -39,10 +37,8 @@ def run(tool: str, subject: str, folder: Path, ranks: int = 1) -> list[tuple[int
     for rank in range(ranks):
         more = [str(rank), str(folder / "store")] if ranks > 1 else []
         command = ["compute-sanitizer", "--tool", tool, *options, sys.executable, "-m", "tests.gpu.sanitized", subject]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        processes.append(
-            subprocess.Popen([*command, *more], cwd=ROOT, env=env, text=True, start_new_session=True, **pipes)
-        )
+        how = dict(cwd=ROOT, env=env, text=True, start_new_session=True, stdout=subprocess.PIPE)
+        processes.append(subprocess.Popen([*command, *more], stderr=subprocess.STDOUT, **how))
     try:
         outputs = [process.communicate(timeout=sanitized.SECONDS + 20)[0] for process in processes]
         return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]

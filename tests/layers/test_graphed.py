@@ -1,79 +1,92 @@
-"""Captured layers give what the plain ones give, also after their weights changed; on a CPU with a stand-in for CUDA
-graphs that computes from the memory it was captured with.
-"""
+"""Captured layers give what the plain ones give, also after a change of weights; with a stand-in for CUDA graphs."""
 
 import copy
 import gc
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
-from blockshock_lib import launch
-from blockshock_lib.layers import DenseLinear, Graphed, Linear24, graphed
-from tests.layers import graph_tasks
-from tests.layers.graph_tasks import Memory
+from blockshock_lib.comm import Group
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.sparse24 import packing
+from blockshock_lib.layers import BlockShockLinear, DenseLinear, Graphed, Linear24, graphed
+from blockshock_lib.ranks import call
+from tests.layers.ranks import K, N, built, in_process, problem
+from tests.layers.ranks import draw as drawn
+from tests.training import said_by
 
-N, K = 64, 128
-KINDS = ("dense", "packed", "recompress")
+
+class Memory:
+    """Like a CUDA graph: from the memory that the layer had when it was captured, and into memory always the same."""
+
+    made: list["Memory"] = []  # noqa: RUF012
+
+    def __init__(self, compute, x):
+        layer = compute.__self__
+        self.weight, self.cols, self.group = layer.weight.detach(), layer.cols, layer.group
+        self.bias = 0 if layer.bias is None else layer.bias.detach()
+        self.packed = [t.detach() for t in layer.packed.data] if isinstance(layer, BlockShockLinear) else None
+        self.x, self.y, self.replays, self.released = torch.full_like(x, torch.nan), None, 0, False
+        Memory.made.append(self)
+
+    def __call__(self, x):
+        assert not self.released
+        self.replays += 1
+        self.x.view(x.shape).copy_(x)
+        weight = packing.unpack(*self.packed) if self.packed else self.weight
+        y = self.group.all_reduce(F.linear(self.x[:, self.cols], weight)) + self.bias
+        self.y = y if self.y is None else self.y.copy_(y)
+        return self.y.clone()
+
+    def release(self):
+        self.released = True
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("cannot pickle a CUDA graph")
+
+
+def on_this_machine(put=setattr):
+    """Lets layers on a CPU capture `Memory`."""
+    Memory.made = []
+    put(graphed, "Capture", Memory)
+    put(graphed, "capturable", lambda x: True)
 
 
 @pytest.fixture(autouse=True)
 def captures(monkeypatch):
-    graph_tasks.on_this_machine(monkeypatch)
+    on_this_machine(monkeypatch.setattr)
 
 
-def layer_of(kind, seed=0, **options):
-    torch.manual_seed(seed)
+def layer_of(kind):
     linear = nn.Linear(K, N)
     if kind == "dense":
-        return DenseLinear.from_linear(linear, **options)
-    return Linear24.from_linear(linear, mask="magnitude", update=kind, **options)
+        return DenseLinear.from_linear(linear)
+    return Linear24.from_linear(linear, mask="magnitude", update=kind)
 
 
 def draw(rows, seed=1):
-    return torch.randn(rows, K, generator=torch.Generator().manual_seed(seed))
+    return drawn(rows, K, seed=seed)
 
 
 def assert_same(fast, x):
     torch.testing.assert_close(fast(x), fast.layer(x))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["dense", "packed", "recompress"])
 def fast(request):
     with layer_of(request.param).graphed() as made, torch.no_grad():
         yield made
 
 
-def test_a_shape_is_captured_once_and_then_replayed(fast):
-    for seed in range(3):
-        assert_same(fast, draw(4, seed))
+def test_a_shape_is_captured_once_and_then_replayed_without_overwriting_earlier_outputs(fast):
+    for seed, y in enumerate([fast(draw(4, seed)) for seed in range(3)]):
+        torch.testing.assert_close(y, fast.layer(draw(4, seed)))
     assert [one.replays for one in Memory.made] == [2]
     assert fast(draw(4).view(2, 2, K)).shape == (2, 2, N)  # as many rows, so the same graph
     assert len(Memory.made) == 1 and Memory.made[0].replays == 3
-
-
-def test_an_output_is_not_overwritten_by_the_next_call(fast):
-    fast(draw(4, 0))
-    first = fast(draw(4, 1))
-    kept = first.clone()
-    fast(draw(4, 2))
-    assert torch.equal(first, kept)
-
-
-def test_a_call_multiplies_once_also_when_it_captures(fast, monkeypatch):
-    calls, own = [], type(fast.layer).multiply
-    monkeypatch.setattr(type(fast.layer), "multiply", lambda self, x: calls.append(1) or own(self, x))
-    fast(draw(4))
-    assert calls == [1]
-
-
-def test_a_replay_waits_for_its_turn_in_the_groups_workspace(fast, monkeypatch):
-    turns = []
-    monkeypatch.setattr(type(fast.layer.group), "take_turn", lambda self, device: turns.append(Memory.made[0].replays))
-    for seed in range(3):
-        fast(draw(4, seed))
-    assert turns == [0, 1]  # before each replay; what runs uncaptured does so by itself
 
 
 def test_an_x_with_other_strides_is_read_rightly(fast):
@@ -83,8 +96,7 @@ def test_an_x_with_other_strides_is_read_rightly(fast):
         assert_same(fast, x)
 
 
-def test_an_optimizers_step_is_seen_without_a_new_capture(fast):
-    assert_same(fast, draw(4))
+def test_values_that_change_in_place_are_seen_without_a_new_capture(fast):
     for optimizer in (torch.optim.SGD(fast.layer.parameters(), lr=0.5), torch.optim.AdamW(fast.parameters(), lr=0.5)):
         before = fast(draw(4))
         with torch.enable_grad():
@@ -92,38 +104,24 @@ def test_an_optimizers_step_is_seen_without_a_new_capture(fast):
         optimizer.step()
         assert not torch.allclose(fast(draw(4)), before)
         assert_same(fast, draw(4))
-    assert len(Memory.made) == 1
-
-
-def test_loaded_values_are_seen_without_a_new_capture(fast):
     before = fast(draw(4))
     fast.layer.load_state_dict({name: 2 * t for name, t in fast.layer.state_dict().items()})
     torch.testing.assert_close(fast(draw(4)), 2 * before)
     assert len(Memory.made) == 1
 
 
-def replace_data(layer):
-    layer.weight.data = 3 * layer.weight.data
+CHANGES = {
+    "data": lambda layer: setattr(layer.weight, "data", 3 * layer.weight.data),
+    "weight": lambda layer: setattr(layer, "weight", nn.Parameter(3 * layer.weight.detach())),
+    "bias": lambda layer: setattr(layer, "bias", nn.Parameter(layer.bias.detach() + 1)),
+    "no bias": lambda layer: setattr(layer, "bias", None),
+}
 
 
-def replace_weight(layer):
-    layer.weight = nn.Parameter(3 * layer.weight.detach())
-
-
-def replace_bias(layer):
-    layer.bias = nn.Parameter(layer.bias.detach() + 1)
-
-
-def drop_bias(layer):
-    layer.bias = None
-
-
-@pytest.mark.parametrize("change", [replace_data, replace_weight, replace_bias, drop_bias])
+@pytest.mark.parametrize("change", CHANGES)
 def test_other_storage_is_captured_anew(fast, change):
-    for rows in (4, 2):
-        fast(draw(rows))
-    before = fast(draw(4))
-    change(fast.layer)
+    before, _ = (fast(draw(rows)) for rows in (4, 2))
+    CHANGES[change](fast.layer)
     assert not torch.allclose(fast(draw(4)), before)
     for rows in (4, 2, 4):
         assert_same(fast, draw(rows))
@@ -133,52 +131,29 @@ def test_other_storage_is_captured_anew(fast, change):
 
 def test_a_weight_that_was_packed_anew_is_captured_anew():
     with layer_of("recompress").graphed() as fast, torch.no_grad():
-        before, b = fast(draw(4)), fast.layer.bias
-        keep, dense = fast.layer.pattern.mask(), 3 * fast.layer.weight.detach()
-        fast.layer.packed = fast.layer.backend.pack(dense, keep)  # as a stock product does after each step
-        torch.testing.assert_close(fast(draw(4)) - b, 3 * (before - b))
-
-
-def test_another_dtype_is_captured_anew(fast):
-    fast(draw(4))
-    fast.double()
-    for seed in range(2):
-        assert_same(fast, draw(4, seed).double())
-    assert [one.x.dtype for one in Memory.made] == [torch.float32, torch.float64]
+        before, layer = fast(draw(4)), fast.layer
+        dense = 3 * layer.weight.detach()
+        layer.store.packed = layer.backend.pack(dense, layer.pattern.mask())  # as a stock product does after each step
+        torch.testing.assert_close(fast(draw(4)) - layer.bias, 3 * (before - layer.bias))
 
 
 def test_a_weight_that_was_lent_is_used_for_that_call_alone(fast):
-    own = fast(draw(4))
+    own, bias = fast(draw(4)), fast.layer.bias
     lent = torch.func.functional_call(fast, {"layer.weight": 2 * fast.layer.weight.detach()}, (draw(4),))
-    torch.testing.assert_close(lent - (b := fast.layer.bias), 2 * (own - b))
+    torch.testing.assert_close(lent - bias, 2 * (own - bias))
     torch.testing.assert_close(fast(draw(4)), own)
 
 
-def test_the_shape_unused_for_longest_goes():
-    with layer_of("dense").graphed(shapes=2) as fast, torch.no_grad():
-        for rows in (1, 2, 1, 3):
-            assert_same(fast, draw(rows))
-        assert [(len(one.x), one.released) for one in Memory.made] == [(1, False), (2, True), (3, False)]
-        assert_same(fast, draw(1))
-        assert len(Memory.made) == 3
-
-
-def test_no_shape_at_all_is_refused():
-    with pytest.raises(ValueError, match="shapes=0"):
-        Graphed(layer_of("dense"), shapes=0)
-
-
 def plain(fast, x):
-    y = fast(x)
-    torch.testing.assert_close(y, fast.layer(x))
+    """y of a call of which nothing was captured."""
+    torch.testing.assert_close(y := fast(x), fast.layer(x))
     assert not Memory.made
     return y
 
 
 def test_where_a_gradient_is_wanted_the_layer_runs(fast):
     with torch.enable_grad():
-        plain(fast, draw(4)).sum().backward()
-        assert fast.layer.weight.grad.abs().sum() > 0
+        assert plain(fast, draw(4)).requires_grad
         fast.layer.weight.requires_grad_(False)
         assert plain(fast, draw(4)).requires_grad  # for its bias
         fast.layer.bias.requires_grad_(False)
@@ -187,67 +162,70 @@ def test_where_a_gradient_is_wanted_the_layer_runs(fast):
     assert len(Memory.made) == 1  # nothing is trained, so nothing is lost by a replay
 
 
-def test_under_autocast_the_layer_runs(fast):
+def test_under_autocast_and_a_compiler_for_an_empty_batch_and_on_a_cpu_the_layer_runs(fast, monkeypatch):
     with torch.autocast("cpu", torch.bfloat16):
         plain(fast, draw(4))
-
-
-def test_an_empty_batch_is_the_layers(fast):
     assert plain(fast, draw(0)).shape == (0, N)
-
-
-@pytest.mark.parametrize(
-    ("x", "said"), [(draw(4).double(), "x is torch.float64"), (draw(4)[:, :64], "64 features"), (draw(4)[0, :3], "3 f")]
-)
-def test_an_x_that_does_not_fit_gets_the_layers_error(fast, x, said):
-    with pytest.raises(ValueError, match=said):
-        fast(x)
-
-
-def test_a_compiled_model_runs_the_layer(fast):
-    compiled = torch.compile(fast, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(draw(4)), fast.layer(draw(4)))
-    assert not Memory.made
-
-
-def test_on_a_cpu_nothing_is_captured(monkeypatch, fast):
+    plain(torch.compile(fast, fullgraph=True, backend="eager"), draw(4))
     monkeypatch.undo()
     assert not graphed.capturable(draw(4))
     plain(fast, draw(4))
 
 
-def test_graphs_are_freed_by_close_and_by_letting_go(fast):
+def test_a_copy_captures_graphs_of_its_own_and_each_frees_its_own_at_close_or_when_let_go(fast):
     fast(draw(4))
-    fast.close()
-    assert Memory.made[0].released
-    assert_same(fast, draw(4))  # captured anew
-    other = layer_of("dense").graphed()
-    other(draw(4))
-    del other
-    gc.collect()
-    assert [one.released for one in Memory.made] == [True, False, True]
-
-
-def test_a_copy_captures_graphs_of_its_own(fast):
-    fast(draw(4))
+    fast.eval().__class__ = mine = type("Mine", (Graphed,), {})
+    fast.register_forward_hook(lambda *_: None)
     twin = copy.deepcopy(fast)
-    with torch.no_grad():
-        twin.layer.bias += 1
+    assert type(twin) is mine and not twin.training and twin._forward_hooks == fast._forward_hooks
+    twin.layer.bias += 1
     torch.testing.assert_close(twin(draw(4)), fast(draw(4)) + 1)
-    assert len(Memory.made) == 2
     fast.close()
     assert [one.released for one in Memory.made] == [True, False]
     assert_same(twin, draw(4))
-    twin.close()
+    assert_same(fast, draw(4))  # captured anew
+    del twin
+    gc.collect()
+    assert [one.released for one in Memory.made] == [True, True, False]
 
 
-def test_ranks_that_capture_apart_still_reduce_the_same_calls(tmp_path):
-    cases = [("row_parallel", "checkerboard", {}), ("block_shock", "random", {})]
-    cases += [("block_shock", "checkerboard", {"update": "recompress"})]
-    assert launch.call(graph_tasks.alike, cases, processes=2, logs=tmp_path, seconds=60) == [[], []]
+def alike(group):
+    """Each layer captured, replayed, trained on and, on rank 1 alone, captured anew, gives what the plain one does."""
+    on_this_machine()
+    w, bias, _, _ = problem(torch.float32)
+    for name in ("row_parallel", "block_shock", "block_shock_recompress"):
+        Memory.made, layer = [], built(name, "random", w, bias)
+        with layer.graphed() as fast:
+            for step in range(6):
+                if step == 3:
+                    layer(torch.ones(2, K)).square().mean().backward()
+                    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+                if step == 5 and group.rank == 1:
+                    layer.weight.data = layer.weight.data.clone()
+                x = draw(6, step).view(2, 3, K)
+                with torch.no_grad():
+                    assert torch.allclose(fast(x), layer(x), rtol=1e-5, atol=1e-5), (name, step)
+        captures_and_replays = len(Memory.made), sum(one.replays for one in Memory.made)
+        assert captures_and_replays == ((2, 4) if group.rank else (1, 5)), name
+    return True
 
 
-def test_another_process_group_is_captured_anew_and_a_destroyed_one_refused(tmp_path):
-    for captures, said in launch.call(graph_tasks.destroyed, processes=2, logs=tmp_path, seconds=60):
-        assert captures == 2
-        assert said.startswith("UnsupportedError") and "has been destroyed" in said
+def destroyed(group):
+    """How often a layer is captured that is given another process group, and what it says after that has gone."""
+    on_this_machine()
+    w, bias, x, _ = problem(torch.float32)
+    fast = built("row_parallel", "checkerboard", w, bias).graphed()
+    with torch.no_grad():
+        fast(x)
+        fast.layer.group = Group.of(handle := dist.new_group())
+        fast(x)
+        dist.destroy_process_group(handle)
+        del handle
+        return len(Memory.made), said_by(UnsupportedError, fast, x)
+
+
+@pytest.mark.long
+def test_ranks_that_capture_apart_reduce_the_same_calls_and_a_destroyed_group_is_refused(tmp_path):
+    assert call(in_process, alike, processes=2, logs=tmp_path, seconds=60) == [True, True]
+    for captures, said in call(in_process, destroyed, processes=2, logs=tmp_path, seconds=60):
+        assert captures == 2 and "has been destroyed" in said

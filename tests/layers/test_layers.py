@@ -1,99 +1,248 @@
-"""Each method's layer computes x W^T + b from its ranks' shares, for every world size."""
+"""Each method's layer: its product and gradients, also compiled, under autocast or without a row, and how it trains."""
+
+import copy
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from blockshock_lib.comm import Group
+from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.layers import BlockShockLinear, DenseLinear, PermutedDenseLinear, RowParallelLinear
-from blockshock_lib.layers.emulated import Emulated
-from blockshock_lib.layers.part import Part, part_of
-from blockshock_lib.layers.problem import LinearProblem
-from blockshock_lib.methods import METHODS
-from blockshock_lib.params import Mask
-from tests.cases import MASKS, case
+from blockshock_lib.kernels.sparse24.mask import Mask
+from blockshock_lib.layers import BlockShockLinear, DenseLinear, PermutedDenseLinear, ShardedLinear, dense
+from blockshock_lib.ranks import call
+from blockshock_lib.studies.linear.methods import METHODS
+from tests.cases import MASKS
+from tests.layers.ranks import CASES, RUNNABLE, B, K, N, Threads, built, draw, in_process, problem
 
-CPU = torch.device("cpu")
+CPU, BF16, F64 = torch.device("cpu"), torch.bfloat16, torch.float64
+cases = pytest.mark.parametrize(("name", "mask", "changes"), CASES, ids=str)
+WORLDS = [
+    (name, mask, world)
+    for name in RUNNABLE
+    for mask in (MASKS if METHODS[name].split == "terms" else MASKS[:1])
+    for world in (2, 4, 8)
+    if Mask.named(mask).periodic or not METHODS[name].periodic_only
+]
+OPTIMIZERS = {
+    "sgd": partial(torch.optim.SGD, lr=0.2, momentum=0.9),
+    "adamw": partial(torch.optim.AdamW, lr=1e-2),
+    "adamw fused": partial(torch.optim.AdamW, lr=1e-2, fused=True),
+}
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
-@pytest.mark.parametrize("mask", MASKS)
-def test_every_method_reaches_the_dense_product_in_float64(mask, world_size):
+@pytest.mark.parametrize(("name", "mask", "world"), WORLDS)
+def test_product_and_gradients_are_those_of_a_dense_layer(name, mask, world):
     # In float64 rounding cannot hide a missing or doubled term.
-    torch.manual_seed(0)
-    n, k, b = 512, 512, 3
-    w, bias, x = torch.randn(n, k).double(), torch.randn(n).double(), torch.randn(b, k).double()
-    for name, method in METHODS.items():
-        if method.product == "torch" or method.load().unsupported(Mask.named(mask), CPU, torch.float32):
-            continue
-        options = {"product": "reference"} if method.product == "" else {}
-        ranks = [
-            method.load()(w, bias, mask=Mask.named(mask), group=Group(r, world_size), **options)
-            for r in range(world_size)
-        ]
-        y = Emulated(ranks)(x)
-        torch.testing.assert_close(y, x @ w.T + bias, rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+    w, bias, x, dy = (draw(*shape, dtype=F64) for shape in ((128, 256), (128,), (12, 256), (12, 128)))
+    model = Threads(lambda group: built(name, mask, w, bias, group), world)
+    close = {"rtol": 1e-10, "atol": 1e-10}
+    for by in model.layers[0].wgrad_strategies():
+        for layer in model.layers:
+            layer.dw = by
+            layer.zero_grad()
+        y, dx = model.passes(x, dy)
+        torch.testing.assert_close(y, x @ w.T + bias, **close)
+        torch.testing.assert_close(dx, dy @ w, **close)
+        torch.testing.assert_close(model.dense(lambda layer: layer.weight.grad), dy.T @ x, **close)
+        torch.testing.assert_close(model.layers[0].bias.grad, dy.sum(0), **close)
+        assert all(weight.grad.shape == weight.shape for weight in model.weights)
+    if model.layers[0].uses_mask:  # holes of the mask get no gradient
+        for layer in model.layers:
+            held = layer.part_dense(layer.from_dense(torch.ones_like(w)))
+            assert not layer.part_dense(layer.weight.grad)[held == 0].any()
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
-@pytest.mark.parametrize("name", METHODS)
-def test_parts_cover_every_weight_exactly_once(name, world_size):
-    layer, n, k = METHODS[name].load(), 512, 512
-    keep = torch.rand(n, k) < 0.5
-    total = torch.zeros(n, k)
-    for rank in range(layer.ranks(world_size)):
-        part = layer.part(rank, world_size, n, k)
-        total[part.rows, part.cols] += part_of(torch.ones(n, k), keep, part)
-    assert torch.equal(total, torch.ones(n, k))
-
-
-@pytest.mark.parametrize("name", [n for n in METHODS if n != "block_shock_torch"])
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_stored_weight_bytes_are_what_the_cost_says(name, world_size):
-    problem = LinearProblem(case(world_size=world_size, in_features=512), CPU)
-    layers = problem.build(name, Group())
-    assert layers.weight_bytes() == problem.cost(name).weights
-
-
-def test_packed_weight_is_nine_sixteenths_of_the_dense_bytes():
-    problem = LinearProblem(case(), CPU)
-    dense, packed = (problem.build(name, Group()).weight_bytes() for name in ("masked_dense", "block_shock"))
-    assert packed / dense == 9 / 16
-
-
-def test_terms_hold_no_negative_zero():
-    w = -torch.ones(64, 64)
-    keep = torch.rand(64, 64) < 0.5
-    held = part_of(w, keep, Part(1, slice(0, 64), slice(0, 64)))
-    assert not torch.signbit(held[keep]).any()
-
-
-def test_permuted_dense_refuses_a_mask_that_is_not_periodic():
-    reason = PermutedDenseLinear.unsupported(Mask.named("random"), CPU, torch.bfloat16)
-    assert "not periodic" in reason and "random" in reason
-
-
-def test_stock_op_is_unsupported_on_the_cpu_with_a_reason():
-    assert BlockShockLinear.unsupported(Mask.named("checkerboard"), CPU, torch.bfloat16, product="torch")
-
-
-def test_from_linear_keeps_leading_dimensions_and_values():
-    linear = torch.nn.Linear(256, 128)
-    x = torch.randn(2, 5, 256)
-    with torch.no_grad():
-        torch.testing.assert_close(RowParallelLinear.from_linear(linear)(x), linear(x))
-
-
-def test_two_terms_need_an_even_world():
+def test_what_a_layer_cannot_do_is_refused_with_a_reason():
+    w, x = draw(64, 64), draw(1, 64)
     with pytest.raises(UnsupportedError, match="even number of ranks"):
-        BlockShockLinear.from_linear(torch.nn.Linear(256, 128), mask="checkerboard")
-
-
-def test_wrong_number_of_features_is_named():
-    with pytest.raises(ValueError, match="x has 128 features, the layer 256"):
-        DenseLinear.from_linear(torch.nn.Linear(256, 64))(torch.randn(1, 128))
-
-
-def test_a_method_that_splits_by_mask_asks_for_one():
+        BlockShockLinear(w, mask=Mask.named("checkerboard"), group=Group())
+    with pytest.raises(ValueError, match="x has 32 features, the layer 64"):
+        DenseLinear(w)(x[:, :32])
     with pytest.raises(ValueError, match="give mask="):
-        BlockShockLinear(torch.randn(64, 64), group=Group(0, 2))
+        BlockShockLinear(w, group=Group(0, 2))
+    with pytest.raises(UnsupportedError, match="rank 1 stands by"):
+        DenseLinear(w, group=Group(1, 2))(x)
+    with pytest.raises(NotImplementedError, match="Mine must say which part"):
+        type("Mine", (ShardedLinear,), {})(w, group=Group(0, 2))
+    odd = mock.patch.object(dense.masks, "periodic_classes", return_value=[((2,), (2, 3)), ((0, 1, 3), (0, 1))])
+    with odd, pytest.raises(ValueError, match=r"places \(0, 1, 3\) of four are no arithmetic sequence"):
+        dense.classes_of(Mask.named("checkerboard"), 0)
+    reason = PermutedDenseLinear.unsupported(Mask.named("random"), CPU, BF16)
+    assert "not periodic" in reason and "random" in reason
+    assert BlockShockLinear.unsupported(Mask.named("checkerboard"), CPU, BF16, product="torch")
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("asked", [True, False, None])
+@pytest.mark.parametrize("name", ["row_parallel", "block_shock"])
+def test_dx_is_waited_for_after_dw_or_before_it_as_asked_or_as_the_layer_says(name, asked, overlap, monkeypatch):
+    layer, pieces = built(name, "checkerboard", draw(128, 64), None, Group(0, 2), overlap=overlap), mock.MagicMock()
+    for piece in ("start_dgrad", "local_wgrad", "finish_wgrad"):
+        monkeypatch.setattr(layer, piece, getattr(pieces, piece))
+    layer.backward(torch.ones(8, 128), torch.ones(8, 64), overlap=asked)
+    beside = overlap if asked is None else asked
+    order, arrives = [call[0] for call in pieces.mock_calls], "start_dgrad().wait"
+    assert order.index(arrives) == (3 if beside else 1) and order[0] == "start_dgrad"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "mask", "changes"), [c for c in CASES if c[0].startswith("block_shock")], ids=str)
+def test_fifty_steps_give_the_weights_of_dense_training(name, mask, changes, optimizer):
+    w, bias, _, _ = problem()
+
+    def rank(group):
+        ours, dense = built(name, mask, w, bias, group, **changes), nn.Linear(K, N, dtype=F64)
+        dense.load_state_dict({"weight": w, "bias": bias})
+        made = [OPTIMIZERS[optimizer](model.parameters()) for model in (ours, dense)]
+        for step in range(50):
+            x, goal = draw(B, K, seed=step, dtype=F64), draw(B, N, seed=step, dtype=F64)
+            for model, opt in zip((ours, dense), made, strict=True):
+                opt.zero_grad()
+                (model(x) - goal).square().mean().backward()
+                opt.step()
+        assert (dense.weight - w).abs().max() > 0.05
+        assert (ours.to_dense() - dense.weight).abs().max() < 1e-10 > (ours.bias - dense.bias).abs().max()
+
+    local.run(2, rank)
+
+
+class Block(nn.Module):
+    """As in a GPT: a norm in float32, then two sharded layers in a dtype of their own."""
+
+    def __init__(self, group, name, mask, dtype=torch.float32, **changes):
+        super().__init__()
+        self.norm = nn.LayerNorm(K)
+        self.up = built(name, mask, draw(N, K, dtype=dtype) * K**-0.5, torch.ones(N, dtype=dtype), group, **changes)
+        self.down = built(name, mask, draw(K, N, dtype=dtype) * N**-0.5, None, group, **changes)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def passes(model, run, x):
+    """y of `run`, and the gradients of x and of the model."""
+    model.zero_grad()
+    y = run(x := x.clone().requires_grad_())
+    y.square().sum().backward()
+    return [y, x.grad, *(p.grad for p in model.parameters())]
+
+
+def compiled(model, backend):
+    return torch.compile(model, fullgraph=True, backend=backend) if backend else model
+
+
+def trains_compiled(group, cases, backend):
+    """Three steps of a compiled block give the values and gradients of the same block eagerly."""
+    for name, mask, changes in cases:
+        eager = Block(group, name, mask, **changes)
+        model = copy.deepcopy(eager)
+        fast = compiled(model, backend)
+        for step in range(3):
+            x, found = draw(2, B, K, seed=step), []
+            for one, run in ((eager, eager), (model, fast)):
+                found.append(passes(one, run, x))
+                torch.optim.SGD(one.parameters(), lr=1e-4).step()
+            for a, b in zip(*found, strict=True):
+                assert torch.allclose(a, b, rtol=1e-5, atol=1e-4) and a.abs().max() > 1e-2, (name, mask, changes, step)
+        torch._dynamo.reset()
+    return True
+
+
+def under_autocast(group, cases, backend=""):
+    """Under autocast a model gives what its layers give on x cast by hand, bit for bit, or nearly where a compiler
+    fused what stands between the layers.
+    """
+    for name, mask, changes in cases:
+        for dtype in (BF16, torch.float32):
+            model, x, close = Block(group, name, mask, dtype, **changes), draw(2, 4, K), 2e-2 if backend else 0
+            with torch.autocast("cpu", dtype=BF16):
+                found = passes(model, compiled(model, backend), x)
+            wanted = passes(model, lambda x, m=model: x + m.down(F.gelu(m.up(m.norm(x).to(m.up.weight.dtype)))), x)
+            for a, b in zip(found, wanted, strict=True):
+                assert a.dtype == b.dtype and (size := b.abs().max().item()) > 0
+                assert torch.allclose(a.float(), b.float(), rtol=close, atol=close * size), (name, mask, changes, dtype)
+            torch._dynamo.reset()
+    return True
+
+
+def takes_empty_batches(group, cases, backend=""):
+    """Batches without a row give what nn.Linear gives, and the layer computes as before afterwards."""
+    for name, mask, changes in cases:
+        w, bias, _, _ = problem()
+        model, linear = built(name, mask, w, bias, group, **changes), nn.Linear(K, N, dtype=F64)
+        run = compiled(model, backend)
+        linear.load_state_dict({"weight": w, "bias": bias})
+        for shape in ((0, K), (2, 0, K), (3, K)):
+            found, wanted = (passes(*one, torch.ones(shape, dtype=F64)) for one in ((model, run), (linear, linear)))
+            found[2] = model.to_dense(found[2])
+            for a, b in zip(found, wanted, strict=True):
+                assert a.shape == b.shape and torch.allclose(a, b, rtol=1e-10, atol=1e-10)
+        with torch.no_grad():
+            assert run(torch.ones(0, K, dtype=F64)).shape == (0, N)
+        torch._dynamo.reset()
+    return True
+
+
+@pytest.mark.parametrize("fn", [under_autocast, takes_empty_batches])
+@cases
+def test_eagerly_a_layer_takes_autocast_and_empty_batches(fn, name, mask, changes):
+    assert local.run(2, lambda group: fn(group, [(name, mask, changes)])) == [True, True]
+
+
+@pytest.mark.parametrize("fn", [trains_compiled, under_autocast, takes_empty_batches])
+def test_between_processes_a_compiled_model_does_as_the_eager_one(fn, pair):
+    cases = [case for case in CASES if case[0] == "column_parallel" or case[:2] == ("block_shock", "checkerboard")]
+    assert pair.call(in_process, fn, cases, "aot_eager", seconds=200) == [True, True]
+
+
+@pytest.mark.long
+def test_every_method_trains_compiled_between_processes(pair):
+    assert pair.call(in_process, trains_compiled, CASES, "aot_eager", seconds=200) == [True, True]
+
+
+@pytest.mark.long
+def test_inductor_trains_as_eager_also_where_a_graph_on_disk_had_another_layer_by_that_handle(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
+    for name in ("row_parallel", "block_shock"):  # in fresh processes, so that handles begin anew
+        work = (in_process, trains_compiled, [(name, "checkerboard", {})], "inductor")
+        assert call(*work, processes=2, logs=tmp_path, seconds=300) == [True, True]
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_x_of_another_dtype_is_refused_outside_autocast_and_both_are_named(name):
+    layer = built(name, "checkerboard", draw(N, K, dtype=BF16), None, Group(0, 2))
+    with pytest.raises(ValueError, match=r"x is torch\.float32, the layer torch\.bfloat16"):
+        layer(torch.randn(3, K))
+    with torch.autocast("cpu"), pytest.raises(ValueError, match=r"x is torch\.int64"):
+        layer(torch.ones(3, K, dtype=torch.int64))
+
+
+@cases
+def test_the_dense_view_is_saved_and_loaded_bit_for_bit(name, mask, changes):
+    w, bias, x, _ = problem(BF16)
+    w[0, :4] = torch.tensor([-0.0, 0.0, float("nan"), float("inf")])
+    other = draw(N, K, seed=9, dtype=BF16)
+
+    def rank(group):
+        layer, fresh = (built(name, mask, weight, bias, group, **changes) for weight in (w, other))
+        saved, plain = layer.state_dict(), nn.Linear(K, N, dtype=BF16)
+        assert torch.equal(saved["weight"].view(torch.int16), w.view(torch.int16))
+        assert list(saved) == ["weight", "bias"] and plain.load_state_dict(saved)
+        layer.load_state_dict({"weight": other, "bias": bias})
+        with mock.patch.object(layer, "refresh") as again:
+            assert torch.equal(layer.to_dense(), other) and not again.called
+        assert all(torch.equal(a, b) for a, b in zip(passes(layer, layer, x), passes(fresh, fresh, x), strict=True))
+
+    local.run(2, rank)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_state_that_does_not_fit_is_refused_also_where_a_rank_stands_by(rank):
+    layer = DenseLinear(draw(64, 32), group=Group(rank, 2))
+    for words, state in (('Missing.*"weight"', {}), (r"weight could not be .* \[64, 32\]", {"weight": draw(32, 64)})):
+        with pytest.raises(RuntimeError, match=words):
+            layer.load_state_dict(state)

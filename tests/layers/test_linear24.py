@@ -1,19 +1,19 @@
 """A pruned linear layer packed alone: its values, its mask, its state, and what it refuses."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
-from blockshock_lib import launch
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.sparse24 import backends, compress, cslt, masks
+from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import Linear24
 from blockshock_lib.layers.linear24 import nonzero_places
-from blockshock_lib.params import Mask
-from blockshock_lib.sparse24 import compress, cslt, masks, metadata, product
-from tests.layers import linear24_tasks
-from tests.sparse24 import fake_cusparselt
+from tests.kernels.sparse24 import fake_cusparselt
+from tests.layers.ranks import draw
 
 N, K = 64, 128
 
@@ -40,26 +40,17 @@ def test_a_pruned_layer_packed_gives_what_it_gave(rows, bias):
     layer, x = Linear24.from_linear(plain), torch.randn(rows, K)
     torch.testing.assert_close(layer(x), plain(x))
     torch.testing.assert_close(layer(x.view(1, rows, 1, K)), plain(x.view(1, rows, 1, K)))
-
-
-def test_it_holds_nine_sixteenths_of_the_dense_bytes():
-    layer = Linear24.from_linear(linear(dtype=torch.bfloat16), mask="magnitude", frozen=True)
-    assert layer.hold_bytes() == {"weights": N * K * 9 // 8, "copies": 0, "pattern": 0}
-
-
-@pytest.fixture
-def cusparselt(monkeypatch):
-    """cslt as on a GPU, by a fake; what it returns sets why the library's order is not known."""
-    monkeypatch.setattr(cslt, "unsupported", lambda device, dtype: "")
-    monkeypatch.setattr(torch, "_cslt_compress", fake_cusparselt.compress_in_its_order)
-    one = replace(product.BACKENDS["cslt"], unsupported=cslt.unsupported)
-    monkeypatch.setitem(product.BACKENDS, "cslt", one)
-    return lambda reason: monkeypatch.setattr(metadata, "known", lambda device: reason)
+    torch.testing.assert_close(layer.double()(x.double()), plain.double()(x.double()))  # moved with its mask
 
 
 @pytest.mark.parametrize("reason", ["", "another order"])
-def test_a_frozen_layer_by_magnitude_is_packed_in_one_pass_to_the_same_bytes(cusparselt, monkeypatch, reason):
-    cusparselt(reason)
+def test_a_frozen_layer_by_magnitude_is_packed_in_one_pass_to_the_same_bytes(monkeypatch, reason):
+    # cslt as on a GPU, by a fake, whose order the library knows or, for a reason, does not.
+    monkeypatch.setattr(cslt, "unsupported", lambda device, dtype: "")
+    monkeypatch.setattr(torch, "_cslt_compress", fake_cusparselt.compress_in_its_order)
+    monkeypatch.setattr(compress, "known", lambda device: reason)
+    backend = replace(backends.BACKENDS["cslt"], unsupported=cslt.unsupported)
+    monkeypatch.setitem(backends.BACKENDS, "cslt", backend)
     plain = linear(dtype=torch.bfloat16)
     with torch.no_grad():
         plain.weight.mul_(20).round_()  # many ties and zeros
@@ -67,94 +58,62 @@ def test_a_frozen_layer_by_magnitude_is_packed_in_one_pass_to_the_same_bytes(cus
     wanted = Linear24.from_linear(plain, mask=keep, **options).packed
     passes, magnitude = [], compress.magnitude
     monkeypatch.setattr(compress, "magnitude", lambda weight: passes.append(1) or magnitude(weight))
-    monkeypatch.setitem(product.BACKENDS, "cslt", replace(product.BACKENDS["cslt"], pack=None))
+    monkeypatch.setitem(backends.BACKENDS, "cslt", replace(backend, pack=None))
     layer = Linear24.from_linear(plain, mask="magnitude", **options)
     assert len(passes) == (reason == "") and layer.packed.shape == wanted.shape == (N, K)
     assert torch.equal(layer.packed.data[0].view(torch.uint8), wanted.data[0].view(torch.uint8))
     assert layer.weight.data_ptr() == layer.packed.values.data_ptr() and not layer.weight.requires_grad
+    assert layer.hold_bytes() == {"weights": N * K * 9 // 8, "copies": 0, "pattern": 0}
     with torch.no_grad():
         plain.weight[3, 5] = torch.inf
     with pytest.raises(ValueError, match="finite"):
         Linear24.from_linear(plain, mask="magnitude", **options)
 
 
-@pytest.mark.parametrize("options", [dict(mask="magnitude"), dict(mask="random", frozen=True)])
-def test_a_layer_that_needs_its_mask_or_another_is_packed_by_it(cusparselt, monkeypatch, options):
-    cusparselt("")
-    monkeypatch.setitem(product.BACKENDS, "cslt", replace(product.BACKENDS["cslt"], pack_magnitude=pytest.fail))
-    layer = Linear24.from_linear(linear(dtype=torch.bfloat16), product="cslt", **options)
-    assert layer.packed.values.count_nonzero() == N * K // 2
-
-
-@pytest.mark.parametrize("mask", ["magnitude", "checkerboard", Mask.named("uniform_1010"), "given"])
-def test_a_dense_layer_is_pruned_by_the_mask(mask):
+@pytest.mark.parametrize("mask", ["magnitude", "checkerboard", "random"])
+def test_a_dense_layer_is_pruned_by_the_mask_as_a_name_a_mask_or_a_tensor(mask):
     plain = linear()
-    keep = masks.make(Mask.named("random"), (N, K)) if mask == "given" else None
-    layer = Linear24.from_linear(plain, mask=keep if mask == "given" else mask)
-    if mask != "given":
-        named = Mask.named(mask) if isinstance(mask, str) else mask
-        keep = masks.make(named, (N, K), weight=plain.weight)
-    assert torch.equal(layer.to_linear().weight, torch.where(keep, plain.weight, 0))
-    assert torch.equal(layer.to_linear().bias, plain.bias)
-
-
-def test_groups_with_fewer_nonzeros_keep_their_last_zeros():
-    w = torch.tensor(
-        [[0, 0, 0, 0], [5, 0, 0, 0], [0, 5, 0, 0], [0, 0, 5, 0], [0, 0, 0, 5], [5, 5, 0, 0], [-0.0, 5, 0, 5]]
-    )
-    kept = [[0, 0, 1, 1], [1, 0, 0, 1], [0, 1, 0, 1], [0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1]]
-    assert nonzero_places(w.bfloat16()).int().tolist() == kept
+    keep = masks.make(Mask.named(mask), (N, K), weight=plain.weight)
+    for given in (mask, Mask.named(mask), keep):
+        again = Linear24.from_linear(plain, mask=given).to_linear()
+        assert torch.equal(again.weight, torch.where(keep, plain.weight, 0)) and torch.equal(again.bias, plain.bias)
 
 
 def test_every_way_to_have_two_nonzeros_or_fewer_keeps_two_and_all_of_them():
-    keep = nonzero_places(masks.PATTERNS.float().repeat(2, 3) * (torch.rand(12, 12) < 0.6))
-    assert masks.first_bad_group(keep) is None
-    w = masks.PATTERNS.float().repeat(1, 3)
+    with mock.patch.object(masks, "parts", return_value=[slice(0, 8), slice(8, 11)]) as parts:
+        keep = nonzero_places(masks.PATTERNS.float().repeat(2, 3)[:11] * (torch.rand(11, 12) < 0.6))
+    assert parts.call_count == 2 and masks.first_bad_group(keep) is None  # rows in any number, by parts
+    w = masks.PATTERNS.float().repeat(2, 3)
     assert torch.equal(nonzero_places(w), w != 0)
 
 
-def test_many_rows_are_looked_at_in_parts(monkeypatch):
-    plain, _ = pruned()
-    whole = nonzero_places(plain.weight)
-    monkeypatch.setattr("blockshock_lib.layers.linear24._CHUNK", 3 * K)
-    assert torch.equal(nonzero_places(plain.weight), whole)
-
-
-def test_a_weight_that_is_not_pruned_is_refused_by_its_first_bad_group():
-    plain, _ = pruned()
+def test_what_cannot_be_packed_is_refused_as_is_what_is_not_pruned_by_its_first_bad_group():
+    dense, _ = pruned()
     with torch.no_grad():
-        plain.weight[5, 8:12] = torch.tensor([1.0, 0, 2, 3])
-        plain.weight[9] = 1
-    with pytest.raises(ValueError, match=r"row 5, columns 8 to 11 hold 3 nonzeros.*magnitude"):
-        Linear24.from_linear(plain)
-
-
-def test_what_cannot_be_packed_is_refused():
-    with pytest.raises(UnsupportedError, match="multiples of 64"):
-        Linear24.from_linear(nn.Linear(96, 64), mask="magnitude")
-    with pytest.raises(ValueError, match="multiple of 4"):
-        Linear24.from_linear(nn.Linear(66, 64))
-    with pytest.raises(ValueError, match="not 2:4"):
-        Linear24.from_linear(linear(), mask=torch.ones(N, K, dtype=torch.bool))
-    with pytest.raises(UnsupportedError, match="NVIDIA"):
-        Linear24.from_linear(linear(dtype=torch.bfloat16), mask="magnitude", product="cslt")
-    with pytest.raises(ValueError, match=r"x is torch.float64"):
-        Linear24.from_linear(linear(), mask="magnitude")(torch.randn(2, K).double())
+        dense.weight[5, 8:12] = torch.tensor([1.0, 0, 2, 3])
+        dense.weight[9] = 1
+    for kind, words, plain, options in (
+        (ValueError, r"row 5, columns 8 to 11 hold 3 nonzeros.*magnitude", dense, {}),
+        (UnsupportedError, "multiples of 64", nn.Linear(96, 64), {"mask": "magnitude"}),
+        (ValueError, "a multiple of 4 input features", nn.Linear(66, 64), {}),
+        (ValueError, "not 2:4", linear(), {"mask": torch.ones(N, K, dtype=torch.bool)}),
+        (UnsupportedError, "NVIDIA", linear(dtype=torch.bfloat16), {"mask": "magnitude", "product": "cslt"}),
+    ):
+        with pytest.raises(kind, match=words):
+            Linear24.from_linear(plain, **options)
 
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_its_state_is_the_dense_layers_and_loads_both_ways(frozen):
     (plain, keep), x = pruned(), torch.randn(3, K)
     layer = Linear24.from_linear(plain, mask=keep, frozen=frozen)
-    state = layer.state_dict()
-    assert list(state) == ["weight", "bias"] and torch.equal(state["weight"], plain.weight)
-    with torch.no_grad():
-        plain.weight[keep] = torch.randn(int(keep.sum()))
-    layer.load_state_dict(plain.state_dict())
-    torch.testing.assert_close(layer(x), plain(x))
-    other = linear(1)
-    other.load_state_dict(layer.state_dict())
-    assert torch.equal(other.weight, plain.weight)
+    for _ in range(2):
+        state = layer.state_dict()
+        assert list(state) == ["weight", "bias"] and torch.equal(state["weight"], plain.weight)
+        with torch.no_grad():
+            plain.weight[keep] = torch.randn(int(keep.sum()))
+        layer.load_state_dict(plain.state_dict())
+        torch.testing.assert_close(layer(x), plain(x))
 
 
 def test_a_state_that_the_mask_would_drop_is_refused_and_changes_nothing():
@@ -180,24 +139,11 @@ def test_it_trains_as_the_masked_dense_layer(mask, update):
         plain.weight[~keep] = 0
     plain.weight.register_hook(lambda grad: grad * keep)
     for step in range(3):
-        x = torch.randn(5, K, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        grads = []
-        for model in (layer, plain):
-            one = x.clone().requires_grad_()
+        both = [draw(5, K, seed=step, dtype=torch.float64).requires_grad_() for _ in range(2)]
+        for x, model in zip(both, (layer, plain), strict=True):
             model.zero_grad()
-            model(one).square().sum().backward()
+            model(x).square().sum().backward()
             torch.optim.SGD(model.parameters(), lr=1e-3).step()
-            grads.append(one.grad)
-        torch.testing.assert_close(*grads)
+        torch.testing.assert_close(both[0].grad, both[1].grad)
     torch.testing.assert_close(layer.to_linear().weight, plain.weight)
     torch.testing.assert_close(layer.bias, plain.bias)
-
-
-def test_it_moves_to_another_dtype_with_its_mask():
-    plain, _ = pruned()
-    layer = Linear24.from_linear(plain).double()
-    torch.testing.assert_close(layer(x := torch.randn(3, K).double()), plain.double()(x))
-
-
-def test_ranks_of_a_process_group_each_have_their_own(tmp_path):
-    assert launch.call(linear24_tasks.apart, processes=2, logs=tmp_path, seconds=60) == [True, True]

@@ -6,206 +6,191 @@ import pytest
 
 from blockshock_lib import params
 from blockshock_lib.errors import ParamsError
-from blockshock_lib.params import load, parse_override
-from tests.params.bad_files import BAD_FILES, Bad, put
+from blockshock_lib.notebook import workbook
+from tests.params.test_params import on_cpu, put
 
 
-def on_cpu(phase="phase1", overrides=None, **more):
-    return load(phase, overrides, **{"detect": lambda: "cpu"} | more)
-
-
-@pytest.fixture
-def root(tmp_path):
-    return shutil.copytree(params.PARAMS, tmp_path / "params")
-
-
-BAD = BAD_FILES | {
-    "key_of_another_place": Bad("--set: n:", "did you mean 'sweep.n'", overrides={"n": [256]}),
-    "duplicate_key_of_a_value": Bad("--set: timing.samples:", "duplicate key", text="timing={samples: 1, samples: 2}"),
-    "text_for_a_whole_number": Bad(
-        "--set: sweep.n.0:", "'4096'; allowed: a whole number", overrides={"sweep.n": ["4096"]}
-    ),
-    "fraction_for_a_whole_number": Bad(
-        "--set: timing.samples:", "8.0; allowed: a whole number", overrides={"timing.samples": 8.0}
-    ),
-    "bool_for_a_whole_number": Bad("--set: seed:", "a whole number", overrides={"seed": True}),
-    "number_for_a_bool": Bad("--set: bias:", "allowed: true or false", overrides={"bias": 1}),
-    "number_for_a_list": Bad("--set: sweep.n:", "4096; allowed: a list", overrides={"sweep.n": 4096}),
-    "mapping_for_a_number": Bad("--set: seed:", "{'x': 3}; allowed: a whole number", overrides={"seed.x": 3}),
-    "unknown_dtype": Bad(
-        "--set: dtype:", "allowed: bf16, fp16, fp32; did you mean 'bf16'", overrides={"dtype": "bf61"}
-    ),
-    "unknown_product": Bad(
-        "--set: product:",
-        "auto, reference, torch, cslt, small, tuned; did you mean 'cslt'",
-        overrides={"product": "clst"},
-    ),
-    "unknown_method": Bad(
-        "--set: methods.1:", "did you mean 'block_shock'", overrides={"methods": ["dense", "block_shok"]}
-    ),
-    "method_listed_twice": Bad("--set: methods:", "'dense' is listed twice", overrides={"methods": ["dense", "dense"]}),
-    "world_size_of_three": Bad(
-        "--set: hardware.world_size:", "3 is not allowed; allowed: 2, 4, 8", overrides={"hardware.world_size": 3}
-    ),
-    "nccl_on_a_cpu": Bad(
-        "--set: hardware.backend:", "allowed: gloo with device cpu", overrides={"hardware.backend": "nccl"}
-    ),
-    "no_thread": Bad("--set: hardware.threads:", "0; allowed: at least 1", overrides={"hardware.threads": 0}),
-    "size_of_zero": Bad("--set: sweep.n.0:", "0; allowed: at least 64", overrides={"sweep.n": [0]}),
-    "negative_size": Bad("--set: sweep.n.0:", "at least 64", overrides={"sweep.n": [-64]}),
-    "size_beyond_any_machine": Bad("--set: sweep.n.0:", "allowed: at most 1048576", overrides={"sweep.n": [1 << 40]}),
-    "no_size": Bad("--set: sweep.n:", "no size to run", overrides={"sweep.n": []}),
-    "features_not_a_multiple_of_64": Bad(
-        "--set: sweep.features.0.1:", "nearest: 128", overrides={"sweep.features": [[256, 100]]}
-    ),
-    "features_that_are_no_pair": Bad(
-        "--set: sweep.features.0.1:", "allowed: a pair [in, out]", overrides={"sweep.features": [[256]]}
-    ),
-    "features_of_three": Bad(
-        "--set: sweep.features.0:", "allowed: 2 values", overrides={"sweep.features": [[256, 256, 256]]}
-    ),
-    "shard_not_a_multiple_of_64": Bad(
-        "--set: sweep.n:",
-        "320 in_features (workload gaussian): row_parallel on 2 ranks splits them by 2; "
-        "allowed: multiples of 128; nearest: 256",
-        overrides={"sweep.n": [320]},
-    ),
-    "shard_of_a_term_not_a_multiple_of_64": Bad(
-        "--set: sweep.features:",
-        "block_shock on 4 ranks splits them by 2",
-        overrides={"sweep.features": [[320, 256]], "methods": ["block_shock"], "hardware.world_size": 4},
-    ),
-    "output_shard_not_a_multiple_of_64": Bad(
-        "--set: sweep.features:",
-        "320 out_features",
-        overrides={"sweep.features": [[256, 320]], "methods": ["column_parallel"]},
-    ),
-    "batch_of_zero": Bad("--set: sweep.b.1:", "0; allowed: at least 1", overrides={"sweep.b": [16, 0]}),
-    "no_batch": Bad("--set: sweep.b:", "at least 1", overrides={"sweep.b": []}),
-    "negative_seed": Bad("--set: seed:", "at least 0", overrides={"seed": -1}),
-    "seed_too_large": Bad("--set: seed:", "less than 9223372036854775808", overrides={"seed": 1 << 63}),
-    "no_sample": Bad("--set: timing.samples:", "at least 1", overrides={"timing.samples": 0}),
-    "deadline_of_zero": Bad("--set: limits.case_seconds:", "more than 0", overrides={"limits.case_seconds": 0}),
-    "deadline_without_end": Bad(
-        "--set: limits.case_seconds:", "finite", overrides={"limits.case_seconds": float("inf")}
-    ),
-    "uniform_pattern_of_three_ones": Bad(
-        "--set: mask.pattern:", "two of four", overrides={"mask": {"name": "x", "family": "uniform", "pattern": "1110"}}
-    ),
-    "unknown_tile": Bad(
-        "--set: mask.pattern:",
-        "did you mean 'checkerboard'",
-        overrides={"mask": {"name": "x", "pattern": "chekerboard"}},
-    ),
-    "pattern_of_another_family": Bad(
-        "--set: mask.pattern:", "allowed: ''", overrides={"mask": {"name": "x", "family": "random", "pattern": "1100"}}
-    ),
-    "changed_mask_under_an_old_name": Bad(
-        "--set: mask.pattern:", "set mask.name too", overrides={"mask.pattern": "random"}
-    ),
-    "name_that_is_a_path": Bad("--set: hardware.name:", "no path", overrides={"hardware.name": "../x"}),
-    "permuted_dense_without_a_periodic_mask": Bad(
-        "--set: methods:",
-        "random is not periodic",
-        overrides={"methods": ["permuted_dense"]},
-        choose={"mask": "random"},
-    ),
-    "periodic_gradient_of_a_mask_that_is_not": Bad(
-        "--set: dw:",
-        "mask random is not periodic; nearest: exchange",
-        phase="phase3",
-        overrides={"dw": "periodic"},
-        choose={"mask": "random"},
-    ),
-    "entries_swapped_between_emulated_ranks": Bad(
-        "--set: dw:",
-        "emulated ranks are one process; nearest: full",
-        phase="phase3",
-        overrides={"dw": "exchange", "hardware.emulated": True},
-    ),
-    "unknown_gradient": Bad("--set: dw:", "'exchange'", phase="phase3", overrides={"dw": "exchanged"}),
-    "optimizer_where_nothing_is_trained": Bad(
-        "--set: optimizers:", "phase1 trains no weight", overrides={"optimizers": ["sgd"]}
-    ),
-    "gradient_where_nothing_is_trained": Bad(
-        "--set: dw:", "phase2 trains no weight", phase="phase2", overrides={"dw": "full"}
-    ),
-    "loss_where_nothing_is_trained": Bad("--set: loss_steps:", "phase1 trains no weight", overrides={"loss_steps": 5}),
-    "no_optimizer": Bad("--set: optimizers:", "nothing to train with", phase="phase3", overrides={"optimizers": []}),
-    "unknown_optimizer": Bad("--set: optimizers.0:", "'adamw'", phase="phase3", overrides={"optimizers": ["adam"]}),
-    "optimizer_twice": Bad(
-        "--set: optimizers:", "listed twice", phase="phase3", overrides={"optimizers": ["sgd", "sgd"]}
-    ),
-    "adamw_in_fp16": Bad(
-        "params/phases/phase3.yaml: optimizers:", "vanish in fp16", phase="phase3", overrides={"dtype": "fp16"}
-    ),
-    "learning_rate_of_zero": Bad(
-        "--set: learning_rates.sgd:", "more than 0", phase="phase3", overrides={"learning_rates.sgd": 0.0}
-    ),
-    "unknown_mask_in_a_sweep": Bad(
-        "--set: sweep.masks.1:", "did you mean 'magnitude'", overrides={"sweep.masks": ["random", "magnitud"]}
-    ),
-    "number_for_a_mask_in_a_sweep": Bad(
-        "--set: sweep.masks.0:", "1100 is no file of params/masks", overrides={"sweep.masks": [1100]}
-    ),
-    "bad_inline_workload": Bad(
-        "--set: sweep.workloads.0.distribution:",
-        "'gaussian'",
-        overrides={"sweep.workloads": [{"name": "x", "distribution": "gausian"}]},
-    ),
-    "file_named_in_a_sweep_that_sets_more": Bad(
-        "--set: sweep.masks.0:",
-        "mine sets seed",
-        files={"masks/mine.yaml": "mask: {family: random}\nseed: 3"},
-        overrides={"sweep.masks": ["mine"]},
-    ),
-    "two_masks_of_one_name": Bad(
-        "--set: sweep.masks:",
-        "two different entries are called 'random'",
-        overrides={"sweep.masks": ["random", {"name": "random", "family": "magnitude"}]},
-    ),
-    "unknown_phase": Bad(
-        "command line: phase:",
-        "'phase7' is no file of params/phases; allowed: phase0, phase1, phase2, phase3",
-        phase="phase7",
-    ),
-    "phase_in_an_override": Bad("--set: phase:", "the run is of phase1", overrides={"phase": "phase0"}),
-    "unknown_file_chosen": Bad(
-        "command line: layers.hardware:", "allowed: auto, cpu, cuda, cuda-1", choose={"hardware": "cuda-2"}
-    ),
-    "unknown_file_chosen_by_an_override": Bad(
-        "--set: layers.sweep:", "mean 'phase1-cpu'", overrides={"layers.sweep": "phase1-cpx"}
-    ),
-    "path_for_a_file": Bad("command line: layers.mask:", "is no file", choose={"mask": "../masks/random"}),
-    "unknown_kind": Bad("command line: layers.masc:", "did you mean 'mask'", choose={"masc": "random"}),
-    "tag_in_an_override": Bad("--set: seed:", "tag", text="seed=!!int 3"),
-    "broken_override": Bad("--set: sweep.n:", "not valid YAML", text="sweep.n=[4096"),
-    "override_without_a_value": Bad("--set: seed:", "allowed: KEY=VALUE", text="seed"),
-    "override_without_a_key": Bad("--set: =3:", "allowed: KEY=VALUE", text="=3"),
-    "override_of_an_empty_part": Bad("--set: sweep..n:", "not a dotted key", overrides={"sweep..n": [256]}),
-    "override_in_whole_and_in_part": Bad("--set: seed.x:", "set as a whole too", overrides={"seed": 1, "seed.x": 2}),
-}
-
-
-@pytest.mark.parametrize("claim", BAD)
-def test_bad_input_is_refused_with_its_file_and_key(claim, root):
-    bad = BAD[claim]
-    put(root, bad.files)
+def refusal(*args, **more):
     with pytest.raises(ParamsError) as caught:
-        overrides = dict([parse_override(bad.text)]) if bad.text else bad.overrides
-        on_cpu(bad.phase, overrides, choose=bad.choose, root=root)
-    first = str(caught.value).splitlines()[0]
-    assert first.startswith(bad.opens + " ")
-    assert bad.says in first
-    assert str(root.parent) not in str(caught.value)
+        on_cpu(*args, **more)
+    return str(caught.value)
+
+
+# (the overrides, the key that is named, what is said of it)
+PAIR = {"sweep.n": [], "sweep.features": [[320, 256]]}
+VALUES = [
+    ({"n": [256]}, "n", "did you mean 'sweep.n'"),
+    ({"timing.samples": 8.0}, "timing.samples", "8.0; allowed: a whole number"),
+    ({"seed": True}, "seed", "a whole number"),
+    ({"sweep.n": 4096}, "sweep.n", "4096; allowed: a list"),
+    ({"methods": ["dense", "block_shok"]}, "methods.1", "did you mean 'block_shock'"),
+    ({"methods": ["dense", "dense"]}, "methods", "'dense' is listed twice"),
+    ({"methods": "headlin"}, "methods", "is no set of methods; allowed: all, training, headline; did you mean"),
+    ({"hardware.world_size": 0}, "hardware.world_size", "at least 1"),
+    ({"hardware.world_size": 9}, "hardware.world_size", "at most 8"),
+    ({"hardware.world_size": 3}, "hardware.world_size", "allowed: 2, 4, 8"),
+    ({"hardware.backend": "nccl"}, "hardware.backend", "allowed: gloo with device cpu"),
+    ({"hardware.name": "../x"}, "hardware.name", "no path"),
+    ({"sweep.n": [0]}, "sweep.n.0", "0; allowed: at least 64"),
+    ({"sweep.n": [1 << 40]}, "sweep.n.0", "allowed: at most 1048576"),
+    ({"sweep.n": []}, "sweep.n", "no size to run"),
+    ({"sweep.features": [[256, 256, 256]]}, "sweep.features.0", "allowed: 2 values"),
+    ({"sweep.n": [320]}, "sweep.n", "320 in_features (workload gaussian): row_parallel on 2 ranks splits them by 2; "),
+    ({"sweep.n": [320]}, "sweep.n", "allowed: multiples of 128; nearest: 256"),
+    (PAIR | {"methods": ["block_shock"], "hardware.world_size": 4}, "sweep.features", "block_shock on 4 ranks splits"),
+    ({"sweep.features": [[256, 320]], "methods": ["column_parallel"]}, "sweep.features", "320 out_features"),
+    ({"sweep.b": [16, 0]}, "sweep.b.1", "0; allowed: at least 1"),
+    ({"seed": -1}, "seed", "at least 0"),
+    ({"seed": 1 << 63}, "seed", "less than 9223372036854775808"),
+    ({"timing.samples": 0}, "timing.samples", "at least 1"),
+    ({"limits.case_seconds": 0}, "limits.case_seconds", "more than 0"),
+    ({"mask": {"name": "x", "family": "uniform", "pattern": "1110"}}, "mask.pattern", "two of four"),
+    ({"mask": {"name": "x", "family": "random", "pattern": "1100"}}, "mask.pattern", "allowed: ''"),
+    ({"methods": ["permuted_dense"], "mask": "random"}, "methods", "random is not periodic"),
+    ({"sweep.masks": [1100]}, "sweep.masks.0", "1100 is no mask"),
+    ({"sweep.masks": ["random", {"name": "random", "family": "magnitude"}]}, "sweep.masks", "two different entries"),
+    ({"layers.sweep": "phase1-cpx"}, "layers.sweep", "mean 'phase1-cpu'"),
+    ({"layers.masc": "random"}, "layers.masc", "did you mean 'mask'"),
+    ({"sweep..n": [256]}, "sweep..n", "not a dotted key"),
+    ({"seed": 1, "seed.x": 2}, "seed.x", "set as a whole too"),
+    ({"optimizers": ["sgd"]}, "optimizers", "phase1 trains no weight; leave it out, or run phase3"),
+    ({"dw": "full"}, "dw", "phase1 trains no weight"),
+]
+TRAINING = [
+    ({"dw": "periodic", "mask": "random"}, "dw", "mask random is not periodic; nearest: exchange"),
+    ({"dw": "exchange", "hardware.emulated": True}, "dw", "emulated ranks are one process; nearest: full"),
+    ({"optimizers": []}, "optimizers", "nothing to train with"),
+    ({"learning_rates.sgd": 0.0}, "learning_rates.sgd", "more than 0"),
+    ({"loss_steps": -1}, "loss_steps", "at least"),
+]
+
+
+@pytest.mark.parametrize(
+    ("phase", "given", "key", "says"),
+    [("phase1", *one) for one in VALUES] + [("phase3", *one) for one in TRAINING],
+    ids=lambda value: str(value)[:50],
+)
+def test_a_bad_value_is_named_with_its_key(phase, given, key, says):
+    first = refusal(phase, given).splitlines()[0]
+    assert first.startswith(f"--set: {key}: ") and says in first
+
+
+def test_what_a_file_asks_for_may_be_impossible_with_an_override():
+    said = refusal("phase3", {"dtype": "fp16"})
+    assert said.startswith("params/linear/phases/phase3.yaml: optimizers: ") and "vanish in fp16" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "opens", "says"),
+    [
+        ("timing={samples: 1, samples: 2}", "--set: timing.samples:", "duplicate key"),
+        ("seed=!!int 3", "--set: seed:", "tag"),
+        ("sweep.n=[4096", "--set: sweep.n:", "not valid YAML"),
+        ("seed", "--set: seed:", "allowed: KEY=VALUE"),
+        ("=3", "--set: =3:", "allowed: KEY=VALUE"),
+    ],
+)
+def test_an_override_that_is_no_yaml_is_refused(text, opens, says):
+    with pytest.raises(ParamsError) as caught:
+        params.parse_override(text)
+    assert str(caught.value).startswith(f"{opens} ") and says in str(caught.value)
+
+
+def test_a_name_that_is_no_file_phase_or_preset_is_refused():
+    assert refusal("phase7").startswith("command line: phase: 'phase7' is no phase of linear; allowed: phase0, phase1")
+    for (kind, name), said in {
+        ("hardware", "cuda-2"): "layers.hardware: 'cuda-2' is no file of params/hardware; allowed: auto, cpu, cuda,",
+        ("mask", "../x"): "command line: mask: '../x' is no mask",
+        ("masc", "random"): "command line: layers.masc: unknown key; allowed: hardware, sweep",
+    }.items():
+        assert said in refusal(choose={kind: name})
 
 
 def test_every_problem_is_named_in_one_go():
-    with pytest.raises(ParamsError) as caught:
-        on_cpu(overrides={"bias": 1, "timing.samples": 0, "sweep.b": ["x"]})
-    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["bias", "sweep.b.0", "timing.samples"]
+    said = refusal(overrides={"bias": 1, "timing.samples": 0, "sweep.b": ["x"]})
+    assert sorted(line.split(": ")[1] for line in said.splitlines()) == ["bias", "sweep.b.0", "timing.samples"]
 
 
 def test_folder_without_files_is_refused(tmp_path):
-    with pytest.raises(ParamsError, match=r"empty/base.yaml: cannot be read: No such file"):
-        on_cpu(root=tmp_path / "empty")
+    assert "empty/base.yaml: cannot be read: No such file" in refusal(root=tmp_path / "empty")
+
+
+# Nine levels of nine: 387,420,489 values from 500 bytes, were aliases followed.
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
+)
+MERGING_BOMB = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 10)
+)
+BASE, STUDY, CPU = "base.yaml", "linear/base.yaml", "hardware/cpu.yaml"
+PHASE, SWEEP = "linear/phases/phase1.yaml", "linear/sweeps/phase1-cpu.yaml"
+OK = "bias: true\nprofile: last\n"  # what a phase's file must hold
+LIST = "sweep: {b: [16], "
+REST = "mask: checkerboard\nworkload: gaussian\nmethods: all\nproduct: auto\n"  # what the study's must
+
+# What is bad: (a file under params/, its content, the dotted key that the message names or "", what that says).
+BAD_FILES = {
+    "unknown_key": (PHASE, "colour: red", "colour", "unknown key; allowed: study, phase,"),
+    "misspelt_key": (PHASE, "bias: true\nprofle: last", "profle", "mean 'profile'"),
+    "misspelt_nested_key": (PHASE, "timing: {smples: 2}", "timing.smples", "mean 'samples'"),
+    "misspelt_key_of_a_mask": (STUDY, "mask: {famly: random}", "mask.famly", "name, family, pattern; did you mean"),
+    "duplicate_key": (PHASE, "bias: true\nbias: false", "bias", "duplicate key (line 2)"),
+    "duplicate_nested_key": (CPU, "timing: {samples: 2, groups: 1, samples: 3}", "timing.samples", "duplicate key"),
+    "yes_for_a_bool": (PHASE, "bias: yes\nprofile: last", "bias", "'yes'; allowed: true or"),
+    "number_for_a_pattern": (
+        PHASE,
+        OK + "mask: {name: x, family: uniform, pattern: 1100}",
+        "mask.pattern",
+        "in quotes",
+    ),
+    "list_for_a_mapping": (PHASE, OK + "timing: [1]", "timing", "a mapping, with keys such as warmup, samples"),
+    "nothing_for_a_mapping": (PHASE, OK + "limits:", "limits", "None; allowed: a mapping, with keys such as start"),
+    "missing_key": (PHASE, OK + "workload: {name: x}", "workload.distribution", "missing"),
+    "no_method": (STUDY, REST.replace("all", "[]"), "methods", "at least 1"),
+    "size_not_a_multiple_of_64": (SWEEP, LIST + "n: [256, 4000]}", "sweep.n.1", "multiples of 64; nearest: 3968"),
+    "bad_mask_in_a_sweep": (
+        SWEEP,
+        LIST + "n: [256], masks: [{name: x, family: rndom}]}",
+        "sweep.masks.0.family",
+        "mean 'random'",
+    ),
+    "unknown_name_of_a_mask": (PHASE, OK + "mask: checkerbord", "mask", "is no mask; allowed: uniform_1100"),
+    "phase_that_a_file_says": (PHASE, OK + "phase: phase0", "phase", "the command says it"),
+    "files_that_a_file_chooses": (PHASE, "layers: cpu", "layers", "the command says it"),
+    "yaml_tag": (PHASE, "bias: !!python/object/apply:os.getcwd []", "bias", "tag"),
+    "harmless_yaml_tag": (PHASE, "seed: !!int '3'", "seed", "tag"),
+    "yaml_anchor": (PHASE, "timing: {samples: &many 9}", "timing.samples", "anchors"),
+    "yaml_anchor_of_a_key": (PHASE, "timing: {&many samples: 9}", "timing.samples", "anchors"),
+    "yaml_alias": (PHASE, "seed: *many", "seed", "aliases"),
+    "merge_key": (PHASE, "<<: {bias: true}", "<<", "a key must be text"),
+    "key_that_is_a_number": (PHASE, "timing: {1: 2}", "timing.1", "a key must be text"),
+    "yaml_1_1": (PHASE, "%YAML 1.1\n---\nbias: no", "", "allowed: YAML 1.2"),
+    "two_documents": (PHASE, "bias: true\n---\nbias: false", "", "not valid YAML"),
+    "broken_file": (PHASE, "bias: 'true\n", "", "not valid YAML"),
+    "deep_nesting": (PHASE, "seed: " + "[" * 60000, "seed", "deeper than 16"),
+    "file_of_65_kib": (PHASE, "# " + "é" * 33000, "", "larger than 64 KiB"),
+    "file_that_is_not_utf8": (PHASE, b"bias: \xff", "", "not UTF-8"),
+    "integer_of_5000_digits": (PHASE, "seed: " + "9" * 5000, "", "not valid YAML"),
+    "file_that_holds_a_list": (PHASE, "[bias]", "", "allowed: a mapping"),
+    "misspelt_kind_of_device": (CPU, "hardware: {device: cpi}", "hardware.device", "did you mean 'cpu'"),
+    "text_for_a_size": (SWEEP, LIST + "n: ['256']}", "sweep.n.0", "'256'; allowed: a whole number"),
+    "list_of_lists_for_batches": (SWEEP, "sweep: {n: [256], b: [[16]]}", "sweep.b.0", "a whole number"),
+    "number_that_is_not_one": (PHASE, OK + "limits: {case_seconds: .inf}", "limits.case_seconds", "a finite number"),
+    "date_for_a_seed": (PHASE, OK + "seed: 2026-11-21", "seed", "a whole number"),
+    "tag_that_would_run_a_program": (STUDY, "dw: !!python/object/apply:os.system [exit 1]", "dw", "tag"),
+    "bomb_of_9_to_the_9_aliases": (PHASE, BOMB, "a0", "anchors and aliases are not allowed"),
+    "bomb_of_9_to_the_9_merge_keys": (CPU, MERGING_BOMB, "a0", "anchors and aliases are not allowed"),
+    "file_of_1_mb": (BASE, b"seed: 1 #" + b"x" * 1_000_000, "", "larger than 64 KiB"),
+}
+
+
+@pytest.mark.parametrize("claim", BAD_FILES)
+def test_40_bad_parameter_files(claim, tmp_path, nothing_starts):
+    (file, content, key, says), out = BAD_FILES[claim], tmp_path / "out"
+    root = shutil.copytree(params.PARAMS, tmp_path / "params")
+    put(root, {file: content})
+    with pytest.raises(ParamsError) as caught:
+        workbook.execute("phase1", hardware="cpu", out=out, root=root)
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith(f"params/{file}: {key and key + ': '}") and says in first
+    assert not out.exists()

@@ -1,33 +1,26 @@
-"""A deterministic factory of records frames: the rows that `records.load` would give, made of plausible numbers."""
+"""Records frames for the tests, made of plausible numbers; and a study that is no linear layer's."""
 
 import hashlib
+from itertools import product
 
 import numpy as np
 import pandas as pd
 
-METHODS = (
-    "dense",
-    "row_parallel",
-    "column_parallel",
-    "masked_dense",
-    "permuted_dense",
-    "block_shock",
-    "block_shock_torch",
-)
+from blockshock_lib.report.axes import Axes, Look, Work
 
+METHODS = (
+    *("dense", "row_parallel", "column_parallel", "masked_dense", "permuted_dense"),
+    *("block_shock", "block_shock_torch"),
+)
 # Kernel time of one product on an H200, ms: N -> B -> (dense half, 2:4).
 PRODUCT = {
-    4096: {
-        16: (0.0080, 0.0216),
-        64: (0.0085, 0.0218),
-        256: (0.0104, 0.0229),
-        1024: (0.028, 0.041),
-        4096: (0.0957, 0.1231),
-    },
-    8192: {16: (0.0195, 0.0540), 64: (0.020, 0.047), 256: (0.0269, 0.0451), 1024: (0.095, 0.123), 4096: (0.369, 0.467)},
-    16384: {16: (0.0630, 0.1933), 64: (0.065, 0.17), 256: (0.0991, 0.1263), 1024: (0.38, 0.47), 4096: (1.496, 1.846)},
-    40960: {16: (0.395, 1.055), 64: (0.41, 0.95), 256: (0.616, 0.768), 1024: (2.40, 3.1), 4096: (10.0, 12.7)},
+    4096: {16: (0.008, 0.0216), 64: (0.0085, 0.0218), 256: (0.0104, 0.0229), 1024: (0.028, 0.041)},
+    8192: {16: (0.0195, 0.0540), 64: (0.020, 0.047), 256: (0.0269, 0.0451), 1024: (0.095, 0.123)},
+    16384: {16: (0.0630, 0.1933), 64: (0.065, 0.17), 256: (0.0991, 0.1263), 1024: (0.38, 0.47)},
+    40960: {16: (0.395, 1.055), 64: (0.41, 0.95), 256: (0.616, 0.768), 1024: (2.40, 3.1)},
 }
+for size, times in {4096: (0.0957, 0.1231), 8192: (0.369, 0.467), 16384: (1.496, 1.846), 40960: (10.0, 12.7)}.items():
+    PRODUCT[size][4096] = times
 GIB = 2**30
 
 
@@ -38,212 +31,172 @@ def reduce_ms(n: int, batch: int) -> float:
 def h200(method: str, n: int, batch: int) -> dict[str, float]:
     """Compute, reduce and host time (ms) of `method` on one of two GPUs."""
     half, sparse = PRODUCT[n][batch]
-    compute = {
-        "dense": 1.97 * half,
-        "row_parallel": half,
-        "column_parallel": 1.01 * half,
-        "masked_dense": 1.98 * half,
-        "permuted_dense": 1.06 * half,
-    }.get(method, sparse)
+    of_half = {"dense": 1.97, "row_parallel": 1, "column_parallel": 1.01, "masked_dense": 1.98, "permuted_dense": 1.06}
     host = {"block_shock_torch": 0.43, "dense": 0.012}.get(method, 0.045)
+    compute = of_half[method] * half if method in of_half else sparse
     return {"compute": compute, "reduce": 0.0 if method == "dense" else reduce_ms(n, batch), "host": host}
 
 
 def cpu(method: str, n: int, batch: int) -> dict[str, float]:
     """The same for two processes on a CPU: any plausible figure will do."""
-    work = n * n * batch / 5e9 * 1e3
-    factor = {
-        "row_parallel": 0.5,
-        "column_parallel": 0.5,
-        "permuted_dense": 0.6,
-        "block_shock": 1.6,
-        "block_shock_torch": 0,
-    }
-    return {"compute": 0.02 + work * factor.get(method, 1.0), "reduce": 0.1 + n * batch / 1e7, "host": 0.05}
+    factor = {"row_parallel": 0.5, "column_parallel": 0.5, "permuted_dense": 0.6, "block_shock": 1.6}
+    compute = 0.02 + n * n * batch / 5e6 * factor.get(method, 1.0)
+    return {"compute": compute, "reduce": 0.1 + n * batch / 1e7, "host": 0.05}
 
 
-def make(
-    ns=(4096, 8192, 16384, 40960),
-    bs=(16, 64, 256, 1024, 4096),
-    methods=METHODS,
-    *,
-    device="cuda",
-    emulated=False,
-    world_size=2,
-    groups=3,
-    repeats=12,
-    noise=0.01,
-    group_effect=0.004,
-    masks=("checkerboard",),
-    workloads=("gaussian",),
-    dtypes=("bf16",),
-    features=(),
-    phase="phase1",
-    run="a",
-    kernel=None,
-    timed=True,
-    speedup=None,
-    seed=0,
-) -> pd.DataFrame:
+RUN = dict(run="a", phase="phase1", device="cuda", emulated=False, world_size=2, seed=0)
+SWEEP = dict(dtypes=("bf16",), workloads=("gaussian",), masks=("checkerboard",), features=(), groups=3)
+TIMES = dict(repeats=12, noise=0.01, group_effect=0.004, timed=True, kernel=None, speedup={})
+
+
+def make(ns=(4096, 8192, 16384, 40960), bs=(16, 64, 256, 1024, 4096), methods=METHODS, **changed) -> pd.DataFrame:
     """A whole run. `speedup` {(method, n, batch): x} multiplies that cell's speed; `kernel` False: no kernel times."""
-    rng = np.random.default_rng(seed)
-    kernel = device == "cuda" if kernel is None else kernel
-    cost = h200 if device == "cuda" else cpu
-    rows = []
-    for dtype in dtypes:
-        for workload in workloads:
-            for mask in masks:
-                for n_in, n_out in [*((n, n) for n in ns), *features]:
-                    for batch in bs:
-                        setting = (phase, device, emulated, world_size, dtype, workload, mask, n_in, n_out, batch)
-                        case = {
-                            "run": run,
-                            "phase": phase,
-                            "case": hashlib.sha256(repr(setting).encode()).hexdigest()[:12],
-                            "in_features": n_in,
-                            "out_features": n_out,
-                            "n": n_in if n_in == n_out else pd.NA,
-                            "shape": f"{n_out}x{n_in}",
-                            "batch": batch,
-                            "dtype": dtype,
-                            "mask": mask,
-                            "workload": workload,
-                            "world_size": world_size,
-                            "emulated": emulated,
-                            "device": device,
-                            "optimizer": "",
-                            "seed": seed,
-                            "code": "",
-                        }
-                        for group in range(groups):
-                            found = _group(
-                                rng, case, methods, cost, repeats, noise, group_effect, kernel, timed, speedup
-                            )
-                            rows += [{**case, "group": group, **row} for row in found]
-    frame = pd.DataFrame(rows)
-    frame["n"] = frame["n"].astype("Int64")
-    return frame
+    assert set(changed) <= {*RUN, *SWEEP, *TIMES}
+    about, sweep, how = ({name: changed.get(name, one[name]) for name in one} for one in (RUN, SWEEP, TIMES))
+    how["kernel"] = about["device"] == "cuda" if how["kernel"] is None else how["kernel"]
+    rng, rows, shapes = np.random.default_rng(about["seed"]), [], [*((n, n) for n in ns), *sweep["features"]]
+    places = product(sweep["dtypes"], sweep["workloads"], sweep["masks"], shapes, bs)
+    for dtype, workload, mask, (n_in, n_out), batch in places:
+        case = dict(in_features=n_in, out_features=n_out, shape=f"{n_out}x{n_in}", batch=batch, dtype=dtype, mask=mask)
+        case |= about | dict(n=n_in if n_in == n_out else pd.NA, workload=workload, optimizer="", code="")
+        named = repr([case[name] for name in sorted(case) if name not in ("run", "seed")])
+        case["case"] = hashlib.sha256(named.encode()).hexdigest()[:12]
+        for group in range(sweep["groups"]):
+            rows += [{**case, "group": group, **each} for each in _group(rng, case, methods, **how)]
+    return pd.DataFrame(rows).astype({"n": "Int64"})
 
 
 def row(method, metric, unit, value, repeat=0, rank=-1, status="ok", reason="", detail=""):
     value = float(value) if status == "ok" else np.nan
-    return dict(
-        method=method,
-        metric=metric,
-        unit=unit,
-        value=value,
-        repeat=repeat,
-        rank=rank,
-        status=status,
-        reason=reason,
-        detail=detail,
-    )
+    about = dict(method=method, metric=metric, unit=unit, value=value, repeat=repeat)
+    return about | dict(rank=rank, status=status, reason=reason, detail=detail)
 
 
-def _group(rng, case, methods, cost, repeats, noise, group_effect, kernel, timed, speedup):
-    n_in, n_out, batch = case["in_features"], case["out_features"], case["batch"]
-    n = n_in if case["device"] == "cpu" else min(PRODUCT, key=lambda known: abs(known - (n_in * n_out) ** 0.5))
-    found = []
+def _group(rng, case, methods, *, repeats, noise, group_effect, kernel, timed, speedup):
+    n_in, n_out, batch, on_cpu = case["in_features"], case["out_features"], case["batch"], case["device"] == "cpu"
+    n = n_in if on_cpu else min(PRODUCT, key=lambda known: abs(known - (n_in * n_out) ** 0.5))
+    rows = []
     for method in methods:
-        if method == "permuted_dense" and case["mask"] not in (
-            "checkerboard",
-            *[m for m in [case["mask"]] if "uniform" in m],
-        ):
-            found.append(
-                row(method, "check", "bool", 0, status="unsupported", reason=f"mask {case['mask']} is not periodic")
-            )
+        why = ""
+        if method == "permuted_dense" and case["mask"] != "checkerboard" and "uniform" not in case["mask"]:
+            why = f"mask {case['mask']} is not periodic"
+        if method == "block_shock_torch" and on_cpu:
+            why = "the CPU has no 2:4 product"
+        if why:
+            rows.append(row(method, "check", "bool", 0, status="unsupported", reason=why))
             continue
-        if method == "block_shock_torch" and case["device"] == "cpu":
-            found.append(row(method, "check", "bool", 0, status="unsupported", reason="the CPU has no 2:4 product"))
-            continue
-        found.append(row(method, "check", "bool", 1))
-        for metric, unit, value in (
-            ("error_max_ratio", "x", 1 + 0.3 * rng.random()),
-            ("error_rms_ratio", "x", 1 + 0.02 * rng.random()),
-            ("error_max", "1", 0.02 * rng.random()),
-            ("error_rms", "1", 0.003 * rng.random()),
-        ):
-            found.append(row(method, metric, unit, value))
-        found += _memory(method, case)
+        rows.append(row(method, "check", "bool", 1))
+        for metric, least, most in (("max_ratio", 1, 0.3), ("rms_ratio", 1, 0.02), ("max", 0, 0.02), ("rms", 0, 0.003)):
+            rows.append(row(method, f"error_{metric}", "x" if least else "1", least + most * rng.random()))
+        rows += _memory(method, case)
         if timed:
-            part = cost(method, n, batch)
-            faster = (speedup or {}).get((method, n_in, batch), 1.0)
-            effect = np.exp(rng.normal(0, group_effect))
+            part = (cpu if on_cpu else h200)(method, n, batch)
+            effect = np.exp(rng.normal(0, group_effect)) / speedup.get((method, n_in, batch), 1.0)
             for repeat in range(repeats):
-                shake = effect * np.exp(rng.normal(0, noise, 4)) / faster
-                compute, reduce = part["compute"] * shake[0], part["reduce"] * shake[1]
+                shake = effect * np.exp(rng.normal(0, noise, 4))
                 forward = (part["compute"] + 0.95 * part["reduce"]) * shake[2]
-                found.append(row(method, "forward_call", "ms", forward + part["host"] * shake[3], repeat))
+                rows.append(row(method, "forward_call", "ms", forward + part["host"] * shake[3], repeat))
                 if kernel:
-                    found.append(row(method, "forward_kernel", "ms", forward, repeat))
-                    found.append(row(method, "compute_kernel", "ms", compute, repeat))
-                    if reduce:
-                        found.append(row(method, "reduce_kernel", "ms", reduce, repeat))
-            found += _cost(method, case)
+                    rows.append(row(method, "forward_kernel", "ms", forward, repeat))
+                    rows.append(row(method, "compute_kernel", "ms", part["compute"] * shake[0], repeat))
+                    if part["reduce"]:
+                        rows.append(row(method, "reduce_kernel", "ms", part["reduce"] * shake[1], repeat))
+            rows += _cost(method, case)
     if timed and kernel:
-        found += [
-            row("ceiling", "copy_bandwidth", "GB/s", 4300 * np.exp(rng.normal(0, 0.005))),
-            row("ceiling", "gemm_rate", "TFLOP/s", 720 * np.exp(rng.normal(0, 0.01))),
-            row("ceiling", "allreduce_bandwidth", "GB/s", 300 * np.exp(rng.normal(0, 0.01))),
-        ]
-        for gpu in range(1 if case["emulated"] else case["world_size"]):
-            for repeat in range(2):
-                found += [
-                    row("machine", "power", "W", 640 + 20 * rng.random(), repeat, gpu),
-                    row("machine", "sm_clock", "MHz", 1700 + 100 * rng.random(), repeat, gpu),
-                    row("machine", "throttle", "bool", gpu, repeat, gpu, detail="power cap" if gpu else ""),
-                ]
-        for method in {"row_parallel", "block_shock"}.intersection(methods):
-            name = "cutlass_gemm" if method == "row_parallel" else "sparse_gemm"
-            for kernel_name, value in ((name, 0.8), ("ncclDevKernel_AllReduce", 0.2), ("elementwise", 0.01)):
-                found.append(row(method, "kernel_time", "ms", value, detail=kernel_name))
-    return found
+        rows += _machine(rng, case, methods)
+    return rows
+
+
+def _machine(rng, case, methods):
+    ceilings = {"copy_bandwidth": ("GB/s", 4300), "gemm_rate": ("TFLOP/s", 720), "allreduce_bandwidth": ("GB/s", 300)}
+    rows = [row("ceiling", name, unit, v * np.exp(rng.normal(0, 0.01))) for name, (unit, v) in ceilings.items()]
+    for gpu, repeat in product(range(1 if case["emulated"] else case["world_size"]), range(2)):
+        rows.append(row("machine", "power", "W", 640 + 20 * rng.random(), repeat, gpu))
+        rows.append(row("machine", "sm_clock", "MHz", 1700 + 100 * rng.random(), repeat, gpu))
+        rows.append(row("machine", "throttle", "bool", gpu, repeat, gpu, detail="power cap" if gpu else ""))
+    for method in {"row_parallel", "block_shock"}.intersection(methods):
+        gemm = "cutlass_gemm" if method == "row_parallel" else "sparse_gemm"
+        kernels = {gemm: 0.8, "ncclDevKernel_AllReduce": 0.2, "elementwise": 0.01}
+        rows += [row(method, "kernel_time", "ms", value, detail=name) for name, value in kernels.items()]
+    return rows
+
+
+def _weight(method, case):
+    share = {"dense": 1.0, "masked_dense": 1.0, "block_shock": 9 / 16, "block_shock_torch": 9 / 16}.get(method, 0.5)
+    return share * (2 / case["world_size"] if method != "dense" else 1) * 2 * case["in_features"] * case["out_features"]
 
 
 def _memory(method, case):
-    dense = 2 * case["in_features"] * case["out_features"]
-    share = {"dense": 1.0, "masked_dense": 1.0, "block_shock": 9 / 16, "block_shock_torch": 9 / 16}.get(method, 0.5)
-    share *= 2 / case["world_size"] if method != "dense" else 1
-    act = 2 * case["batch"] * (case["in_features"] + case["out_features"])
-    weight = share * dense
-    return [
-        row(method, "weight_bytes", "B", weight, rank=0),
-        row(method, "weight_bytes", "B", weight, rank=1),
-        row(method, "weight_bytes_formula", "B", weight),
-        row(method, "peak_bytes", "B", weight + 1.02 * act, rank=0),
-        row(method, "peak_bytes", "B", weight + 1.05 * act, rank=1),
-        row(method, "peak_bytes_formula", "B", weight + act),
-    ]
+    weight, act = _weight(method, case), 2 * case["batch"] * (case["in_features"] + case["out_features"])
+    rows = [row(method, f"{n}_bytes_formula", "B", held) for n, held in (("weight", weight), ("peak", weight + act))]
+    for rank, more in enumerate((1.02, 1.05)):
+        rows.append(row(method, "weight_bytes", "B", weight, rank=rank))
+        rows.append(row(method, "peak_bytes", "B", weight + more * act, rank=rank))
+    return rows
 
 
 def _cost(method, case):
-    work = 2 * case["batch"] * case["in_features"] * case["out_features"]
-    flops = work if method in ("dense", "masked_dense") else work / 2
-    read = {m["metric"]: m["value"] for m in _memory(method, case)}["weight_bytes"] + 2 * case["batch"] * case[
-        "in_features"
-    ]
-    written = 2 * case["batch"] * case["out_features"]
-    floor = max(flops / 720e12, (read + written) / 4.3e12) * 1e3
-    sent = 0 if method == "dense" else written
-    return [
-        row(method, "flops", "FLOP", flops),
-        row(method, "bytes_read", "B", read),
-        row(method, "bytes_written", "B", written),
-        row(method, "bytes_sent", "B", sent),
-        row(method, "floor_compute", "ms", floor),
-        row(method, "floor_forward", "ms", floor + sent / 300e9 * 1e3),
-    ]
+    flops = case["batch"] * case["in_features"] * case["out_features"] * (1 + (method in ("dense", "masked_dense")))
+    read, written = (
+        _weight(method, case) + 2 * case["batch"] * case["in_features"],
+        2 * case["batch"] * case["out_features"],
+    )
+    floor, sent = max(flops / 720e12, (read + written) / 4.3e12) * 1e3, 0 if method == "dense" else written
+    costs = {"flops": ("FLOP", flops), "bytes_read": ("B", read), "bytes_written": ("B", written)}
+    costs |= {"bytes_sent": ("B", sent), "floor_compute": ("ms", floor)}
+    costs["floor_forward"] = "ms", floor + sent / 300e9 * 1e3
+    return [row(method, name, *cost) for name, cost in costs.items()]
+
+
+def where(frame, **wanted):
+    """Which rows have these values."""
+    return np.logical_and.reduce([frame[name].eq(value) for name, value in wanted.items()])
 
 
 def fail(
     frame, method, *, n=None, batch=None, mask=None, status="failed", reason="max error 3.1x the baseline's, gate 2x"
 ):
     """The frame with that method's check in the named cells turned into a non-ok row, its measurements kept."""
-    frame = frame.copy()
-    hit = frame["method"].eq(method) & frame["metric"].eq("check")
-    for name, value in (("in_features", n), ("batch", batch), ("mask", mask)):
-        hit &= frame[name].eq(value) if value is not None else True
+    wanted = {"in_features": n, "batch": batch, "mask": mask}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    hit = where(frame, method=method, metric="check", **wanted)
     assert hit.any(), "no such cell"
-    frame.loc[hit, ["status", "reason"]] = [status, reason]
-    frame.loc[hit, "value"] = np.nan
-    return frame
+    return frame.assign(
+        status=frame["status"].mask(hit, status),
+        reason=frame["reason"].mask(hit, reason),
+        value=frame["value"].mask(hit),
+    )
+
+
+# Of a study that asks how fast two methods sort n numbers that come in some order.
+SORTING = Axes(
+    columns=("n", "order"),
+    x="n",
+    y="order",
+    methods={"merge": Look("M merge sort", "M"), "radix": Look("R radix sort", "R")},
+    over="merge",
+    under="radix",
+    times={"sort": Work("a sort")},
+)
+
+
+def sorting(**how) -> pd.DataFrame:
+    """Its records: those of two methods of `make`, by other names."""
+    frame = make(**({"ns": (4096, 8192), "bs": (16, 256), "methods": ("row_parallel", "block_shock")} | how))
+    order = frame["batch"].map({16: "random", 256: "reversed"})
+    frame = frame.replace({"method": {"row_parallel": "merge", "block_shock": "radix"}}).assign(
+        order=order, phase="race"
+    )
+    frame["metric"] = frame["metric"].str.replace("forward", "sort")
+    return frame.drop(columns=["in_features", "out_features", "shape", "batch", "mask", "workload", "optimizer"])
+
+
+def words(fig) -> str:
+    """All text of a figure."""
+    from matplotlib.text import Text
+
+    return " ".join(text.get_text().replace("\n", " ") for text in fig.findobj(Text))
+
+
+def title(fig) -> str:
+    return fig.texts[0].get_text().replace("\n", " ")

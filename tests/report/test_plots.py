@@ -1,20 +1,23 @@
-"""What every figure promises: it says what it shows and no more, and never fails for lack of data."""
+"""What every figure promises, and that what is drawn is what was measured."""
+
+import re
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.text import Text
 
-from blockshock_lib.report import plots
+from blockshock_lib import files
+from blockshock_lib.report import figures, grid_plots, machine_plots, time_plots, verdicts
+from blockshock_lib.report.frames import summary
+from blockshock_lib.runs import records
+from blockshock_lib.studies.linear.axes import AXES
 from tests.report import frames
+from tests.report.frames import title, words
 
-OF_FRAME = (
-    plots.time_vs_n,
-    plots.ratio_heatmap,
-    plots.stacked,
-    plots.memory_bars,
-    plots.roofline,
-    plots.law,
+time_vs_n, stacked, ratio_heatmap, roofline = (
+    partial(figure, axes=AXES)
+    for figure in (time_plots.time_vs_n, time_plots.stacked, grid_plots.ratio_heatmap, machine_plots.roofline)
 )
 RUNS = {
     "gpu": dict(ns=(4096, 8192, 16384, 40960), bs=(16, 256, 4096), repeats=3),
@@ -22,6 +25,14 @@ RUNS = {
     "emulated": dict(ns=(4096,), bs=(16, 64), emulated=True, groups=2, repeats=3),
     "rectangular": dict(ns=(), bs=(16,), features=((4096, 16384), (8192, 32768)), groups=2, repeats=3),
 }
+SMALL = dict(ns=(4096, 8192), bs=(16, 4096), methods=("dense", "row_parallel", "block_shock"), repeats=6)
+
+
+def memory_bars(frame):
+    return machine_plots.memory_bars(frame, AXES, {"weight_bytes": "Weights", "peak_bytes": "Peak"})
+
+
+OF_FRAME = (time_vs_n, stacked, ratio_heatmap, roofline, memory_bars)
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +40,17 @@ def runs():
     return {name: frames.make(**run) for name, run in RUNS.items()}
 
 
-def words(fig):
-    return " ".join(text.get_text().replace("\n", " ") for text in fig.findobj(Text))
+@pytest.fixture(scope="module")
+def frame():
+    return frames.make((4096, 8192), (16, 64, 256, 1024, 4096), repeats=4)
 
 
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("figure", OF_FRAME)
 def test_every_figure_is_small_has_alternative_text_and_stays_inside_its_edges(figure, name, runs):
     fig = figure(runs[name])
-    assert len(fig.alt) > 40
-    assert len(plots.png(fig)) < 80_000
+    assert len(fig.alt) > 40 and len(figures.png(fig)) < 80_000
+    assert figure is not time_vs_n or name != "rectangular" or fig.axes[0].get_xlabel() == "√(in · out features)"
     for text in fig.texts:
         box = text.get_window_extent()
         assert box.x0 >= 0 and box.x1 <= fig.bbox.x1, f"{text.get_text()!r} runs over the edge"
@@ -53,27 +65,144 @@ def test_cpu_and_emulated_figures_say_that_they_make_no_claim(figure, runs):
 
 
 @pytest.mark.parametrize("figure", OF_FRAME)
-def test_no_data_gives_a_figure_that_says_so(figure, runs):
+def test_no_data_gives_a_figure_that_says_so_and_one_method_is_enough(figure, runs):
     failed = frames.make((4096,), (16,), groups=1, repeats=1)
     for method in frames.METHODS:
         failed = frames.fail(failed, method)
-    for frame in (pd.DataFrame(), runs["gpu"].iloc[:0], failed):
-        assert "nothing to draw" in words(figure(frame))
-
-
-@pytest.mark.parametrize("figure", OF_FRAME)
-def test_a_single_method_is_enough_not_to_fail(figure):
+    for nothing in (pd.DataFrame(), runs["gpu"].iloc[:0], failed):
+        assert "nothing to draw" in words(figure(nothing))
     for method in ("block_shock", "my_new_method"):
         assert figure(frames.make((4096,), (16,), methods=(method,), groups=1, repeats=1)).alt
 
 
-def test_masks_are_counted_for_the_title():
-    tile = np.kron(np.eye(2, dtype=bool), np.ones((2, 2), dtype=bool))
-    stripes = np.tile([True, True, False, False], (4, 1))
-    assert "All 2 masks are 2:4 along the inputs, 1 of them along the outputs too" in words(
-        plots.masks_figure({"checkerboard": tile, "uniform_1100": stripes})
-    )
-    broken = tile.copy()
-    broken[0, 0] = False
-    assert "1 of 2 masks are 2:4 along the inputs" in words(plots.masks_figure({"a": broken, "b": tile}))
-    assert "nothing to draw" in words(plots.masks_figure({}))
+def test_a_line_of_time_goes_through_its_methods_medians(frame):
+    panel = time_vs_n(frame).axes[0]
+    table = summary(frame, AXES, "forward_kernel")
+    ours = table[table["method"].eq("block_shock") & table["batch"].eq(16)].sort_values("size")
+    lines = {line.get_color(): line for line in panel.lines if len(line.get_xdata()) == 2}
+    assert len(lines) == len(frames.METHODS) and np.allclose(lines["#D55E00"].get_ydata(), ours["median"])
+
+
+def test_on_a_cpu_no_figure_of_time_says_kernel_time():
+    cpu = frames.make((256, 512), (16,), device="cpu", kernel=True, groups=2, repeats=2)
+    fig = time_vs_n(cpu)
+    assert fig.axes[0].get_ylabel() == "time of a forward, plain calls" and "kernel" not in fig.alt.lower()
+    parts = time_plots.parts(cpu, AXES)
+    assert (parts[["exposed communication", "host overhead"]] == 0).all().all(), "plain calls do not tell them apart"
+
+
+def test_parts_of_a_forward_sum_to_its_call_time(frame):
+    table = time_plots.parts(frame, AXES)
+    total = table["compute"] + table["exposed communication"] + table["host overhead"]
+    assert np.allclose(total, table["whole"]) and (table[time_plots.UNKNOWN] == 0).all()
+    slow = frame["value"].mask(frame["metric"].eq("compute_kernel"), frame["value"] * 3)
+    assert (time_plots.parts(frame.assign(value=slow), AXES)["exposed communication"] >= 0).all()
+    table = time_plots.parts(frames.make((256,), (16,), device="cpu", groups=1, repeats=3), AXES)
+    assert np.allclose(table[time_plots.UNKNOWN], table["whole"]), "without kernel time the rest is not told apart"
+
+
+def test_a_bar_whose_parts_do_not_add_is_hatched_and_the_subtitle_says_why():
+    even = frames.make((8192,), (4096,), repeats=4, noise=1e-3)
+    even["value"] = even["value"].mask(even["metric"].eq("reduce_kernel"), even["value"] * 0.9)
+    assert time_plots.parts(even, AXES)["adds"].all() and "hatched" not in stacked(even).alt
+    hit = frames.where(even, method="block_shock", metric="compute_kernel")
+    slow = even.assign(value=even["value"].mask(hit, even["value"] * 1.3))
+    table = time_plots.parts(slow, AXES).set_index("method")
+    assert list(table.index[~table["adds"]]) == ["block_shock"]
+    fig = stacked(slow)
+    assert "hatched: the parts do not add" in fig.alt
+    assert "of Block-Shock's call" not in fig.alt, "no claim from parts that do not add"
+    assert sum(bar.get_hatch() == "////" for ax in fig.axes for bar in ax.patches) == 1
+    for chunks, adds in (("1", False), ("2", True)):  # a cut batch may hide its reduction
+        ours = frames.where(slow, method="block_shock", metric="forward_kernel")
+        cut = slow.assign(detail=slow["detail"].mask(ours, chunks))
+        assert time_plots.parts(cut, AXES).set_index("method").loc["block_shock", "adds"] == adds
+
+
+def test_the_title_of_a_heat_map_counts_what_the_intervals_exclude():
+    plain = frames.make(**SMALL)
+    assert title(ratio_heatmap(plain)) == "Block-Shock is slower than B1 row-parallel in all 4 cells"
+    parity = 1 / verdicts.ratio(plain, AXES, "row_parallel", "block_shock")["ratio"]
+    mixed = frames.make(**SMALL, speedup={("block_shock", 4096, 16): parity[0], ("block_shock", 8192, 4096): 1.6})
+    counts = "slower in 2, faster in 1, undecided in 1 of 4 cells"
+    assert title(ratio_heatmap(mixed)) == f"Against B1 row-parallel, Block-Shock is {counts}"
+    for change in ({"device": "cpu"}, {"emulated": True}):
+        said = title(ratio_heatmap(plain.assign(**change)))
+        assert "faster" not in said and "slower" not in said
+
+
+def test_only_decided_cells_are_coloured():
+    mesh = ratio_heatmap(frames.make(**SMALL, groups=1)).axes[0].collections[0]
+    assert np.allclose(mesh.get_array(), 0), "one group decides nothing"
+    assert (ratio_heatmap(frames.make(**SMALL)).axes[0].collections[0].get_array() < 0).all()
+
+
+def test_memory_draws_the_largest_case_with_its_formula_and_no_bar_without_a_check():
+    run = frames.make((4096, 40960), (16, 4096), repeats=1)
+    weights, peaks = memory_bars(run).axes
+    widths = [[bar.get_width() for bar in ax.patches] for ax in (weights, peaks)]
+    assert len(widths[0]) == len(frames.METHODS) and np.allclose(widths[0], weights.lines[0].get_xdata())
+    assert np.all(np.array(widths[1]) > peaks.lines[0].get_xdata()), "the factory's peaks exceed the formula"
+    failed = memory_bars(frames.fail(run, "dense", n=40960, batch=4096))
+    assert len(failed.axes[0].patches) == len(frames.METHODS) - 1
+
+
+def test_the_roof_is_the_lower_of_bandwidth_and_gemm_rate():
+    run = frames.make((4096,), (256,), repeats=4)
+    ceilings = machine_plots.ceilings(run)
+    roof = next(line for line in roofline(run).axes[0].lines if line.get_linestyle() == "-")
+    x, y = np.array(roof.get_xdata()), np.array(roof.get_ydata())
+    assert np.allclose(y, np.minimum(ceilings["copy_bandwidth"] * x / 1e3, ceilings["gemm_rate"]))
+
+
+def test_rates_are_flops_over_the_products_time():
+    run = frames.make((40960,), (4096,), repeats=4)
+    point = machine_plots.roofline_points(run, AXES).set_index("method").loc["row_parallel"]
+    assert point["rate"] == pytest.approx(4096 * 40960**2 / 10.0e-3 / 1e12, rel=0.02)
+    assert point["rate_low"] < point["rate"] < point["rate_high"]
+    assert point["intensity"] == pytest.approx(4096 * 40960**2 / (40960**2 + 2 * 2 * 4096 * 40960))
+
+
+def test_the_matrix_counts_checks_of_every_method_and_what_failed_is_in_the_title():
+    run = records.load(files.ROOT / "outputs/reference/phase0-cpu")
+    alt = grid_plots.check_matrix(run, AXES).alt
+    assert alt.startswith("195 of 245 checks passed, none failed")
+    assert "D permuted dense, random: 0/5." in alt and "Block-Shock, checkerboard: 5/5." in alt
+    first, second = run.index[run["metric"].eq("check") & run["method"].eq("block_shock")][:2]
+    run.loc[first, "value"] = 0.0
+    run.loc[second, ["status", "value", "reason"]] = ["oom", float("nan"), "planted"]
+    assert grid_plots.check_matrix(run, AXES).alt.startswith("2 of 245 checks did not pass")
+    assert "nothing was checked" in grid_plots.check_matrix(run.iloc[:0], AXES).alt
+
+
+def floors(device="cuda"):
+    """One case of a dry run: what a product moves and multiplies, and its link, ms."""
+    columns = ("method", "floor_bytes", "floor_arithmetic", "floor_link", "floor_whole", "bound", "unsupported")
+    rows = [
+        ("dense", 0.02, 0.03, 0.0, 0.03, "arithmetic", ""),
+        ("row_parallel", 0.01, 0.015, 0.02, 0.035, "link", ""),
+        ("block_shock", 0.012, 0.008, 0.02, 0.032, "link", ""),
+        ("permuted_dense", *[float("nan")] * 4, "", "mask random is not periodic"),
+    ]
+    case = dict(in_features=4096, out_features=4096, batch=256, mask="random", workload="gaussian", optimizer="")
+    case |= dict(device=device, emulated=False, world_size=2, dtype="bf16", work="forward")
+    return pd.DataFrame(rows, columns=columns).assign(**case)
+
+
+def test_a_floor_is_the_larger_bound_of_the_product_and_the_link_after_it():
+    fig = machine_plots.floors_figure(floors(), AXES, "outputs/reference/phase1-cuda")
+    (ax,) = fig.axes
+    order = [tick.get_text() for tick in ax.get_yticklabels()]
+    assert order == ["Block-Shock", "D permuted dense", "B1 row-parallel", "A dense"]
+    ends = {round(bar.get_y() + 0.34): bar.get_x() + bar.get_width() for bar in ax.patches}  # the last bar of a line
+    assert ends == pytest.approx({0: 0.032, 2: 0.035, 3: 0.03})
+    assert "bound by the link" in words(fig) and "bound by arithmetic" in words(fig)
+    assert "cannot run: mask random is not periodic" in words(fig) and "Ceilings: outputs/reference" in words(fig)
+    us = r"\d+(\.\d)? µs"
+    assert re.search(rf"Block-Shock: {us} \(bytes {us}, arithmetic {us}, link {us}; link binds\)", fig.alt)
+
+
+def test_floors_of_a_cpu_make_no_claim_and_no_ceilings_give_a_figure_that_says_so():
+    assert "no claim about speed: CPU" in words(machine_plots.floors_figure(floors("cpu"), AXES))
+    for nothing in (pd.DataFrame(), floors().assign(floor_whole=float("nan"))):
+        assert "nothing to draw" in words(machine_plots.floors_figure(nothing, AXES))

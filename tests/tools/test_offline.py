@@ -1,7 +1,6 @@
 import importlib.metadata
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,43 +28,34 @@ def build_editable(folder, settings=None, metadata=None):
 """
 
 
-@pytest.fixture
-def project(tmp_path):
-    """(dependencies) -> the folder of a project that can be installed without setuptools."""
-
-    def made(*dependencies):
-        place = tmp_path / "project"
-        place.mkdir(exist_ok=True)
-        (place / "pyproject.toml").write_text(
-            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-            f'[project]\nname = "tiny-project"\nversion = "1.0"\ndependencies = {json.dumps(dependencies)}\n'
-            'optional-dependencies = {dev = ["pytest", "ruff"]}\n'
-        )
-        requires = [f"Requires-Dist: {one}" for one in dependencies]
-        (place / "backend.py").write_text(f"REQUIRES = {requires}\n{BACKEND}")
-        (place / "tiny_module.py").write_text("")
-        return place
-
-    return made
+def project(place, *dependencies):
+    """The folder `place`, made a project that can be installed without setuptools."""
+    place.mkdir(exist_ok=True)
+    (place / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        f'[project]\nname = "tiny-project"\nversion = "1.0"\ndependencies = {json.dumps(dependencies)}\n'
+        'optional-dependencies = {dev = ["pytest", "ruff"]}\n'
+    )
+    requires = [f"Requires-Dist: {one}" for one in dependencies]
+    (place / "backend.py").write_text(f"REQUIRES = {requires}\n{BACKEND}")
+    (place / "tiny_module.py").write_text("")
+    return place
 
 
-@pytest.fixture
-def no_network(monkeypatch):
-    """Any index that pip would ask is not there."""
-    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+@pytest.mark.long
+def test_the_environment_has_the_wheels_over_the_packages_of_the_host(tmp_path, monkeypatch):
+    # Any index that pip would ask is not there.
+    settings = {"INDEX_URL": "http://127.0.0.1:9", "EXTRA_INDEX_URL": "http://127.0.0.1:9", "CONFIG_FILE": "/dev/null"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-
-
-def test_the_environment_has_the_wheels_over_the_packages_of_the_host(tmp_path, project, no_network):
     wheels, venv = tmp_path / "wheels", tmp_path / "venv"
     wheel(wheels, "only-offline", "1.0")
     wheel(wheels, "setuptools", "81.0")  # torch asks for one, and a new environment may have an old one
     # The host, which runs these tests, has this very version: what was gathered is installed all the same.
     version = importlib.metadata.version("tqdm")
     wheel(wheels, "tqdm", version)
-    place = project("only-offline", "torch>=2.11", "pandas")
+    place = project(tmp_path / "project", "only-offline", "torch>=2.11", "pandas")
     offline.make(wheels, venv, place)
     script = (
         "import importlib.metadata, json, only_offline, pandas, tiny_module, torch, tqdm\n"
@@ -81,32 +71,17 @@ def test_the_environment_has_the_wheels_over_the_packages_of_the_host(tmp_path, 
     assert not pandas.is_relative_to(venv) and not torch.is_relative_to(venv)
     assert (venv / offline.MADE_OFFLINE).exists()
     # Something that is in neither place is said, by name.
-    project("only-offline", "torch>=2.11", "in-neither-place")
+    project(place, "only-offline", "torch>=2.11", "in-neither-place")
     with pytest.raises(offline.OfflineError, match="in-neither-place") as caught:
         offline.install(wheels, venv, place)
     assert "HAVE=" in str(caught.value)
 
 
-def test_a_folder_without_wheels_is_refused(tmp_path, project, nothing_starts):
+def test_a_folder_without_wheels_and_a_host_without_torch_are_refused(tmp_path, monkeypatch, nothing_starts):
     with pytest.raises(offline.OfflineError, match=f"{tmp_path} holds no wheels"):
-        offline.make(tmp_path, tmp_path / "venv", project())
-
-
-def test_a_host_without_torch_is_refused(tmp_path, project, monkeypatch, nothing_starts):
+        offline.make(tmp_path, tmp_path / "venv", project(tmp_path / "project"))
     wheel(tmp_path, "x", "1.0")
     monkeypatch.setattr(offline.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(offline.OfflineError, match="has no torch"):
-        offline.make(tmp_path, tmp_path / "venv", project())
+        offline.make(tmp_path, tmp_path / "venv", tmp_path / "project")
     assert not (tmp_path / "venv").exists()
-
-
-def test_an_interpreter_that_is_no_virtual_environment_needs_no_link(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
-    offline.show_host(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_ruff_alone_of_what_the_project_declares_stays_where_the_internet_is():
-    wanted = offline.requirements(offline.ROOT)
-    assert {"torch>=2.11", "pytest", "jupyterlab"} <= set(wanted)
-    assert "ruff" not in wanted and importlib.metadata.version("ruff")

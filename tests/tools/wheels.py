@@ -10,12 +10,11 @@ def wheel(folder, name, version, requires=(), *, tag="py3-none-any", python=""):
     stem = f"{module}-{version}"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     lines += [f"Requires-Dist: {one}" for one in requires] + ([f"Requires-Python: {python}"] if python else [])
-    parts = {
-        f"{module}.py": f"__version__ = {version!r}\n",
-        f"{stem}.dist-info/METADATA": "\n".join(lines) + "\n",
-        f"{stem}.dist-info/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
-    }
-    parts[f"{stem}.dist-info/RECORD"] = "".join(f"{part},,\n" for part in [*parts, f"{stem}.dist-info/RECORD"])
+    about = f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n"
+    parts = {"METADATA": "\n".join(lines) + "\n", "WHEEL": about, "RECORD": ""}
+    parts = {f"{stem}.dist-info/{part}": text for part, text in parts.items()}
+    parts[f"{module}.py"] = f"__version__ = {version!r}\n"
+    parts[f"{stem}.dist-info/RECORD"] = "".join(f"{part},,\n" for part in parts)
     path = folder / f"{stem}-{tag}.whl"
     with zipfile.ZipFile(path, "w") as file:
         for part, text in parts.items():

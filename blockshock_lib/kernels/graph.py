@@ -1,0 +1,103 @@
+"""Calls captured in one CUDA graph: the one clock of kernel time."""
+
+from collections.abc import Callable
+
+import torch
+
+
+class Pool:
+    """What one graph frees serves the next only if both are captured with one pool of memory and one stream."""
+
+    def __init__(self, device: torch.device):
+        self.handle, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+
+
+class Graph:
+    """`calls` captured in one CUDA graph: kernel time without the host. On a CPU, which has no graphs, they just run.
+
+    keeps: the last call's output, to be checked; else its memory serves the pool's next graphs. restore: called after
+    they ran to warm up and to be captured. warm: they have run; the allocator's cache, which torch.cuda.graph() empties
+    at every entry, stays.
+    """
+
+    def __init__(
+        self,
+        calls: list[Callable[[], object]],
+        device: torch.device,
+        pool: Pool | None = None,
+        keeps: bool = True,
+        restore: Callable[[], None] = lambda: None,
+        warm: bool = False,
+    ):
+        self.calls, self.keeps, self.restore, self.graph, self.out = calls, keeps, restore, None, None
+        if device.type != "cuda":
+            return
+        pool, self.graph = pool or Pool(device), torch.cuda.CUDAGraph()
+        stream, current = pool.stream, torch.cuda.current_stream(device)
+        stream.wait_stream(current)
+        if not warm:
+            with torch.cuda.stream(stream):
+                for call in calls:
+                    call()
+            current.wait_stream(stream)
+            torch.cuda.synchronize(device)
+            restore()
+        # NCCL's watchdog thread queries events while we capture; only this thread's calls may end up in the graph.
+        mode = {"pool": pool.handle, "capture_error_mode": "thread_local"}
+        outs = []
+        if warm:
+            with torch.cuda.stream(stream):
+                self.graph.capture_begin(**mode)
+                try:
+                    self._make(outs)
+                finally:
+                    self.graph.capture_end()
+            current.wait_stream(stream)
+        else:
+            with torch.cuda.graph(self.graph, stream=stream, **mode):
+                self._make(outs)
+        restore()
+        self.out = outs[-1] if keeps else None
+
+    def _make(self, outs: list) -> None:
+        for call in self.calls:
+            out = call()
+            if self.keeps:  # outputs that are kept lie apart, as those of calls in a row do
+                outs.append(out)
+            del out  # the next call may have its memory
+
+    def __call__(self) -> object:
+        if self.graph is None:
+            for call in self.calls:
+                self.out = call()
+        else:
+            self.graph.replay()
+        return self.out
+
+    def ms(self, replays: int = 1) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(replays):
+            self.graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    def fresh(self) -> object:
+        """Runs it on outputs overwritten with NaN, so that a replay that does nothing shows."""
+        if self.graph is not None:
+            for tensor in tensors(self.out):
+                tensor.fill_(float("nan"))
+        return self()
+
+    def release(self) -> None:
+        """Frees the graph; NCCL cannot shut down while a captured collective is alive."""
+        if self.graph is not None:
+            self.graph.reset()
+        self.calls, self.graph, self.out, self.restore = [], None, None, None
+
+
+def tensors(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for one in value for t in tensors(one)] if isinstance(value, tuple | list) else []

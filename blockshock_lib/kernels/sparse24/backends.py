@@ -1,0 +1,88 @@
+"""The 2:4 products, behind one table: name -> how to pack a weight and how to multiply with it.
+
+| name | packs with | multiplies with | runs on |
+|---|---|---|---|
+| reference | packing.pack | unpack, then a dense product | anything |
+| torch | to_sparse_semi_structured | F.linear on the tensor subclass | NVIDIA GPUs from compute capability 8.0 |
+| cslt | compress.py, cuSPARSELt's bytes | cuSPARSELt, planned once and tuned | the same |
+| small | the same | small.cu, B <= 128, tuned | NVIDIA GPUs of compute capability 9.0 |
+| tuned | the same | small or cslt, by what was measured for the batch | as cslt |
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from blockshock_lib.kernels.sparse24 import cslt, packing, small, stock, ways
+from blockshock_lib.kernels.sparse24.packing import Packed
+from blockshock_lib.kernels.sparse24.pattern import Pattern
+from blockshock_lib.kernels.sparse24.plans import Setting
+from blockshock_lib.kernels.sparse24.small import Config
+from blockshock_lib.kernels.sparse24.tune import tune
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What packs raises ValueError for what does not fit, UnsupportedError for what cannot run there.
+
+    Attributes:
+        unsupported: (device, dtype) -> why it cannot run there, "" when it can.
+        pack: (weight [N, K], mask bool [N, K]) -> Packed.
+        blank: (pattern of a mask [N, K], dtype) -> Packed, its `values` still to be written: needs no dense weight.
+        linear: (x [B, K], packed, out=None, bias=None) -> x times the weight transposed, plus `bias` [N]: y [B, N],
+            contiguous, in x's dtype, written into `out` if given. x may be a slice of a wider tensor. ValueError.
+        too_large: (shape [N, K]) -> why no weight of that size can be multiplied, "" when one can. Asks no device.
+        tune: (x [B, K], packed) -> None: choose what is fastest for this batch size, once, before timing.
+        pack_both: (weight [N, K], pattern of a mask) -> Packed of the weight and of its transpose, in one pass, if any.
+        pack_magnitude: (weight [N, K]) -> Packed of the larger two of every four weights along K, if any.
+    """
+
+    name: str
+    unsupported: Callable[[torch.device, torch.dtype], str]
+    pack: Callable[[Tensor, Tensor], Packed]
+    blank: Callable[[Pattern, torch.dtype], Packed]
+    linear: Callable[..., Tensor]
+    too_large: Callable[[tuple[int, ...]], str] = lambda shape: ""
+    tune: Callable[[Tensor, Packed], None] = lambda x, packed: None
+    pack_both: Callable[[Tensor, Pattern], tuple[Packed, Packed]] | None = None
+    pack_magnitude: Callable[[Tensor], Packed] | None = None
+
+
+def _not_floating(device: torch.device, dtype: torch.dtype) -> str:
+    return "" if dtype.is_floating_point else f"weights of floating point are needed, not {dtype}"
+
+
+def _blank(pattern: Pattern, dtype: torch.dtype) -> Packed:
+    mask = pattern.mask()
+    return packing.pack(mask.to(dtype), mask)
+
+
+_optional = cslt.too_large, tune, cslt.pack_both, cslt.pack_magnitude
+_tuned = Backend("tuned", cslt.unsupported, cslt.pack, cslt.blank, ways.linear, *_optional)
+_library, _kernel = (
+    {"linear": partial(ways.linear, kinds=(kind,)), "tune": partial(tune, kinds=(kind,))} for kind in (Setting, Config)
+)
+_rows = (
+    Backend("reference", _not_floating, packing.pack, _blank, packing.linear),
+    # The public interface of `F.linear` leaves no algorithm to choose: as a stock user would have it.
+    Backend("torch", cslt.unsupported, stock.pack, stock.blank, stock.linear, cslt.too_large),
+    # The same packed weight, multiplied by other kernels.
+    replace(_tuned, name="cslt", **_library),
+    replace(_tuned, name="small", unsupported=small.unsupported, **_kernel),
+    _tuned,
+)
+BACKENDS: dict[str, Backend] = {row.name: row for row in _rows}
+
+
+def choose(name: str, device: torch.device | str) -> Backend:
+    """The backend of that name, else ValueError; "auto" is tuned on a CUDA device and reference elsewhere, whether or
+    not that can run there: a GPU without cuSPARSELt gets its reason, never another backend than the one asked for.
+    """
+    if name == "auto":
+        name = "tuned" if torch.device(device).type == "cuda" else "reference"
+    if name not in BACKENDS:
+        raise ValueError(f"no 2:4 product is called {name!r}; there are auto, {', '.join(BACKENDS)}")
+    return BACKENDS[name]

@@ -1,0 +1,298 @@
+"""The moves of pattern.py and the passes of compress.py as Triton kernels, for 16-bit values on a GPU; those two files
+are their oracles.
+
+Each is bound by memory, so each reads and writes every byte once, in runs of at least 128 bytes:
+- two kept weights of a row of a tile are neighbours: one 32-bit word of the values;
+- the four weights that a group has in a dense matrix are one 64-bit word;
+- a program handles a block of 4x4 tiles, and picks 16-bit pieces by shifts. It turns the block in shared memory where
+  rows of W^T are written, in whole runs too. A block may end beyond the weight: then the rest is masked;
+- metadata are words of 64 bits, the eight groups of two rows (see compress.py). A word's sixteen tiles are looked up
+  again, from the L1 cache for the most part, which is simpler than to move bits between threads.
+Values are integers here: nothing is rounded, and a NaN keeps its bits. Offsets are 64-bit: 32 bits would end at N = K =
+92000. Where one tile repeats it is a constant of the kernel.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+
+@triton.jit
+def _codes(tiles, table, r, c, rows, cols, CODE: constexpr, NUMBERED: constexpr):
+    # The table's entry (or the word of metadata) of each tile of a block, int32.
+    if CODE is not None:
+        return tl.full((r.shape[0], c.shape[0]), CODE, tl.int32)
+    # Loaded turned and turned back: Triton lays out a look-up along the first dimension, and would otherwise carry all
+    # that is computed from it through shared memory, with a barrier each.
+    at = r.to(tl.int64)[None, :] * cols + c[:, None]
+    code = tl.load(tiles + at, mask=(r < rows)[None, :] & (c < cols)[:, None], other=0).to(tl.int32)
+    if NUMBERED:
+        code = tl.load(table + code).to(tl.int32)
+    return tl.trans(code)
+
+
+@triton.jit
+def _row_of_values(values, at, inside):
+    return tl.load(values + at, mask=inside, other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
+
+
+@triton.jit
+def _kept(four, words, ROW: constexpr):
+    """The 32 bits of the two kept weights of a group of four, int64, by the nibble of that row of its tile."""
+    four = four.to(tl.uint64, bitcast=True)
+    first, second = (words >> (4 * ROW) & 3) * 16, (words >> (4 * ROW + 2) & 3) * 16
+    return (four >> first.to(tl.uint64)) & 0xFFFF | ((four >> second.to(tl.uint64)) & 0xFFFF) << 16
+
+
+@triton.jit
+def _piece(low, high, moves, SLOT: constexpr):
+    # 16 of the tile's 128 bits: value number SLOT of the transposed tile.
+    place = moves >> (4 * SLOT)
+    half = tl.where((place & 4) == 0, low, high)
+    return (half >> ((place & 3) * 16).to(tl.uint64)) & 0xFFFF
+
+
+@triton.jit
+def _transpose_values(
+    values, out, tiles, table, rows, cols, CODE: constexpr, NUMBERED: constexpr, ROWS: constexpr, COLS: constexpr
+):
+    """values, int32 [4 rows, cols] -> out, int32 [4 cols, rows]."""
+    r, c = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
+    inside = (r < rows)[:, None] & (c < cols)[None, :]
+    moves = _codes(tiles, table, r, c, rows, cols, CODE, NUMBERED)
+    source = (4 * r).to(tl.int64)[:, None] * cols + c[None, :]
+    low = _row_of_values(values, source, inside) | _row_of_values(values, source + cols, inside) << 32
+    source += 2 * cols
+    high = _row_of_values(values, source, inside) | _row_of_values(values, source + cols, inside) << 32
+    for i in tl.static_range(4):
+        pair = _piece(low, high, moves, 2 * i) | _piece(low, high, moves, 2 * i + 1) << 16
+        pair = pair.to(tl.uint32).to(tl.int32, bitcast=True)
+        target = (4 * c + i).to(tl.int64)[:, None] * rows + r[None, :]
+        tl.store(out + target, tl.trans(pair), mask=(c < cols)[:, None] & (r < rows)[None, :])
+
+
+@triton.jit
+def _move_rows(
+    source,
+    out,
+    tiles,
+    table,
+    rows,
+    cols,
+    MOVE: constexpr,
+    CODE: constexpr,
+    NUMBERED: constexpr,
+    ROWS: constexpr,
+    COLS: constexpr,
+):
+    """gather: int64 -> int32; scatter: int32 -> int64; masked: int64 -> int64; all [4 rows, cols]."""
+    r, c = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
+    inside = (r < rows)[:, None] & (c < cols)[None, :]
+    words = _codes(tiles, table, r, c, rows, cols, CODE, NUMBERED)
+    kept = tl.full((r.shape[0], c.shape[0]), 0xFFFF, tl.uint64)
+    for i in tl.static_range(4):
+        at = (4 * r + i).to(tl.int64)[:, None] * cols + c[None, :]
+        first, second = (words >> (4 * i) & 3) * 16, (words >> (4 * i + 2) & 3) * 16
+        if MOVE == "gather":
+            pair = _kept(tl.load(source + at, mask=inside, other=0), words, i)
+            tl.store(out + at, pair.to(tl.uint32).to(tl.int32, bitcast=True), mask=inside)
+        else:
+            if MOVE == "scatter":
+                pair = _row_of_values(source, at, inside)
+                four = (pair & 0xFFFF) << first.to(tl.uint64) | (pair >> 16) << second.to(tl.uint64)
+            else:
+                four = tl.load(source + at, mask=inside, other=0).to(tl.uint64, bitcast=True)
+                four = four & (kept << first.to(tl.uint64) | kept << second.to(tl.uint64))
+            tl.store(out + at, four.to(tl.int64, bitcast=True), mask=inside)
+
+
+@triton.jit
+def _word_of(tiles, table, at, inside, WORD: constexpr, NUMBERED: constexpr):
+    if WORD is not None:
+        return tl.full(at.shape, WORD, tl.int32)
+    word = tl.load(tiles + at, mask=inside, other=0).to(tl.int32)
+    if NUMBERED:
+        word = tl.load(table + word).to(tl.int32)
+    return word
+
+
+@triton.jit
+def _write_metadata(
+    out,  # int64 [16 rows cols / 64]
+    tiles,
+    table,
+    top,  # the first tile of the block along the rows and columns of what is packed
+    left,
+    rows,
+    cols,
+    row_step,  # from a tile to the next along these rows and columns
+    col_step,
+    WORD: constexpr,
+    NUMBERED: constexpr,
+    ROWS: constexpr,
+    COLS: constexpr,
+):
+    number = tl.arange(0, ROWS * COLS // 4)
+    pair = number % 32  # of rows: 8 tile + r, as compress.py calls them
+    kb = left // 8 + number // 32 % (COLS // 8)
+    rb = top // 16 + number // (4 * COLS)
+    inside = (16 * rb < rows) & (8 * kb < cols)
+    shift = pair % 4 * 4  # to the row's nibble in the word of its tile
+    at = (16 * rb + pair // 8 * 4 + pair // 4 % 2).to(tl.int64) * row_step + (8 * kb).to(tl.int64) * col_step
+    groups = tl.full(at.shape, 0, tl.int64)
+    for g in tl.static_range(8):
+        upper = _word_of(tiles, table, at + g * col_step, inside, WORD, NUMBERED) >> shift & 15
+        lower = _word_of(tiles, table, at + g * col_step + 2 * row_step, inside, WORD, NUMBERED) >> shift & 15
+        groups |= (upper | lower << 4).to(tl.int64) << (8 * (2 * (g % 4) + g // 4))
+    tl.store(out + (rb.to(tl.int64) * (cols // 8) + kb) * 32 + pair, groups, mask=inside)
+
+
+@triton.jit
+def _metadata(out, tiles, table, rows, cols, WORD: constexpr, NUMBERED: constexpr, ROWS: constexpr, COLS: constexpr):
+    top, left = tl.program_id(1) * ROWS, tl.program_id(0) * COLS
+    _write_metadata(out, tiles, table, top, left, rows, cols, cols, 1, WORD, NUMBERED, ROWS, COLS)
+
+
+@triton.jit
+def _compress(
+    dense,  # int64 [4 rows, cols]
+    values,  # int32 [4 rows, cols]
+    values_t,  # int32 [4 cols, rows]
+    metadata,  # int64 [rows cols / 4]
+    metadata_t,
+    tiles,
+    words,
+    columns,
+    moves,
+    rows,
+    cols,
+    WORD: constexpr,
+    COLUMN: constexpr,
+    MOVES: constexpr,
+    METADATA: constexpr,
+    ROWS: constexpr,
+    COLS: constexpr,
+):
+    top, left = tl.program_id(1) * ROWS, tl.program_id(0) * COLS
+    r, c = top + tl.arange(0, ROWS), left + tl.arange(0, COLS)
+    inside = (r < rows)[:, None] & (c < cols)[None, :]
+    word = _codes(tiles, words, r, c, rows, cols, WORD, True)
+    move = _codes(tiles, moves, r, c, rows, cols, MOVES, True)
+    low, high = tl.full((ROWS, COLS), 0, tl.uint64), tl.full((ROWS, COLS), 0, tl.uint64)
+    for i in tl.static_range(4):
+        at = (4 * r + i).to(tl.int64)[:, None] * cols + c[None, :]
+        pair = _kept(tl.load(dense + at, mask=inside, other=0), word, i)
+        tl.store(values + at, pair.to(tl.uint32).to(tl.int32, bitcast=True), mask=inside)
+        if i < 2:
+            low |= pair << (32 * i)
+        else:
+            high |= pair << (32 * (i - 2))
+    for i in tl.static_range(4):
+        pair = _piece(low, high, move, 2 * i) | _piece(low, high, move, 2 * i + 1) << 16
+        pair = pair.to(tl.uint32).to(tl.int32, bitcast=True)
+        target = (4 * c + i).to(tl.int64)[:, None] * rows + r[None, :]
+        tl.store(values_t + target, tl.trans(pair), mask=(c < cols)[:, None] & (r < rows)[None, :])
+    if METADATA:
+        _write_metadata(metadata, tiles, words, top, left, rows, cols, cols, 1, WORD, True, ROWS, COLS)
+        _write_metadata(metadata_t, tiles, columns, left, top, cols, rows, 1, cols, COLUMN, True, COLS, ROWS)
+
+
+@triton.jit
+def _either(a, b):
+    return a | b
+
+
+@triton.jit
+def _magnitude(dense, values, metadata, bad, cols, NOT_FINITE: constexpr, COLS: constexpr):
+    """dense, int64 [64 blocks, cols] -> values, int32 of the same shape, and metadata, int64 [8 blocks cols / 2]."""
+    rb, left = tl.program_id(1), tl.program_id(0) * COLS
+    pair = tl.arange(0, 32)
+    group = left + tl.arange(0, COLS)
+    inside = (pair < 32)[:, None] & (group < cols)[None, :]
+    both, wrong = tl.full((32, COLS), 0, tl.int32), tl.full((32, COLS), 0, tl.int32)
+    for half in tl.static_range(2):
+        row = 64 * rb + 16 * (pair // 8) + 8 * half + pair % 8
+        at = row.to(tl.int64)[:, None] * cols + group[None, :]
+        four = tl.load(dense + at, mask=inside, other=0)
+        # |w| above, and the place counted backwards below, so that no two are equal and the lower index wins a tie.
+        w0 = ((four & 0x7FFF) << 2 | 3).to(tl.int32)
+        w1 = ((four >> 16 & 0x7FFF) << 2 | 2).to(tl.int32)
+        w2 = ((four >> 32 & 0x7FFF) << 2 | 1).to(tl.int32)
+        w3 = ((four >> 48 & 0x7FFF) << 2).to(tl.int32)
+        top01, top23 = tl.maximum(w0, w1), tl.maximum(w2, w3)
+        first = tl.maximum(top01, top23)
+        second = tl.maximum(tl.minimum(top01, top23), tl.maximum(tl.minimum(w0, w1), tl.minimum(w2, w3)))
+        wrong |= (first >= NOT_FINITE * 4).to(tl.int32)
+        first, second = 3 - (first & 3), 3 - (second & 3)
+        nibble = tl.minimum(first, second) | tl.maximum(first, second) << 2
+        kept = _kept(four, nibble, 0)
+        tl.store(values + at, kept.to(tl.uint32).to(tl.int32, bitcast=True), mask=inside)
+        both |= nibble << 4 * half
+    any_wrong = tl.reduce(tl.reduce(wrong, 1, _either), 0, _either)
+    tl.atomic_or(bad, any_wrong, mask=any_wrong != 0, sem="relaxed")
+    place = 8 * (2 * (group % 4) + group // 4 % 2)
+    groups = tl.reshape(both.to(tl.int64) << place.to(tl.int64)[None, :], (32, COLS // 8, 8))
+    groups = tl.reduce(groups, 2, _either)
+    kb = left // 8 + tl.arange(0, COLS // 8)
+    target = (rb.to(tl.int64) * (cols // 8) + kb)[None, :] * 32 + pair[:, None]
+    tl.store(metadata + target, groups, mask=(pair < 32)[:, None] & (8 * kb < cols)[None, :])
+
+
+MOVES = {
+    "transpose_values": ("moves", torch.int32, torch.int32, 64, 32, 16),
+    "gather": ("words", torch.int64, torch.int32, 4, 128, 4),
+    "scatter": ("words", torch.int32, torch.int64, 4, 128, 8),
+    "masked": ("words", torch.int64, torch.int64, 4, 128, 8),
+}
+"""Move -> the column of the tables; the words it reads and writes; tiles along N and K a program, powers of two; warps.
+With more than four tiles a thread Triton moves values through shared memory once more; what writes a dense matrix keeps
+to two."""
+
+
+def move(name: str, pattern, source: Tensor, out: Tensor) -> None:
+    """One of MOVES, as the `Pattern`'s method of that name makes it: of 16-bit values, out contiguous."""
+    column, reads, writes, *block, warps = MOVES[name]
+    rows, cols = pattern.tiles.shape
+    tensors = as_words(source, reads), out.view(writes), pattern.tiles, getattr(pattern.tables, column)
+    fixed = dict(CODE=pattern.constant(column), NUMBERED=pattern.transposable, ROWS=block[0], COLS=block[1])
+    grid = triton.cdiv(cols, block[1]), triton.cdiv(rows, block[0])
+    if name == "transpose_values":
+        _transpose_values[grid](*tensors, rows, cols, **fixed, num_warps=warps)
+    else:
+        _move_rows[grid](*tensors, rows, cols, MOVE=name, **fixed, num_warps=warps)
+
+
+def compress(
+    pattern, dense: Tensor, values: Tensor, values_t: Tensor, metadata: tuple[Tensor, Tensor] | None = None
+) -> None:
+    """dense [N, K] -> values [N, K/2] and values_t [K, N/2]; and the metadata of both, uint8 [N K/8], if given."""
+    rows, cols = pattern.tiles.shape
+    words, words_t = (one.view(torch.int64) for one in metadata) if metadata else (None, None)
+    targets = values.view(torch.int32), values_t.view(torch.int32), words, words_t
+    word, column, moves = map(pattern.constant, ("words", "columns", "moves"))
+    fixed = dict(WORD=word, COLUMN=column, MOVES=moves, METADATA=metadata is not None, ROWS=64, COLS=32, num_warps=16)
+    operands = as_words(dense, torch.int64), *targets, pattern.tiles, *pattern.tables[:3], rows, cols
+    _compress[(triton.cdiv(cols, 32), triton.cdiv(rows, 64))](*operands, **fixed)
+
+
+def metadata(pattern, out: Tensor) -> None:
+    """The metadata of a pattern [N, K] -> out, uint8 [N K/8]."""
+    rows, cols = pattern.tiles.shape
+    fixed = dict(WORD=pattern.constant("words"), NUMBERED=pattern.transposable, ROWS=32, COLS=32, num_warps=4)
+    grid = triton.cdiv(cols, 32), triton.cdiv(rows, 32)
+    _metadata[grid](out.view(torch.int64), pattern.tiles, pattern.tables.words, rows, cols, **fixed)
+
+
+def magnitude(dense: Tensor, values: Tensor, metadata: Tensor, bad: Tensor, not_finite: int) -> None:
+    """dense [N, K] -> values [N, K/2] and metadata, uint8 [N K/8]; `bad`, int32 [1]: 1 if a |w| reaches those bits."""
+    rows, cols = dense.shape[0] // 64, dense.shape[1] // 4  # a block of metadata has 64 rows
+    words = as_words(dense, torch.int64), values.view(torch.int32), metadata.view(torch.int64)
+    _magnitude[(triton.cdiv(cols, 32), rows)](*words, bad, cols, NOT_FINITE=not_finite, COLS=32, num_warps=8)
+
+
+def as_words(source: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same bits as wider integers; copied where the rows do not lie end to end or begin off a word's boundary."""
+    source = source.contiguous()
+    return (source.clone() if source.storage_offset() % 4 else source).view(dtype)

@@ -1,0 +1,56 @@
+"""The 2:4 product as a user of PyTorch's public interface gets it, its host time included (it plans every call anew):
+`to_sparse_semi_structured` and `F.linear`. Two things are added because results would be wrong or unusable without:
+- x is made contiguous first, at a multiple of 16 bytes. The op hands cuSPARSELt the address and the shape of x, not its
+  strides: a column slice of a wider tensor is multiplied as if its rows lay end to end, wrong and without an error.
+- y is made contiguous last. Up to torch 2.11 the op returns a transposed view, which a collective refuses.
+"""
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.sparse import SparseSemiStructuredTensor, to_sparse_semi_structured
+
+from blockshock_lib.kernels.sparse24 import cslt
+from blockshock_lib.kernels.sparse24.packing import Packed, check_input, check_weight, contiguous_aligned
+from blockshock_lib.kernels.sparse24.pattern import Pattern
+
+
+def pack(weight: Tensor, mask: Tensor) -> Packed:
+    """Compress weight [N, K], bf16 or fp16 on a GPU, by mask, bool [N, K]; errors as `cslt.pack`. That goes by value:
+    for a kept zero another place may be noted, `Packed.values` need then not be `weight[mask]`, the product is right.
+    """
+    cslt.require(weight.shape, weight.device, weight.dtype, name="torch")
+    check_weight(weight, mask)
+    # torch.where, as weight * mask leaves -0.0 in the holes.
+    return compress(torch.where(mask, weight.detach(), weight.new_zeros(())))
+
+
+def blank(pattern: Pattern, dtype: torch.dtype) -> Packed:
+    cslt.require(pattern.shape, name="torch")  # before the mask is written as weights
+    return compress(pattern.mask().to(dtype))
+
+
+def compress(kept: Tensor) -> Packed:
+    """Compress a weight [N, K] that is masked already: what training by the public interface repeats each step."""
+    cslt.require(kept.shape, name="torch")
+    forced = SparseSemiStructuredTensor._FORCE_CUTLASS
+    try:
+        # PyTorch's CUTLASS kernels run on compute capability 8.x only.
+        SparseSemiStructuredTensor._FORCE_CUTLASS = False
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The PyTorch API of SparseSemiStructuredTensor is in prototype")
+            wrapper = to_sparse_semi_structured(kept.detach().contiguous())
+    finally:
+        SparseSemiStructuredTensor._FORCE_CUTLASS = forced
+    return Packed("torch", tuple(kept.shape), kept.dtype, (wrapper.packed,), wrapper)
+
+
+def linear(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """As `backends.Backend.linear`; x that is a slice of a wider tensor, or begins anywhere, is copied first."""
+    check_input(x, packed, out, bias)
+    y = F.linear(contiguous_aligned(x), packed.extra).contiguous()
+    if bias is not None:
+        y.add_(bias)
+    return y if out is None else out.copy_(y)

@@ -1,0 +1,167 @@
+"""What a rank holds of its 2:4 term W(g) [N, k]: its packed forms, and the parameter in one of three layouts."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from blockshock_lib.kernels.sparse24 import compress, stock
+from blockshock_lib.kernels.sparse24.backends import Backend
+from blockshock_lib.kernels.sparse24.packing import Packed
+from blockshock_lib.kernels.sparse24.pattern import Pattern
+
+_COLUMNS = 1024  # of a term, that are read off its packed form at once
+
+
+class PackedValues:
+    """W(g) packed; its values [N, k/2] are the parameter (T3, and frozen T2).
+
+    `packed_t`, W(g)^T, is None until dX first asks for it; `kept_pattern` in a frozen layer, which reads it off the
+    packed form when it first needs it. Without `keep` the larger two of every four of `dense` [N, k] are kept.
+    """
+
+    recompresses = False  # the parameter is dense, and packed anew after each step
+
+    def __init__(self, backend: Backend, dense: Tensor, keep: Tensor | None, frozen: bool = False):
+        self.backend, self.packed_t = backend, None
+        self.kept_pattern = None if keep is None or frozen else Pattern.of(keep)
+        if keep is None:
+            self.packed = backend.pack_magnitude(dense)
+        elif self.recompresses and self.kept_pattern.transposable and backend.pack_both:
+            self.packed, self.packed_t = backend.pack_both(dense, self.kept_pattern)  # reads the dense weight once
+        else:
+            self.packed = backend.pack(dense, keep)
+
+    @property
+    def pattern(self) -> Pattern:
+        if self.kept_pattern is None:
+            values = self.packed.values.data  # which has a version of its own: the weight does not change
+            held = values.clone()
+            values.fill_(1)
+            self.kept_pattern = Pattern.of(self.unpacked() != 0)
+            values.copy_(held)
+        return self.kept_pattern
+
+    def unpacked(self) -> Tensor:
+        """W(g), by its products with the columns of the identity."""
+        columns = self.packed.shape[1]
+        dense = torch.empty(self.packed.shape, dtype=self.packed.dtype, device=self.packed.values.device)
+        for start in range(0, columns, _COLUMNS):
+            one = torch.eye(min(_COLUMNS, columns - start), columns, dtype=dense.dtype, device=dense.device)
+            dense[:, start : start + one.shape[0]] = self.backend.linear(one.roll(start, 1), self.packed).t()
+        return dense
+
+    def transposed(self, weight: Tensor) -> Packed:
+        if self.packed_t is None and self.backend.name == "torch":
+            # By value, as a stock user does. Its metadata are no mask: a kept zero may have been given another place.
+            self.packed_t = stock.compress(self.unpacked().t().contiguous())
+        elif self.packed_t is None:
+            self.packed_t = self.backend.blank(self.pattern.t(), self.packed.dtype)
+            self.pattern.transpose_values(self.packed.values, out=self.packed_t.values)
+        return self.packed_t
+
+    def dense(self, weight: Tensor) -> Tensor:
+        """W(g) [N, k] of the parameter that is in use."""
+        return self.pattern.scatter(self.packed.values)
+
+    def to_dense(self, tensor: Tensor) -> Tensor:
+        """A tensor in the parameter's layout as [N, k]."""
+        return self.pattern.scatter(tensor)
+
+    def layout(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        """A dense [N, k], or its kept entries [N, k/2], in the parameter's layout."""
+        return tensor if tensor.shape == self.packed.values.shape else self.pattern.gather(tensor)
+
+    def moved(self, weight: Tensor) -> bool:
+        """Whether the weight is no longer what was packed: a copy of the layer, another dtype or device."""
+        return weight.data_ptr() != self.packed.values.data_ptr()
+
+    def steps(self, transposable: bool) -> dict[str, Callable[[Tensor], None]]:
+        """What to call with the weight after an optimizer changed it, in order."""
+        return {"refresh": self.refresh} if transposable else {}
+
+    def refresh(self, weight: Tensor) -> None:
+        if self.packed_t is not None:
+            self.pattern.transpose_values(self.packed.values, out=self.packed_t.values)
+
+    def nbytes(self, weight: Tensor) -> dict[str, int]:
+        parts = {"weights": self.packed, "copies": self.packed_t, "pattern": self.kept_pattern}
+        return {name: part.nbytes if part else 0 for name, part in parts.items()}
+
+    def __getstate__(self) -> dict:
+        """A copy packs anew what its parameter and its pattern give."""
+        return self.__dict__ | {"packed_t": None} | ({"packed": None} if self.recompresses else {})
+
+
+class Master(PackedValues):
+    """The parameter is a dense masked [N, k], masked and packed anew after each step (T1)."""
+
+    recompresses = True
+
+    def dense(self, weight: Tensor) -> Tensor:
+        return weight if _own(weight) else super().dense(weight)
+
+    def to_dense(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def layout(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        whole = tensor.shape == self.pattern.shape
+        return self.pattern.masked(tensor, out=out) if whole else self.pattern.scatter(tensor)
+
+    def moved(self, weight: Tensor) -> bool:
+        now = weight.dtype, weight.device
+        return self.packed is None or now != (self.packed.dtype, self.packed.values.device)
+
+    def steps(self, transposable: bool) -> dict[str, Callable[[Tensor], None]]:
+        return {"remask": self.remask, "compress": self.compress}
+
+    def remask(self, weight: Tensor) -> None:
+        if _own(weight):
+            self.layout(weight, out=weight.detach())
+
+    def compress(self, weight: Tensor) -> None:
+        """The metadata of a known mask never change: only values are moved."""
+        if self.packed_t is None:
+            self.pattern.gather(weight, out=self.packed.values)
+        else:
+            compress.values_of_both(weight, self.pattern, self.packed.values, self.packed_t.values)
+
+    def nbytes(self, weight: Tensor) -> dict[str, int]:
+        held = super().nbytes(weight)
+        return held | {"weights": weight.nbytes, "copies": held["weights"] + held["copies"]}
+
+
+class StockMaster(Master):
+    """The same as with PyTorch's own 2:4 op: a bool mask, and a compression by value after each step."""
+
+    def __init__(self, backend: Backend, dense: Tensor, keep: Tensor, frozen: bool = False):
+        super().__init__(backend, dense, keep)
+        self.mask = keep
+
+    def layout(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        whole = tensor.shape == self.mask.shape
+        return torch.where(self.mask, tensor, tensor.new_zeros(())) if whole else self.pattern.scatter(tensor)
+
+    def remask(self, weight: Tensor) -> None:
+        if _own(weight):
+            torch.where(self.mask, weight, weight.new_zeros(()), out=weight)
+
+    def compress(self, weight: Tensor) -> None:
+        turned, self.packed, self.packed_t = self.packed_t is not None, None, None  # freed before the new are made
+        self.packed = stock.compress(weight.detach())
+        if turned:
+            self.transposed(weight)
+
+    def transposed(self, weight: Tensor) -> Packed:
+        if self.packed_t is None:
+            self.packed_t = stock.compress(weight.detach().t().contiguous())
+        return self.packed_t
+
+    def nbytes(self, weight: Tensor) -> dict[str, int]:
+        held = super().nbytes(weight)
+        return held | {"pattern": held["pattern"] + self.mask.nbytes}
+
+
+def _own(weight: Tensor) -> bool:
+    """False for a weight that was lent, as by `torch.func.functional_call`: it may be read, never written."""
+    return isinstance(weight, nn.Parameter)

@@ -1,0 +1,259 @@
+"""The findings: every record that there is, read and weighed, and the notebook that answers the question from them.
+
+Nothing is measured here. Runs of different machines, as their cards tell them, or settings are never put together.
+"""
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, get_args
+
+import pandas as pd
+from IPython.display import HTML
+
+from blockshock_lib import files, studies
+from blockshock_lib.engine.study import Study
+from blockshock_lib.errors import ParamsError, RecordError, first_line
+from blockshock_lib.files import ROOT, shown
+from blockshock_lib.notebook import workbook
+from blockshock_lib.report import figures, frames, verdicts
+from blockshock_lib.runs import code as this_code
+from blockshock_lib.runs import lock, manifest, records
+from blockshock_lib.runs.run import OUTPUTS, REFERENCE, new_folder, now
+
+COUNTS, POOLED = "counts", "counts, put together with the newest"
+Which = Literal["all", "reference"]
+
+
+@dataclass
+class Source:
+    """A run; `use` is COUNTS, POOLED, or why it is left out. Only what counts has a `setting` and a `frame`."""
+
+    folder: Path
+    manifest: dict
+    use: str = ""
+    setting: str = ""
+    frame: pd.DataFrame | None = None
+
+    @property
+    def counts(self) -> bool:
+        return self.use in (COUNTS, POOLED)
+
+    def row(self) -> dict[str, str]:
+        facts = self.manifest
+        made, card = facts.get("code") or {}, facts.get("machine") or {}
+        libraries = card.get("libraries") or {}
+        commit = str(made.get("commit") or "unknown")[:7] + ", uncommitted changes" * bool(made.get("dirty"))
+        versions = [f"{name} {libraries[name]}" for name in ("torch", "cusparselt", "nccl") if libraries.get(name)]
+        return {
+            "run": shown(self.folder),
+            "phase": facts.get("phase", ""),
+            "machine": card.get("title", ""),
+            "started": str(facts.get("started", ""))[:16].replace("T", " "),
+            "code": commit if facts else "",
+            "versions": ", ".join(versions),
+            "use": self.use,
+        }
+
+
+def weigh(places: tuple[Path, ...], study: Study) -> list[Source]:
+    """Every run of the study under `places`, by path. Of those of one setting and phase the one with the most cases
+    counts, the newest of equals; others with it only if their cases, code and libraries are the same.
+    """
+    folders = {folder.resolve(): folder for place in places for folder in manifest.folders(place)}
+    sources = [_source(folders[path], study) for path in sorted(folders)]
+    rivals: dict[tuple[str, str], list[Source]] = {}
+    for source in sources:
+        if not source.use:
+            rivals.setdefault((source.setting, source.manifest["phase"]), []).append(source)
+    for same in rivals.values():
+        best = max(same, key=lambda one: (one.frame["case"].nunique(), one.manifest["started"]))
+        for one in same:
+            one.use = _use(one, best)
+    return [source for source in sources if source.manifest.get("phase") != "findings"]
+
+
+def _source(folder: Path, study: Study) -> Source:
+    facts: dict = {}
+    try:
+        facts = manifest.read(folder)
+        status = ": ".join(filter(None, (facts["status"], facts.get("reason"))))
+        faults = {
+            f"{facts['phase']} is no phase that this version knows": facts["phase"] not in study.phases,
+            f"its status is {status}": facts["status"] != "completed",
+            f"it only redraws {facts.get('redrawn_from')}": facts.get("redrawn_from"),
+            "a colleague's, measured elsewhere": facts.get("received"),
+        }
+        for fault in (fault for fault, here in faults.items() if here):
+            raise RecordError(fault)
+        return Source(folder, facts, "", _setting(facts, study), _records(folder, facts))
+    except RecordError as error:
+        return Source(folder, facts, f"left out: {first_line(error)}")
+    except (KeyError, TypeError):
+        return Source(folder, facts, "left out: its manifest does not say what was asked")
+
+
+def _setting(facts: dict, study: Study) -> str:
+    asked, card, hardware = facts["params"], facts["machine"], facts["params"]["hardware"]
+    machine = card["title"]  # a CPU's names it already
+    if gpus := card.get("gpus"):
+        watts = dict.fromkeys(f"{gpu['power_limit_w']:g}" for gpu in gpus if gpu.get("power_limit_w"))
+        limits = f"{' and '.join(watts)} W" if watts else ""
+        driver = f"driver {card['driver']}" if card.get("driver") else ""
+        known = ", ".join(filter(None, (limits, driver, (card.get("cpu") or {}).get("model"))))
+        machine += f" ({known})" if known else ""
+    ranks = f"{hardware['world_size']} ranks" + " played by one GPU" * hardware["emulated"]
+    own = {name: asked[name] for name in study.axes.settings if name in asked}
+    own = {name: value["name"] if isinstance(value, dict) else value for name, value in own.items()}
+    return ", ".join(filter(None, [machine, ranks, asked["dtype"], study.axes.setting(own)]))
+
+
+def _records(folder: Path, facts: dict) -> pd.DataFrame:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a damaged record is said in the run's own line
+        frame = records.load(folder)
+    if damaged := frame.attrs["damaged"]:
+        raise RecordError(f"{len(damaged)} records are damaged, {damaged[0]} first")
+    there, wanted = manifest.digests(folder), facts.get("files") or {}
+    for name in sorted(name for name in wanted if name.startswith("records") and wanted[name] != there.get(name)):
+        raise RecordError(f"{name} is {'not as the run left it' if name in there else 'missing'}")
+    if frame.empty:
+        raise RecordError("it holds no records")
+    frame.attrs = {}
+    return frame
+
+
+def _use(one: Source, best: Source) -> str:
+    if one is best:
+        return COUNTS
+    mine, cases = set(one.frame["case"]), set(best.frame["case"])
+    if len(mine) < len(cases):
+        return f"left out: {len(mine)} cases, and {shown(best.folder)} has {len(cases)}"
+    code, other = ((source.manifest.get("code") or {}).get("sources") for source in (one, best))
+    libraries, others = (source.manifest["machine"].get("libraries") for source in (one, best))
+    same = {"cases": mine == cases, "code": code == other, "libraries": libraries == others}
+    differs = next((what for what, right in same.items() if not right), "")
+    return f"left out: other {differs} than {shown(best.folder)}, which is newer" if differs else POOLED
+
+
+class Findings:
+    """A study's records weighed: the shipped ones and, if "all", the runs under `out`; `folder` takes the answer."""
+
+    def __init__(self, folder: Path, which: Which, out: Path, study: str = "linear"):
+        self.folder, self.which, self.out, self.study = folder, which, out, studies.load(study)
+
+    @cached_property
+    def sources(self) -> list[Source]:
+        return weigh((REFERENCE,) if self.which == "reference" else (REFERENCE, self.out), self.study)
+
+    @cached_property
+    def frames(self) -> dict[str, pd.DataFrame]:
+        """Setting -> the rows of all its runs that count; GPUs first, then emulated ones, then CPUs."""
+        parts: dict[str, list[pd.DataFrame]] = {}
+        for source in self.sources:
+            if source.counts:
+                parts.setdefault(source.setting, []).append(source.frame)
+        found = {setting: pd.concat(some, ignore_index=True) for setting, some in parts.items()}
+        order = ("gpu", "emulated", "cpu")
+        rank = {setting: min(frames.kind(frame).map(order.index)) for setting, frame in found.items()}
+        return dict(sorted(found.items(), key=lambda item: (rank[item[0]], -len(item[1]), item[0])))
+
+    @property
+    def setting(self) -> str:
+        """The setting that the answer rests on: the first of `frames`. RecordError without any."""
+        if not self.frames:
+            first = next((name for name, phase in self.study.phases.items() if phase.timed), "a run")
+            raise RecordError(f"no run with whole records to read: make {first}, or restore outputs/reference")
+        return next(iter(self.frames))
+
+    @property
+    def main(self) -> pd.DataFrame:
+        return self.frames[self.setting]
+
+    def answer(self) -> pd.DataFrame:
+        """A row a hypothesis with its rule, a column a setting of real GPUs with the verdict; no number, no CPU's."""
+        claims = [(verdict.hypothesis, verdict.rule) for _, verdict, _ in self._judged(pd.DataFrame())]
+        table = pd.DataFrame(claims, columns=["claim", "rule"])
+        for setting, frame in self._real.items():
+            table[setting] = [lacks or verdict.verdict for _, verdict, lacks in self._judged(frame)]
+        return table.assign(**{"on a CPU, or emulated": "no claim"}).set_index("claim")
+
+    def numbers(self) -> pd.DataFrame:
+        """The answer in numbers: the study's table "answer" of each setting."""
+        found = {setting: self.study.tables["answer"](frame) for setting, frame in self.frames.items()}
+        return pd.concat(found, names=["setting"]).fillna("") if found else pd.DataFrame()
+
+    def table(self, name: str) -> pd.DataFrame:
+        return self.study.tables[name](self.main)
+
+    def figure(self, name: str) -> HTML:
+        return figures.show(self.study.figures[name](self.main))
+
+    def runs_table(self) -> pd.DataFrame:
+        return pd.DataFrame([source.row() for source in self.sources])
+
+    @property
+    def _real(self) -> dict[str, pd.DataFrame]:
+        return {setting: frame for setting, frame in self.frames.items() if not frames.no_claim(frame)}
+
+    def _judged(self, frame: pd.DataFrame) -> list[tuple[str, verdicts.Verdict, str]]:
+        return verdicts.judged(frame, self.study.hypotheses)
+
+    def line(self) -> str:
+        """The line of the manifest and the terminal: all checks, then the answer on each setting of real GPUs."""
+        counts = [verdicts.check_verdict(frame)[:2] for frame in self.frames.values()]
+        passed, failed = (sum(count) for count in zip(*counts, strict=True)) if counts else (0, 0)
+        state = "NOTHING READ" if not counts else "FAIL" if failed else "PASS"
+        parts = [f"findings: {state}", f"checks: {passed} passed, {failed} failed"]
+        for setting, frame in self._real.items():
+            judged = [f"{verdict.name} {lacks}" if lacks else verdict.line for _, verdict, lacks in self._judged(frame)]
+            parts += [f"on {setting}", *judged]
+        others = [setting for setting in self.frames if setting not in self._real]
+        return " · ".join(parts + ([f"no claim about speed: {'; '.join(others)}"] if others else []))
+
+    def conclude(self) -> str:
+        """Writes what the answer rests on, the verdict and the end into the manifest; returns the verdict's line."""
+        line, rests_on, titles = self.line(), [], {}
+        for one in (one for one in self.sources if one.counts):
+            facts = {"run": shown(one.folder), "setting": one.setting, "use": one.use}
+            made = {"code": one.manifest.get("code", {}), "manifest": files.sha256(one.folder / manifest.FILE)}
+            rests_on.append(facts | made)
+            titles[one.manifest["machine"]["title"]] = None
+        facts = {"verdict": line, "rests_on": rests_on, "machine": {"title": f"records of {' and of '.join(titles)}"}}
+        facts |= {"left_out": {shown(one.folder): one.use for one in self.sources if not one.counts}}
+        if not lock.borrowed(self.folder):
+            facts |= {"status": "completed", "reason": ""}
+        manifest.note(self.folder, **facts, ended=now(), files=manifest.digests(self.folder))
+        lock.release(self.folder)
+        return line
+
+
+def open_findings(runs: Which = "all", *, run_dir: str = "", out: Path = OUTPUTS) -> Findings:
+    """Findings in `run_dir`, or in a new dated folder under `out`; nothing is read yet. ParamsError: other `runs`."""
+    if runs not in get_args(Which):
+        raise ParamsError(f"runs: {runs!r}; allowed: {', '.join(map(repr, get_args(Which)))}")
+    pd.set_option("display.max_colwidth", None, "display.max_rows", None)
+    folder = ROOT / run_dir if run_dir else new_folder(out, "findings")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock.hold(folder)
+    asked = dict(run=shown(folder), phase="findings", status="running", params={"runs": runs})
+    manifest.note(folder, **asked, code=this_code.version(), machine={"title": "records"}, started=now())
+    return Findings(folder, runs, Path(out))
+
+
+def execute(runs: Which = "all", out: Path = OUTPUTS) -> workbook.Outcome:
+    """Runs the notebook into a dated folder, with its page; never raises for what the notebook does."""
+    folder = open_findings(runs, out=out).folder
+
+    def conclude() -> tuple[str, bool]:
+        concluded = manifest.read(folder).get("verdict", "")
+        reason = "" if concluded else "the notebook did not conclude"
+        facts = dict(status="failed" if reason else "completed", reason=reason, ended=now())
+        verdict = concluded or f"findings failed: {reason}"
+        manifest.note(folder, **facts, verdict=verdict, files=manifest.digests(folder))
+        lock.release(folder)
+        return verdict, bool(concluded)
+
+    given = {"runs": runs, "run_dir": shown(folder)}
+    return workbook.finish(folder, "findings", ROOT / "notebooks" / "findings.ipynb", given, conclude)

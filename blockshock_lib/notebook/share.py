@@ -1,0 +1,198 @@
+"""All runs as one page; one run as a zip for a colleague; and a colleague's zip as a run, checked in whole before
+anything of it is believed.
+
+A zip holds the manifest, records, traces, notebook, page and pictures of one run. Logs stay at home: they may name
+paths. Nothing of a zip is ever executed or unpickled, and its page is not taken but made anew from its notebook.
+"""
+
+import base64
+import contextlib
+import datetime as dt
+import hashlib
+import io
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote
+
+from PIL import Image
+
+from blockshock_lib.errors import RecordError, ShareError, first_line
+from blockshock_lib.files import ROOT, sha256, shown, write_atomic
+from blockshock_lib.notebook import archive
+from blockshock_lib.notebook.pages import page
+from blockshock_lib.runs import manifest, records
+from blockshock_lib.runs.run import OUTPUTS, now
+
+WIDTH = 560  # pixels of a figure in the list: twice what it shows, for fine screens
+
+
+def write_index(out: Path = OUTPUTS) -> Path:
+    """Writes `out`/index.html, a page of every run under `out`, newest first, and returns its path."""
+    entries = [_entry(folder, Path(out)) for folder in manifest.folders(out)]
+    entries.sort(key=lambda entry: (entry["seconds"], entry["folder"]), reverse=True)
+    phases, machines = (sorted({entry[key] for entry in entries}) for key in ("phase", "machine"))
+    text = page.document("index.html", "Block-Shock runs", entries=entries, phases=phases, machines=machines)
+    write_atomic(Path(out) / "index.html", text)
+    return Path(out) / "index.html"
+
+
+def _entry(folder: Path, out: Path) -> dict[str, object]:
+    # All of it is text of a manifest, which anybody may have written; links are relative to the list.
+    entry = dict.fromkeys(("redrawn_from", "received", "page", "notebook", "picture", "alt"), "")
+    entry |= dict(phase="unknown phase", machine="unknown machine", seconds=0.0, when="unknown time")
+    entry["folder"] = quote(folder.relative_to(out).as_posix())
+    try:
+        found = manifest.read(folder)
+    except RecordError as error:
+        why = str(error).partition(f"{manifest.FILE}: ")[2] or str(error)
+        return entry | dict(status="damaged", tone="bad", parts=[f"its manifest cannot be read: {why}"])
+    with contextlib.suppress(ValueError, OverflowError):
+        entry["seconds"] = dt.datetime.fromisoformat(found["started"]).astimezone(dt.UTC).timestamp()
+    for key, pattern in (("page", "*.html"), ("notebook", "*.ipynb")):
+        if path := min(folder.glob(pattern), default=None):
+            entry[key] = quote(path.relative_to(out).as_posix())
+    verdict = _short(found.get("verdict") or found.get("reason") or "", 2000)
+    received = found.get("received")
+    entry["picture"], entry["alt"] = _picture(folder, found)
+    texts = {key: found.get(key) or "" for key in ("phase", "status", "redrawn_from")}
+    texts |= dict(machine=found["machine"]["title"], when=page.moment(found["started"]))
+    texts |= dict(received=received.get("zip", "") if isinstance(received, dict) else "")
+    entry |= {key: _short(text) for key, text in texts.items()}
+    tone, parts = page.tone(found["status"], verdict), [part for part in verdict.split(" · ") if part]
+    return entry | dict(tone=tone, parts=parts)
+
+
+def _short(text: object, most: int = 200) -> str:
+    text = str(text)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _picture(folder: Path, found: dict) -> tuple[str, str]:
+    # The run's first saved figure as a small PNG in base64 and its alternative text, or no picture and why.
+    if found["status"] == "running":
+        return "", "still running"
+    if not (kept := manifest.figures(folder)):
+        return "", "no figure is saved with this run: make report RUN=folder draws it"
+    small = io.BytesIO()
+    try:
+        image = Image.open(kept[0].path).convert("RGB")
+        image.thumbnail((WIDTH, WIDTH))
+        image.quantize(64, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+    except Exception:  # a PNG that somebody made wrong raises anything, SyntaxError too
+        return "", "its figure cannot be read"
+    return base64.b64encode(small.getvalue()).decode(), _short(kept[0].alt, 2000)
+
+
+def pack(folder: Path | str, target: Path | str | None = None) -> Path:
+    """The run in `folder` as a zip, whose path is returned; the same run gives the same bytes. Tracebacks in the
+    notebook of a run that failed may name paths. `target` is by default outputs/<date>-<name of the run>.zip, or beside
+    a folder outside outputs/.
+
+    Raises: RecordError: no run there, or the zip could not be written; ShareError: the run is still going on, only
+        redraws another, holds a link, or lost or changed a record.
+    """
+    folder = Path(folder).resolve()
+    found, name = manifest.read(folder), shown(folder)
+    if found["status"] == "running":
+        raise ShareError(f"{name} is still running: wait for its end, then share it")
+    if found.get("redrawn_from"):
+        raise ShareError(f"{name} only redraws {found['redrawn_from']} and holds no records: share that run")
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in _files(folder)}
+    digests = {file: sha256(data) for file, data in files.items() if file != manifest.FILE}
+    for file, digest in sorted((found.get("files") or {}).items()):
+        if file.startswith(("records", "traces/")) and archive.is_kind(file) and digest != digests.get(file):
+            what = "has changed since the run ended" if file in digests else "is gone"
+            raise ShareError(f"{name}: {file} {what}; a run is shared as it was measured, or not at all")
+    found = {key: value for key, value in found.items() if key != "received"} | {"files": digests}
+    files[manifest.FILE] = (json.dumps(found, indent=1) + "\n").encode()
+    if target is None:
+        inside = folder.relative_to(OUTPUTS.resolve()).parts if folder.is_relative_to(OUTPUTS.resolve()) else ()
+        target = OUTPUTS / f"{'-'.join(inside)}.zip" if inside else folder.with_name(f"{folder.name}.zip")
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as made:
+        for file in sorted(files):
+            entry = zipfile.ZipInfo(file, (1980, 1, 1, 0, 0, 0))
+            entry.create_system, entry.external_attr = 3, (stat.S_IFREG | 0o644) << 16  # the same on every system
+            made.writestr(entry, files[file], zipfile.ZIP_DEFLATED, 9)
+    with tempfile.TemporaryDirectory() as scratch:
+        archive.read_into(Path(scratch), whole, name)  # what a colleague could not unpack is not packed
+    write_atomic(Path(target), whole.getvalue())
+    return Path(target)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(one for one in folders if not (Path(place) / one / manifest.FILE).exists())
+        for path in (Path(place) / one for one in (*folders, *sorted(names))):
+            if path.is_symlink():
+                raise ShareError(f"{shown(folder)}: {path.relative_to(folder)} is a link: a run is shared without")
+            if path.is_file() and archive.is_kind(path.relative_to(folder).as_posix()):
+                yield path
+
+
+def unpack(path: Path | str, into: Path | str) -> Path:
+    """The run of a colleague's zip as the folder `into`, which is returned; or as `into`-2, and so on, where that is
+    taken. A zip that was unpacked there before, and is still whole, is not unpacked again.
+
+    Everything is checked before the folder appears. The manifest then also says what it was received as; its page is
+    made anew. ShareError where the zip is not one of a run, or is damaged; nothing is left of it.
+    """
+    path, into = Path(path), Path(into)
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            for place in (into, *(into.with_name(f"{into.name}-{number}") for number in range(2, 100))):
+                if not place.exists():
+                    return _unpacked(file, path.name, digest, place)
+                with contextlib.suppress(RecordError):
+                    found = manifest.read(place)
+                    same = isinstance(found.get("received"), dict) and found["received"].get("sha256") == digest
+                    if same and manifest.digests(place) == found.get("files"):
+                        return place
+    except OSError as error:
+        raise ShareError(f"{path.name} could not be unpacked: {error.strerror or error}") from None
+    raise ShareError(f"{shown(into)} and 98 more like it exist already")
+
+
+def _unpacked(file: BinaryIO, name: str, digest: str, into: Path) -> Path:
+    near = next(place for place in into.absolute().parents if place.exists())
+    partial = Path(tempfile.mkdtemp(prefix=f".{into.name}.", dir=near))
+    try:
+        found = archive.read_into(partial, file, name)
+        if records.find(partial) is not None:
+            _try_table(partial, name)
+        for notebook in sorted(partial.glob("*.ipynb")):
+            try:
+                page.write_html(notebook)
+            except Exception as error:
+                raise ShareError(f"{name}: {notebook.name} is no notebook: {first_line(error)}") from None
+        facts = {"received": {"zip": name, "sha256": digest, "at": now()}, "files": manifest.digests(partial)}
+        write_atomic(partial / manifest.FILE, json.dumps(found | facts, indent=1) + "\n")
+        partial.chmod(0o755)  # mkdtemp's is for its owner alone
+        into.parent.mkdir(parents=True, exist_ok=True)
+        partial.rename(into)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return into
+
+
+def _try_table(folder: Path, name: str) -> None:
+    """Opens a stranger's table of records in a process of its own first: a wrong one can end it, or take all memory."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33)); "
+        "from blockshock_lib.runs import records; records.load(sys.argv[1], strict=True)"
+    )
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        command = [sys.executable, "-c", code, folder]
+        if not subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120).returncode:
+            return
+    raise ShareError(f"{name} is refused: its table of records cannot be opened")

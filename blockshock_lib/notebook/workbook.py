@@ -1,0 +1,188 @@
+"""The notebook of a run: papermill, an honest status, the HTML page; and the list of runs."""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from tqdm import tqdm
+
+from blockshock_lib import files
+from blockshock_lib.errors import RecordError, first_line
+from blockshock_lib.files import ROOT, shown
+from blockshock_lib.ranks.torchrun import Job
+from blockshock_lib.report import verdicts
+from blockshock_lib.runs import lock, machine, manifest
+from blockshock_lib.runs.open import latest, open_run
+from blockshock_lib.runs.run import CACHE, OUTPUTS, Run, now
+
+MEET_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: str
+    verdict: str
+    notebook: Path
+    html: Path | None
+    ok: bool
+
+    def line(self) -> str:
+        where = " · ".join(shown(path) for path in (self.notebook, self.html) if path is not None)
+        return f"{self.verdict} · {where}"
+
+
+def execute(phase: str, **asked) -> Outcome:
+    """Runs a phase's notebook by papermill into a dated folder, or, to resume a run, into that run's own; never raises
+    for what the notebook does. Arguments and refusals are those of `open_run`. The manifest's status is ours, for
+    papermill calls every cell completed even when its kernel died.
+    """
+    run = open_run(phase, **asked)
+    if run.resumes:
+        return _finish(run, resume=run.name)
+    given = {name: asked[name] for name in ("hardware", "settings") if asked.get(name)}
+    return _finish(run, run_dir=run.name, redraw=shown(run.source) if run.redrawn else "", **given)
+
+
+def execute_job(phase: str, job: Job, *, hardware="auto", settings=None, resume="", **asked) -> Outcome | None:
+    """A run under torchrun: rank 0 opens it, has all ranks of the job measure it, and draws its notebook from the
+    records. Every rank calls it; rank 0 gets the outcome, the others None. A rank that fails in a case ends the job;
+    where torchrun starts it anew, it goes on with the newest run of the phase that was stopped.
+    """
+    os.environ.setdefault("BLOCKSHOCK_CACHE", str(CACHE))
+    if hardware == "auto":
+        hardware = "cuda" if machine.probe()["gpus"] else "cpu"
+    job.device = "cpu" if hardware.startswith("cpu") else "cuda"
+    with lock.scratch():
+        with job:
+            if job.rank:
+                return job.follow()
+            card = machine.joined(job.call(machine.describe, seconds=MEET_SECONDS))
+            if job.restarts and not resume:
+                with contextlib.suppress(RecordError):  # it was ended before it had opened a run
+                    resume = shown(latest(asked.get("out", OUTPUTS), phase))
+            if resume:
+                asked["resume"] = resume
+            else:
+                asked |= dict(hardware=hardware, settings={**(settings or {}), "hardware.world_size": job.size})
+            run = open_run(phase, **asked, card=card)
+            run.measure(progress=False, group=job.group, gives_up=job.restarts > 0)
+        return _finish(run, run_dir=run.name, redraw=run.name)
+
+
+def _finish(run: Run, **asked: object) -> Outcome:
+    def conclude() -> tuple[str, bool]:
+        passed, failed, *_ = verdicts.check_verdict(run.frame)
+        return run.conclude(), passed > 0 and not failed and not run.lost()
+
+    phase = run.params.phase
+    source = ROOT / "notebooks" / run.study.phases[phase].notebook
+    given = dict(hardware="auto", settings={}, run_dir="", redraw="", resume="") | asked
+    with _terminal_progress(run):
+        return finish(run.folder, phase, source, given, conclude)
+
+
+def finish(folder: Path, phase: str, source: Path, given: dict, conclude: Callable[[], tuple[str, bool]]) -> Outcome:
+    """Executes the notebook `source` with the parameters `given` in a run's folder, makes its page and notes how the
+    run ended. `conclude`, called where the notebook went well, gives the verdict and whether all is well.
+    """
+    target, ok = folder / source.name, False
+    status, reason = run_notebook(folder, source, target, given)
+    noted = manifest.read(folder)
+    if noted["status"] != "running":  # the kernel knew it first, and better
+        status, reason = noted["status"], noted["reason"]
+    verdict = f"{phase} {status}: {reason}"
+    if status != "completed":
+        # Before the page is made: whoever looks now, or kills this process too, finds the truth.
+        lock.tidy(folder)
+        manifest.note(folder, status=status, reason=reason, verdict=verdict, ended=now())
+    html = None
+    if target.exists():
+        from blockshock_lib.notebook.pages import page  # a kernel, which makes none, starts in half the time without it
+
+        try:
+            html = page.write_html(target)
+        except Exception as error:  # the run and its records are worth more
+            warnings.warn(f"no HTML page for {shown(target)}: {first_line(error)}", stacklevel=2)
+    if status == "completed":
+        verdict, ok = conclude()
+    else:
+        manifest.note(folder, ended=now(), files=manifest.digests(folder))
+        lock.release(folder)
+    return Outcome(status, verdict, target, html, ok)
+
+
+def run_notebook(folder: Path, source: Path, target: Path, given: dict) -> tuple[str, str]:
+    """Executes `source` for the run in `folder` into `target`; "completed", "failed" or "interrupted", and why."""
+    import papermill
+    from traitlets.config import Config
+
+    try:
+        with lock.scratch(**{lock.RUN: str(folder.resolve())}) as scratch:
+            draft = scratch / target.name
+            try:
+                papermill.execute_notebook(
+                    *(str(path).replace("{", "{{").replace("}", "}}") for path in (source, draft)),  # it calls `format`
+                    parameters=given,
+                    cwd=ROOT / "notebooks",
+                    kernel_name="python3",
+                    progress_bar=False,
+                    # ipykernel warns at each start that its loopback sockets are not encrypted; that is no news.
+                    extra_arguments=["--log-level=40"],
+                    # A kernel that is busy measuring would be waited for; past its last cell it has nothing left to do.
+                    shutdown_kernel="immediate",
+                    # Left where it will be swept, should this process be killed.
+                    config=Config(KernelManager={"connection_file": str(scratch / "kernel.json")}),
+                )
+            finally:
+                with contextlib.suppress(OSError, ValueError):  # not written: the error that says so is on its way
+                    content = json.loads(draft.read_text())
+                    content["metadata"].pop("papermill", None)  # it notes this machine's paths
+                    files.write_atomic(target, json.dumps(content, indent=1) + "\n")
+    except KeyboardInterrupt:
+        return "interrupted", "interrupted by the user"
+    except papermill.PapermillExecutionError as error:
+        stopped = error.ename in ("KeyboardInterrupt", "Interrupted")
+        said = f"{error.ename}: {first_line(error.evalue)}" if error.evalue else error.ename
+        return "interrupted" if stopped else "failed", said
+    except Exception as error:
+        died = "kernel died" in str(error).lower()  # nbclient has more than one class for it
+        return ("interrupted", "the notebook's kernel died") if died else ("failed", first_line(error))
+    return "completed", ""
+
+
+def runs(out: Path = OUTPUTS) -> pd.DataFrame:
+    """Every run under `out`, newest first."""
+    columns = ["started", "phase", "machine", "status", "verdict", "folder"]
+    facts = [
+        {"verdict": ""} | found | {"machine": found["machine"]["title"], "folder": shown(folder)}
+        for folder, found in manifest.every(out)
+    ]
+    return pd.DataFrame(facts, columns=columns).sort_values(["started", "folder"], ascending=False, ignore_index=True)
+
+
+@contextlib.contextmanager
+def _terminal_progress(run: Run) -> Iterator[None]:
+    """A bar in the terminal while the notebook's kernel measures: it counts the records as they appear."""
+    total = 0 if run.redrawn else len(run.cases) * run.params.timing.groups
+    stop = threading.Event()
+
+    def watch() -> None:
+        with tqdm(total=total, desc=run.params.phase, disable=not sys.stderr.isatty(), leave=False) as bar:
+            while not stop.wait(0.3):
+                bar.n = sum(1 for _ in (run.folder / "records").glob("*.json"))
+                bar.refresh()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

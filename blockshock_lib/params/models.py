@@ -1,0 +1,177 @@
+"""What every study's parameters have, to which it adds its own in a subclass; and pydantic's errors as sentences."""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+DType = Literal["bf16", "fp16", "fp32"]
+# Without strict, pydantic would turn "16", 16.0 and True into whole numbers.
+Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
+# A name ends up in file names, so it can hold no path.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$")]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+def allowed(word: object, known: Iterable[object]) -> str:
+    """The allowed values as a phrase, and the nearest of them where one is near."""
+    names = [str(k) for k in known]
+    near = difflib.get_close_matches(str(word), names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near and near[0] != word else ""
+    return f"allowed: {', '.join(names) or 'none'}{hint}"
+
+
+def wrong(key: str, sentence: str) -> PydanticCustomError:
+    """A complaint about a combination; `key` is relative to the model that raises it."""
+    return PydanticCustomError("combination", "{key}: {sentence}", {"key": key, "sentence": sentence})
+
+
+def by_name(kind: str, table: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """A validator that puts the table's value in the place of its name, and leaves a mapping or a list as it is."""
+
+    def look_up(value: Any) -> Any:
+        if not isinstance(value, str | int | float | None):
+            return value
+        if value not in table:
+            raise wrong("", f"{value!r} is no {kind}; {allowed(value, table)}")
+        return table[value]
+
+    return look_up
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Hardware(Frozen):
+    """Where ranks run. `emulated`: one process plays all ranks on one device."""
+
+    name: Name
+    device: Literal["cpu", "cuda"]
+    world_size: Annotated[int, Field(strict=True, ge=1, le=8)]
+    backend: Literal["gloo", "nccl"]
+    threads: Annotated[int, Field(strict=True, ge=1, le=1024)]
+    emulated: Flag = False
+
+    @model_validator(mode="after")
+    def _backend_of_device(self) -> "Hardware":
+        if (self.device, self.backend) == ("cpu", "nccl"):
+            raise wrong("backend", "'nccl' moves data between GPUs only; allowed: gloo with device cpu")
+        return self
+
+    @property
+    def processes(self) -> int:
+        return 1 if self.emulated else self.world_size
+
+
+class Timing(Frozen):
+    """Each of `groups` fresh groups of processes takes `samples` after `warmup`; a sample lasts about min_sample_ms."""
+
+    warmup: Count
+    samples: Count
+    groups: Count
+    min_sample_ms: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+
+
+class Limits(Frozen):
+    """Deadlines in seconds: for a group to start, and for a case."""
+
+    start_seconds: Positive
+    case_seconds: Positive
+
+
+class RunParams(Frozen):
+    """What a run of any study depends on. `layers` records the file that was chosen for each kind, for the manifest."""
+
+    study: Name
+    phase: Name
+    methods: Annotated[tuple[str, ...], Field(min_length=1)]
+    hardware: Hardware
+    dtype: DType
+    seed: Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
+    timing: Timing
+    limits: Limits
+    profile: Literal["none", "last", "all"]
+    layers: dict[str, str]
+
+
+# Pydantic's error type -> what would have been right there; {..} is filled from the error's context.
+EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": 'text; put it in quotes, as in "1100"',
+    "string_pattern_mismatch": "letters, digits and _ . + -, at most 64, no blank and no path",
+    "tuple_type": "a list, as in [1, 2]",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "{max_length} values",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "multiple_of": "multiples of {multiple_of}; nearest: {near}",
+    "model_type": "a mapping with the keys {keys}",
+}
+
+
+def explain(error: ValidationError, model: type[BaseModel], where: Callable[[tuple], str]) -> str:
+    """One line an error, unknown keys first: a misspelt key is also a missing one, and the spelling is what mends it.
+    `where`: location -> the file that set what is there.
+    """
+    found = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    lines = []
+    for one in found:
+        loc = one["loc"]
+        if any(other["loc"][: len(loc)] == loc and other["loc"] != loc for other in found):
+            continue  # a list is "too short" without the entry that is wrong
+        if one["type"] == "combination":
+            loc = (*loc, *filter(None, one["ctx"]["key"].split(".")))
+        lines.append(f"{where(loc)}: {'.'.join(map(str, loc))}: {_sentence(one, model)}")
+    return "\n".join(lines)
+
+
+def _sentence(error: dict, model: type[BaseModel]) -> str:
+    kind, loc, context = error["type"], error["loc"], error.get("ctx", {})
+    given = text if len(text := repr(error["input"])) <= 80 else f"{text[:77]}..."
+    if kind == "combination":
+        return context["sentence"]
+    if kind == "missing":
+        return "is missing: no file sets it" if isinstance(loc[-1], str) else "a value is missing"
+    if kind == "extra_forbidden":
+        phrase = f"unknown key; {allowed(loc[-1], _model(_annotation(model, loc[:-1])).model_fields)}"
+        elsewhere = [key for key in _keys(model) if key.split(".")[-1] == loc[-1]]
+        return phrase if "mean" in phrase or not elsewhere else f"{phrase}; did you mean {elsewhere[0]!r}?"
+    if kind == "literal_error":
+        return f"{given} is not allowed; {allowed(error['input'], get_args(_annotation(model, loc)))}"
+    if kind == "multiple_of":
+        step = context["multiple_of"]
+        context = {"near": max(step, round(error["input"] / step) * step), **context}
+    if kind == "model_type":
+        context = {"keys": ", ".join(_model(_annotation(model, loc)).model_fields)}
+    return f"{given}; allowed: {EXPECTED[kind].format(**context)}" if kind in EXPECTED else f"{given}: {error['msg']}"
+
+
+def _annotation(model: type[BaseModel], loc: tuple) -> object:
+    # The type at a location: a field's where the part is a key, an element's where it is an index.
+    at: object = model
+    for part in loc:
+        at = _model(at).model_fields[part].annotation if isinstance(part, str) else get_args(at)[0]
+    return at
+
+
+def _model(annotation: object) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model, get_args(annotation))), None)
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    # Every dotted key, lists left out.
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _keys(field.annotation, f"{prefix}{name}.")

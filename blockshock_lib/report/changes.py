@@ -1,0 +1,229 @@
+"""Two records frames in; what became wrong, slower or larger from the one to the other out, as a table and a figure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from blockshock_lib.report import figures, frames, verdicts
+from blockshock_lib.report.axes import Axes
+from blockshock_lib.report.figures import INK, MUTED
+from blockshock_lib.report.interval import welch_interval
+from blockshock_lib.report.tables import ABSENT, varying
+
+LEVEL = 0.99  # of all intervals of a table together
+GROWTH = 1.001  # memory is counted, not sampled: above this it has grown
+REGRESSION, IMPROVED, UNDECIDED = "regression", "improved", "no change shown"
+SAME, NO_INTERVAL, NEITHER = "same", "no interval: one group", "passed in neither"
+_CHECKED = {(True, True): SAME, (True, False): REGRESSION, (False, True): IMPROVED, (False, False): NEITHER}
+PLAIN = "time of plain calls"  # what a kernel time is on a CPU: it has no CUDA graphs
+# What "allow" lifts: a case may then find its like among those that differ in these.
+LOOSE = {"hardware": ("device", "emulated"), "dtype": ("dtype",)}
+_NUMBERS = ("a", "b", "ratio", "low", "high")
+_CHECK = dict.fromkeys(_NUMBERS, np.nan) | dict(what="check", unit="", work="", groups_a=0, groups_b=0)
+
+
+class Compared(NamedTuple):
+    rows: pd.DataFrame  # regressions first (checks before the rest), then the largest `ratio` = b / a
+    only: pd.DataFrame  # what one run alone has, a row a (case, method): `run` ("a" or "b"), method and the case
+    each: float  # the level of each interval, so that all of them together hold at LEVEL
+    intervals: int
+
+
+def _key(axes: Axes) -> list[str]:
+    return ["phase", *axes.case_columns[1:]]
+
+
+def cases(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    """The cases of a run, a row each: `case`, the phase and the case's own columns."""
+    return frames.complete(frame, axes).drop_duplicates("case")[["case", *_key(axes)]].reset_index(drop=True)
+
+
+def pairs(a: pd.DataFrame, b: pd.DataFrame, loose: Iterable[str] = ()) -> dict[str, str]:
+    """Case of `b` -> its like in `a` (both from `cases`): first alike in all columns, then, of those left over, in all
+    but the columns of `loose`, where that leaves one case on either side.
+    """
+    found: dict[str, str] = {}
+    every = [name for name in a.columns if name != "case"]
+    for columns in (every, [name for name in every if name not in set(loose)]):
+        left = a[~a["case"].isin(found.values())].astype(str), b[~b["case"].isin(found)].astype(str)
+        one, other = (side.drop_duplicates(columns, keep=False)[["case", *columns]] for side in left)
+        alike = one.merge(other, on=columns, suffixes=("_a", "_b"))
+        found |= dict(zip(alike["case_b"], alike["case_a"], strict=True))
+    return found
+
+
+def compare(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, loose: Iterable[str] = (), b_short: bool = False) -> Compared:
+    """What changed from run `a`, the older, to run `b`: checks, kernel and call time of each of `axes.times`, and
+    memory, `axes.bytes`. A regression is a check that passed in `a` and not in `b` (`b_short`, records are missing from
+    `b`: or is not there), a metric that `b` could not measure, a time whose interval (interval.welch_interval; none
+    with one group on a side) lies above 1, memory whose least in `b` is more than 0.1% above its most in `a`. All
+    intervals together hold at LEVEL: each at 1 - (1 - LEVEL) / their number (Bonferroni). `loose`: see `pairs`.
+    """
+    known = cases(a, axes), cases(b, axes)
+    alike, b = pairs(*known, loose), frames.complete(b, axes)
+    # From here a case of b has the name of its like in a.
+    b, other = (side.assign(case=[alike.get(case, f"{case} of b") for case in side["case"]]) for side in (b, known[1]))
+    mine, theirs = ({row["case"]: row for row in side.to_dict("records")} for side in (known[0], other))
+    about = {}
+    for case in mine | theirs:
+        x, y = mine.get(case, theirs.get(case)), theirs.get(case, mine.get(case))
+        about[case] = {n: x[n] if str(x[n]) == str(y[n]) else f"{x[n]} → {y[n]}" for n in x}
+    metrics = {metric: (words, "B", "") for metric, words in axes.bytes.items()}
+    for stem, work in axes.times.items():
+        metrics |= {f"{stem}_{kind}": (f"{kind} time{work.note}", "ms", stem) for kind in ("kernel", "call")}
+    checks, missing, groups = zip(*(_side(side, metrics) for side in (a, b)), strict=True)
+    both = [key for key in groups[0] if key in groups[1] and metrics[key[2]][1] == "ms"]
+    intervals = sum(min(len(side[key]) for side in groups) > 1 for key in both)
+    each = 1 - (1 - LEVEL) / max(1, intervals)
+    rows, only = [], []
+    for case, method in ((c, m) for c in about for m in axes.ordered(m for x, m in checks[0] | checks[1] if x == c)):
+        cell, (was, now) = about[case] | {"method": method}, (side.get((case, method)) for side in checks)
+        if was and now:
+            outcome = _CHECKED[was[0] == "passed", now[0] == "passed"]
+            note = "passed" if outcome == SAME else f"{was[0]} → {now[0]}: {now[1] or was[1]}".removesuffix(": ")
+            rows.append(cell | _CHECK | {"outcome": outcome, "note": note})
+        elif b_short and was and was[0] == "passed":
+            rows.append(cell | _CHECK | {"outcome": REGRESSION, "note": "passed → its record is missing"})
+        else:
+            only.append(cell | {"run": "a" if was else "b"})
+        for metric, (words, unit, work) in metrics.items():
+            key = case, method, metric
+            words = words.replace("kernel time", PLAIN) if cell["device"] == "cpu" else words
+            row, x, y = cell | _CHECK | dict(what=words, unit=unit, work=work), groups[0].get(key), groups[1].get(key)
+            if x and y:
+                found = _bytes(x, y) if unit == "B" else _time(x, y, each)
+                rows.append(row | {"note": "", "groups_a": len(x), "groups_b": len(y)} | found)
+            elif x and key in missing[1]:
+                rows.append(row | {"outcome": REGRESSION, "note": f"in b: {missing[1][key]}"})
+    columns = ["outcome", "what", "work", "method", *_key(axes), "unit", *_NUMBERS, "groups_a", "groups_b", "note"]
+    table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(_NUMBERS, float))
+    bare, regressed = table["ratio"].isna(), table["outcome"].eq(REGRESSION)
+    table["place"] = np.select([regressed & bare, regressed, ~bare], [0, 1, 2], 3)
+    table = table.sort_values(["place", "ratio"], ascending=[True, False], kind="stable", ignore_index=True)
+    return Compared(table[columns], pd.DataFrame(only, columns=["run", "method", *_key(axes)]), each, intervals)
+
+
+def _side(frame: pd.DataFrame, metrics: Iterable[str]) -> tuple[dict, dict, dict]:
+    # (case, method) -> its worst check: outcome, reason; (case, method, metric) -> why it has no value, or its groups.
+    outcomes = frames.checks(frame)
+    order = outcomes["outcome"].map(frames.OUTCOMES.index).sort_values(kind="stable").index
+    checks = {(row.case, row.method): (row.outcome, str(row.reason)) for row in outcomes.loc[order].itertuples()}
+    rows = frames.complete(frame)
+    rows = rows[~rows["status"].eq("ok") & rows["metric"].isin(list(metrics))]
+    missing = {(row.case, row.method, row.metric): f"{row.status}: {row.reason}" for row in rows.itertuples()}
+    groups: dict[tuple, list[np.ndarray]] = {}
+    for metric in metrics:
+        for (case, method), values in frames.samples(frame, metric).groupby(["case", "method"]):
+            groups[case, method, metric] = list(frames.groups(values).values())
+    return checks, missing, groups
+
+
+def _bytes(a: list[np.ndarray], b: list[np.ndarray]) -> dict[str, Any]:
+    (low_a, high_a), (low_b, high_b) = ((min(map(np.min, side)), max(map(np.max, side))) for side in (a, b))
+    grown, shrunk = low_b > high_a * GROWTH, high_b * GROWTH < low_a
+    ratio = dict.fromkeys(("ratio", "low", "high"), high_b / high_a) if high_a else {}
+    note = {"note": f"0 B → {high_b:,.0f} B"} if grown and not high_a else {}
+    return {"a": high_a, "b": high_b, "outcome": REGRESSION if grown else IMPROVED if shrunk else SAME} | ratio | note
+
+
+def _time(a: list[np.ndarray], b: list[np.ndarray], level: float) -> dict[str, Any]:
+    interval = welch_interval(b, a, level)
+    outcome = REGRESSION if interval.low > 1 else IMPROVED if interval.high < 1 else UNDECIDED
+    outcome = outcome if min(len(a), len(b)) > 1 else NO_INTERVAL
+    means = {name: float(np.exp(np.mean(np.log([np.median(v) for v in side])))) for name, side in (("a", a), ("b", b))}
+    return means | interval._asdict() | {"outcome": outcome}
+
+
+def readable(rows: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    """`rows` of `compare` as text, in their order, with those columns of a case that differ among them."""
+    table = rows[["outcome", "what", "method", axes.x, axes.y, *_differing(rows, axes)]].rename(columns=axes.headers)
+    records = rows.to_dict("records")
+    made = {f"run {name}": [_amount(row[name], row["unit"]) for row in records] for name in "ab"}
+    made["b / a"] = [ABSENT if pd.isna(row["ratio"]) else _ratio(row) for row in records]
+    made["groups"] = [f"{row['groups_a']} and {row['groups_b']}" if row["groups_a"] else ABSENT for row in records]
+    return table.assign(method=rows["method"].map(axes.label), **made, note=rows["note"])
+
+
+def _differing(rows: pd.DataFrame, axes: Axes) -> list[str]:
+    return [name for name in ("phase", *varying(rows, axes)) if rows[name].nunique() > 1]
+
+
+def sentence(row: Mapping[str, Any], axes: Axes) -> str:
+    """One row in words: "kernel time of merge sort at n=4096, order=random: 1.10x [1.07, 1.13]"."""
+    value = row["note"] if pd.isna(row["ratio"]) else _ratio(row)
+    return f"{row['what']} of {axes.label(row['method'])} at {axes.case(row)}: {value}"
+
+
+def _ratio(row: Mapping[str, Any]) -> str:
+    return f"{row['ratio']:.4f}x" if row["unit"] == "B" else verdicts.interval_text(row)
+
+
+def _amount(value: float, unit: str) -> str:
+    return ABSENT if pd.isna(value) else f"{value:,.0f} B" if unit == "B" else f"{value:.4g} {unit}"
+
+
+MOST = 40  # comparisons that fit in a figure one can read
+_LOOKS = {  # outcome -> colour, marker
+    REGRESSION: ("#D55E00", "X"),
+    IMPROVED: ("#0072B2", "v"),
+    UNDECIDED: (MUTED, "o"),
+    NO_INTERVAL: ("#B0B0B0", "o"),
+}
+
+
+def ratios(rows: pd.DataFrame, axes: Axes, a: str, b: str, caption: str) -> Figure:
+    """Regressions and ratios of times in `rows` of `compare`, a line each: its interval, or its note. At most MOST are
+    drawn, regressions and the largest changes.
+    """
+    bad, timed = rows["outcome"].eq(REGRESSION), rows["unit"].eq("ms") & rows["ratio"].notna()
+    change = np.log(rows["ratio"]).abs().fillna(0) + 1e3 * bad
+    drawn = rows.loc[change[bad | timed].nlargest(MOST).index.sort_values()]
+    if drawn.empty:
+        return figures.empty(f"{b} against {a}", "no cell has times in both runs, and nothing regressed")
+    more = [[axes.word(name, value) for value in drawn[name]] for name in _differing(rows, axes)]
+    names = zip(drawn["what"], drawn["method"].map(axes.short), axes.place(drawn), *more, strict=True)
+    times = drawn[drawn["unit"].eq("ms")]
+    edge = 1.3 * max([0.08, *np.abs(np.log(times["ratio"].dropna()))])
+    left, right = np.exp([-edge, edge])
+    wide = int((times["high"].gt(right) | times["low"].lt(left)).sum())
+    words = "; ".join(sentence(row, axes) for row in rows[bad].head(12).to_dict("records")) or "none"
+    span = f"Ratios from {rows.loc[timed, 'ratio'].min():.3f} to {rows.loc[timed, 'ratio'].max():.3f}."
+    left_out = (bad | timed).sum() - len(drawn)
+    with figures.drawing(
+        *(8.4, 0.7 + 0.19 * len(drawn), _title(rows, axes), frames.no_claim(rows)),
+        *("" if varying(rows, axes) else frames.setting(rows.iloc[0], axes), f"a = {a}", f"b = {b}"),
+        alt=f"A line a ratio of times. {span if timed.any() else 'No times.'} First regressions: {words}.",
+        note=caption
+        + (f" {wide} intervals run over the edge." if wide else "")
+        + (f" {left_out} smaller changes are not drawn." if left_out else ""),
+    ) as (fig, grid):
+        ax = grid[0, 0]
+        ax.axvline(1, color=INK, linewidth=0.9, zorder=1)
+        for place, row in enumerate(drawn.itertuples(index=False)):
+            colour, marker = _LOOKS[row.outcome]
+            ax.plot(np.clip([row.low, row.high], left, right), [place, place], color=colour, linewidth=1, zorder=2)
+            ax.plot(np.clip(row.ratio, left, right), place, color=colour, marker=marker, markersize=5, zorder=3)
+            if pd.isna(row.ratio):
+                ax.text(1, place, f" {row.note}", va="center", fontsize=7.5, color=colour)
+        figures.lines(ax, [", ".join(one) for one in names])
+        ax.set(xscale="log", xlim=(left, right), ylim=(len(drawn) - 0.5, -0.5))
+        ticks = np.exp([-0.75 * edge, 0, 0.75 * edge])
+        ax.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+        ax.set_xticks([], minor=True)
+        ax.set_xlabel("b / a, × (right: b takes more)")
+        looks = [(name, look) for name, look in _LOOKS.items() if drawn["outcome"].eq(name).any()]
+        handles = [ax.plot([], [], marker=m, color=c, linestyle="", label=name)[0] for name, (c, m) in looks]
+        ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=8)
+    return fig
+
+
+def _title(rows: pd.DataFrame, axes: Axes) -> str:
+    bad, better = rows[rows["outcome"].eq(REGRESSION)], int(rows["outcome"].eq(IMPROVED).sum())
+    if bad.empty:
+        return "No regression from a to b" + f"; {better} of {len(rows)} comparisons improved" * (better > 0)
+    counts = ", ".join(f"{name} in {count}" for name, count in bad["what"].value_counts(sort=False).items())
+    cells = len(bad[["method", *_key(axes)]].drop_duplicates())
+    return f"b is worse than a in {cells} cell{'s' * (cells > 1)}: {counts}"

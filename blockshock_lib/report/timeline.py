@@ -1,0 +1,171 @@
+"""Where the time of the profiled calls went: rows of `traces.read` in, a table and the timeline out."""
+
+import matplotlib.axes
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from blockshock_lib.report import figures, frames
+from blockshock_lib.report.axes import Axes
+from blockshock_lib.report.figures import FAINT, INK, MUTED
+from blockshock_lib.report.tables import rounded
+from blockshock_lib.report.traces import COMMUNICATION, COMPUTE, collectives, merged, running
+
+EXPOSED, IDLE = "exposed", "idle"
+
+
+def stretches(work: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `traces.read` as the time of each rank, split: case, method, rank, kind, start_ms, end_ms, counted.
+    Kinds: "compute", "communication" (each merged where rows overlap), "exposed" (communication without compute) and
+    "idle". The span: on a shared clock while every rank was in its profiled calls, else each rank's own. `counted` is
+    False before the end of the first collective, where another follows: there a rank waits for others' profilers.
+    """
+    parts = []
+    for (case, method), ranks in work.groupby(["case", "method"], sort=False):
+        shared = work.attrs.get("clock", {}).get((case, method)) == "shared"
+        for rank, (begin, met, end) in _spans(ranks, shared).items():
+            rows = ranks[ranks["rank"].eq(rank)]
+            for counted, span in ((False, (begin, met)), (True, (met, end))):
+                for kind, edges in _split(rows, span).items():
+                    parts += [(case, method, rank, kind, *stretch, counted) for stretch in edges]
+    columns = ["case", "method", "rank", "kind", "start_ms", "end_ms", "counted"]
+    return pd.DataFrame(parts, columns=columns).astype({"counted": bool})
+
+
+def _spans(ranks: pd.DataFrame, shared: bool) -> dict[int, tuple[float, float, float]]:
+    """Rank -> begin of its span, end of its first collective (or begin, where none follows it), end of its span; ms."""
+    own, met = {}, {}
+    for rank, rows in ranks.groupby("rank"):
+        ends = rows["start_ms"] + rows["duration_ms"]
+        own[rank] = rows["start_ms"].min(), ends.max()
+        sent = ends[collectives(rows).index]
+        met[rank] = sent.iloc[0] if len(sent) > 1 else own[rank][0]
+    common = max(begin for begin, _ in own.values()), min(end for _, end in own.values())
+    if shared and common[0] < common[1]:
+        own, met = dict.fromkeys(own, common), dict.fromkeys(met, max(met.values()))
+    return {rank: (begin, min(max(met[rank], begin), end), end) for rank, (begin, end) in own.items()}
+
+
+def _split(rows: pd.DataFrame, span: tuple[float, float]) -> dict[str, np.ndarray]:
+    """Kind -> stretches (start, end) of one rank within the span, (count, 2), merged where they touch; ms."""
+    if not span[0] < span[1]:
+        return {}
+    times = np.column_stack([rows["start_ms"], rows["start_ms"] + rows["duration_ms"]])
+    edges = np.unique(np.clip([*times.ravel(), *span], *span))
+    busy = {kind: running(times[rows["kind"].eq(kind)], edges) for kind in (COMPUTE, COMMUNICATION)}
+    busy[EXPOSED] = busy[COMMUNICATION] & ~busy[COMPUTE]
+    busy[IDLE] = ~busy[COMMUNICATION] & ~busy[COMPUTE]
+    return {kind: merged(on, edges) for kind, on in busy.items()}
+
+
+def exposed(work: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    """Where the time of the profiled calls went, a row a (method, rank): the counted span (ms; see `stretches`), and of
+    it compute, communication, exposed communication and idle in ms and %; compute, exposed and idle add up to it.
+    """
+    parts, kinds = stretches(work), (COMPUTE, COMMUNICATION, EXPOSED, IDLE)
+    rows, columns = [], [f"{kind} ({unit})" for kind in kinds for unit in ("ms", "%")]
+    for (case, method, rank), own in parts[parts["counted"]].groupby(["case", "method", "rank"], sort=False):
+        took = (own["end_ms"] - own["start_ms"]).groupby(own["kind"]).sum().reindex(kinds, fill_value=0.0)
+        clock = work.attrs.get("clock", {}).get((case, method), "own")
+        span = own["end_ms"].max() - own["start_ms"].min()
+        times = (amount for time in took for amount in (time, 100 * time / span))
+        rows.append([case, axes.label(method), rank, span, *times, clock])
+    table = pd.DataFrame(rows, columns=["case", "method", "rank", "span (ms)", *columns, "clock"])
+    table = rounded(table).round(dict.fromkeys((f"{kind} (%)" for kind in kinds), 1))
+    return table if table["case"].nunique() > 1 else table.drop(columns="case")
+
+
+# Lane of a rank's line (from, height), face, hatch and words. Told apart without colour by lane and hatch.
+_LOOKS = {
+    IDLE: (-0.4, 0.8, "#F0F0F0", "....", "idle"),
+    COMPUTE: (0.02, 0.38, "#0072B2", "", "compute (lower lane)"),
+    COMMUNICATION: (-0.4, 0.38, "#F5D48A", "", "communication under compute"),
+    EXPOSED: (-0.4, 0.38, "#E69F00", "/////", "communication, exposed"),
+}
+_SHARES = {EXPOSED: "exposed communication", IDLE: "idle"}
+_CLOCKS = {
+    "shared": "The ranks share one clock; drawn is the time in which all of them were in their profiled calls.",
+    "own": "The files give no common clock: each rank starts at its own first work.",
+    "one rank": "One rank was traced.",
+}
+
+
+def timeline(work: pd.DataFrame, axes: Axes, frame: pd.DataFrame) -> Figure:
+    """Time of every rank in the longest case of `work` (traces.read), a panel a method; `frame`: the run's records."""
+    attrs, damaged = work.attrs, work.attrs.get("damaged", [])
+    if work.empty:
+        why = f"all {len(damaged)} traces are damaged" if damaged else "this run holds no traces"
+        return figures.empty("Timeline of the profiled calls", why)
+    took = work.groupby("case", sort=False)["duration_ms"].sum()
+    case, others = took.idxmax(), len(took) - 1
+    about = frames.complete(frame)
+    about, work = about[about["case"].eq(case)].head(1), work[work["case"].eq(case)]
+    work.attrs = attrs  # the clocks
+    parts, table = stretches(work), exposed(work, axes)
+    spent = table.groupby("method").sum(numeric_only=True)
+    shares = spent[[f"{kind} (ms)" for kind in _SHARES]].div(spent["span (ms)"] / 100, axis=0)
+    methods = list(dict.fromkeys(work["method"]))
+    ranks = {name: sorted(parts.loc[parts["method"].eq(name), "rank"].unique()) for name in methods}
+    skipped = f"{len(damaged)} damaged trace{'s' * (len(damaged) > 1)} left out." if damaged else ""
+    lead = axes.label(axes.under if axes.under in methods else methods[0])
+    on_cpu = frames.NO_CLAIM["cpu"] if work["device"].eq("cpu").any() else ""
+    row = "{method} rank {rank}: {span (ms):.3g} ms, compute {compute (%):.0f}%, "
+    row += "exposed communication {exposed (%):.0f}%, idle {idle (%):.0f}%."
+    with figures.drawing(
+        9.6,
+        0.75 + 0.38 * len(methods) + 0.3 * sum(map(len, ranks.values())),
+        f"{lead}: {shares.loc[lead, 'exposed (ms)']:.0f}% of the time is exposed communication",
+        frames.no_claim(about) or on_cpu,
+        *(text for one in about.to_dict("records") for text in (axes.case(one), frames.setting(one, axes))),
+        f"{others} other case{'s' * (others > 1)} not drawn" if others else "",
+        alt=" ".join(["Bars along time, a line a rank.", *(row.format_map(one) for one in table.to_dict("records"))]),
+        note=" ".join(filter(None, [_note(attrs, axes, case, methods), skipped])),
+        rows=len(methods),
+        sharex=True,
+        gridspec_kw={"height_ratios": [len(each) for each in ranks.values()]},
+    ) as (fig, grid):
+        for ax, name in zip(grid[:, 0], methods, strict=True):
+            _panel(ax, parts[parts["method"].eq(name)], ranks[name])
+            said = zip(_SHARES.values(), shares.loc[axes.label(name)], strict=True)
+            said = ", ".join(f"{words} {share:.0f}%" for words, share in said)
+            ax.set_title(f"{axes.label(name)}: {said}", fontsize=9)
+        grid[-1, 0].set_xlabel("time (ms)")
+        grid[-1, 0].set_xlim(0)
+        drawn, hidden = set(parts["kind"]), table["communication (ms)"].gt(table["exposed (ms)"]).any()
+        handles = [
+            Patch(facecolor=_LOOKS[kind][2], hatch=_LOOKS[kind][3], label=_LOOKS[kind][4], edgecolor="#555555", lw=0.3)
+            for kind in (COMPUTE, EXPOSED, COMMUNICATION, IDLE)
+            if kind in drawn and (kind != COMMUNICATION or hidden)
+        ]
+        fig.legend(handles=handles, loc="outside right center", fontsize=8)
+    return fig
+
+
+def _panel(ax: matplotlib.axes.Axes, parts: pd.DataFrame, ranks: list[int]) -> None:
+    zero = parts["start_ms"].min()
+    for kind, (below, height, face, hatch, _) in _LOOKS.items():
+        for (rank, counted), rows in parts[parts["kind"].eq(kind)].groupby(["rank", "counted"]):
+            bars = list(zip(rows["start_ms"] - zero, rows["end_ms"] - rows["start_ms"], strict=True))
+            look = dict(facecolor=face, hatch=hatch, edgecolor="#7A5200" if kind == EXPOSED else FAINT, linewidth=0)
+            ax.broken_barh(bars, (ranks.index(rank) + below, height), alpha=1 if counted else 0.3, **look)
+    for rank, rows in parts[parts["counted"]].groupby("rank"):
+        if parts["rank"].eq(rank).sum() > len(rows):  # a lead-in was drawn
+            met, place = rows["start_ms"].min() - zero, ranks.index(rank)
+            ax.plot([met, met], [place - 0.48, place + 0.48], color=INK, linewidth=1)
+    figures.lines(ax, [f"rank {rank}" for rank in ranks])
+    ax.set_ylim(len(ranks) - 0.5, -0.5)
+    ax.tick_params(axis="y", labelsize=8)
+    ax.tick_params(axis="x", colors=MUTED)
+
+
+def _note(attrs: dict, axes: Axes, case: str, methods: list[str]) -> str:
+    clocks = {name: attrs.get("clock", {}).get((case, name), "own") for name in methods}
+    kinds = set(clocks.values()) - {"one rank"} or {"one rank"}
+    sentences = [text for kind, text in _CLOCKS.items() if kind in kinds]
+    if len(kinds) > 1:
+        sentences.append(f"Without one: {', '.join(axes.short(name) for name in methods if clocks[name] == 'own')}.")
+    if kinds != {"one rank"}:
+        sentences.append("Pale, and not counted: until the ranks first met, at the end of the first collective.")
+        sentences.append("Communication holds the time that a rank waits for another to arrive.")
+    return " ".join(sentences)

@@ -1,1 +1,0 @@
-"""The traces of profiled calls: what each rank did, and when."""

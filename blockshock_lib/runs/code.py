@@ -1,0 +1,109 @@
+"""Which code runs: the commit, and the digest of every file that can change what a run of a study measures.
+
+A kernel keeps what it imported, its ranks import what is on disk: where the two differ the kernel is stale. This module
+is imported with the package, so it loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockshock_lib import studies
+from blockshock_lib.files import canonical, sha256
+
+if TYPE_CHECKING:
+    from blockshock_lib.engine.study import Study
+
+HERE = Path(__file__).resolve().parents[2]
+
+
+def library(root: Path = HERE) -> dict[str, str]:
+    return _digests(root, (root / "blockshock_lib").rglob("*.*"))
+
+
+def _digests(root: Path, paths: Iterable[Path]) -> dict[str, str]:
+    found = {}
+    for path in sorted(path for path in paths if path.suffix in (".py", ".cu")):
+        with contextlib.suppress(FileNotFoundError):  # an editor may be replacing it
+            found[path.relative_to(root).as_posix()] = sha256(path)
+    return found
+
+
+AT_IMPORT = library()
+
+
+def digest(study: Study | None = None, then: Mapping[str, str] | None = None, root: Path = HERE) -> str:
+    """12 hex digits of the general rooms, layers and kernels, and the study's own folder and notebooks (without a
+    study, of all) on disk, or with `then` as the library was. Neither a notebook's outputs nor its parameters count.
+    """
+    found = {name: digits for name, digits in (then or library(root)).items() if _counts(name, study)}
+    names = None if study is None else {phase.notebook for phase in study.phases.values()}
+    for path in sorted((root / "notebooks").glob("*.ipynb")):
+        if names is None or path.name in names:
+            found[f"notebooks/{path.name}"] = sha256(_cells(path.read_bytes()))
+    return sha256(canonical(found | _outside(study)))[:12]
+
+
+def _counts(name: str, study: Study | None) -> bool:
+    parts = Path(name).parts
+    return study is None or parts[1] != "studies" or parts[2].removesuffix(".py") == study.name
+
+
+def _outside(study: Study | None) -> dict[str, str]:
+    source = importlib.util.find_spec(studies.module_of(study.name)).origin if study else None
+    place = Path(source or __file__).resolve()
+    if place.is_relative_to(HERE / "blockshock_lib"):
+        return {}
+    return _digests(place.parent, place.parent.rglob("*.*") if place.name == "__init__.py" else [place])
+
+
+def _cells(data: bytes) -> bytes:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        cells = [c for c in json.loads(data)["cells"] if "parameters" not in c.get("metadata", {}).get("tags", ())]
+        return canonical([(cell["cell_type"], "".join(cell["source"])) for cell in cells]).encode()
+    return data
+
+
+def version(study: Study | None = None, root: Path = HERE) -> dict[str, Any]:
+    """Which code this is. commit: sha; outside git what BLOCKSHOCK_COMMIT says, or "". dirty: whether anything but
+    outputs/ differs from it; None outside git. sources: `digest`. imported: the same with the library as this process
+    imported it; only for the project's own code.
+    """
+    digits = {"sources": digest(study, root=root)}
+    if root == HERE:
+        digits["imported"] = digest(study, AT_IMPORT)
+    # Only this project's own repository: installed elsewhere, git would speak of whatever folder surrounds it.
+    commit = _git(root, "rev-parse", "--verify", "HEAD") if (root / ".git").exists() else ""
+    dirty = bool(_git(root, "status", "--porcelain", "--", ".", ":(exclude)outputs")) if commit else None
+    return {"commit": commit or os.environ.get("BLOCKSHOCK_COMMIT", ""), "dirty": dirty, **digits}
+
+
+def _git(root: Path, *args: str) -> str:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        asked = ["git", "-C", str(root), *args]
+        return subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    return ""
+
+
+def changed(study: Study | None = None) -> list[str]:
+    differ = dict(library().items() ^ AT_IMPORT.items())
+    return sorted(name for name in differ if _counts(name, study))
+
+
+def warn_if_stale(code: Mapping[str, str], study: Study | None = None) -> None:
+    """Warns, naming the files, when this `version` is not of the library that this process imported."""
+    if code["imported"] == code["sources"]:
+        return
+    why = f"{', '.join(changed(study))} changed after this process had imported the library: restart the kernel. "
+    why += "Its workers run the new files, it runs the old ones; the records say so, and no resumed run keeps them."
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")  # each time, also where the same cell is run again
+        warnings.warn(why, stacklevel=3)

@@ -1,0 +1,162 @@
+"""What `run --dry-run` prints, 120 columns wide: parameters, machine, cases, bytes, time. Starts and writes nothing."""
+
+import pkgutil
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from blockshock_lib.engine import memory
+from blockshock_lib.engine.study import Need, Study
+from blockshock_lib.errors import ParamsError
+from blockshock_lib.params import RunParams
+from blockshock_lib.report.figures import byte_text
+from blockshock_lib.runs.dry_run.earlier import estimate
+from blockshock_lib.runs.machine import admit
+
+WIDTH = 120
+# A process before it has a case: the interpreter and torch's pages; on a GPU CUDA's context, NCCL and cuBLAS.
+PROCESS = {"cpu": int(0.45 * memory.GIB), "cuda": 2 * memory.GIB}
+
+
+def dry_run(study: Study, params: RunParams, card: dict, out: Path | None = None) -> str:
+    """The text of a dry run on the machine of `card`; `out`: where earlier runs are looked for, or OUTPUTS."""
+    cases, groups = study.expand(params), params.timing.groups
+    needs = [Need(0, dict.fromkeys(case.methods, "")) for case in cases]
+    if study.need:
+        needs = [pkgutil.resolve_name(study.need)(case, card) for case in cases]
+    sizes = [memory_of(case, need) for case, need in zip(cases, needs, strict=True)]
+    limit = machine_bytes(params.hardware.device, card)
+    time = "not known: no earlier run of this study tells"
+    if guess := estimate(study, params, card, out):
+        time = f"about {span(guess.seconds)}, likely between {span(guess.low)} and {span(guess.high)}: an estimate, "
+        time += f"{guess.why}."
+    about = (
+        f"{_count(len(cases), 'case')} in {_count(groups, 'group')} of fresh processes: "
+        f"{_count(len(cases) * groups, 'record')}. Bytes are a rank's, of the lowest to the highest method. run: the "
+        "methods that can run, of those asked for. memory: the most that the case needs at once, an upper estimate."
+    )
+    blocks = [
+        _head(study, params, card),
+        f"{_fold('Cases', about)}\n\n{_columns(_case_lines(study, cases, needs, sizes, limit))}",
+        _methods(study, cases, needs),
+        _fold("Time", time),
+        "\n".join(_fold("" if place else "Memory", text) for place, text in enumerate(_memory(cases, sizes, limit))),
+    ]
+    return "\n\n".join(blocks)
+
+
+def memory_of(case: Any, need: Need) -> int:
+    """Bytes of a case with its processes: on the fullest GPU, or of all processes on a CPU. 0: not known."""
+    ranks = case.world_size if case.emulated or case.device == "cpu" else 1
+    processes = 1 if case.emulated or case.device == "cuda" else case.world_size
+    return ranks * need.bytes + processes * PROCESS[case.device] if need.bytes else 0
+
+
+def machine_bytes(device: str, card: dict) -> int | None:
+    """Bytes that there are: on the smallest GPU, or free on this computer; None where the system does not tell."""
+    return min((gpu["memory_bytes"] for gpu in card["gpus"]), default=None) if device == "cuda" else memory.available()
+
+
+def _memory(cases: Sequence[Any], sizes: Sequence[int], limit: int | None) -> list[str]:
+    most, where = byte_text(max(sizes)), "on the smallest GPU" if cases[0].device == "cuda" else "free here"
+    if not any(sizes):
+        return ["this study does not say what its cases need."]
+    if limit is None:
+        return [f"up to {most}; what this machine has for it is not known."]
+    there = f"{byte_text(limit)} {where}"
+    wide = [
+        f"{case.label} needs up to {byte_text(size)} of {there}: it cannot be expected to fit."
+        for case, size in zip(cases, sizes, strict=True)
+        if size > limit
+    ]
+    return wide or [f"every case fits: at most {most} of {there} (an upper estimate)."]
+
+
+def _head(study: Study, params: RunParams, card: dict) -> str:
+    hardware, chosen = params.hardware, params.layers
+    files = ["base", study.name, params.phase, f"hardware/{chosen['hardware']}"]
+    files += [f"sweeps/{chosen['sweep']}"] if "sweep" in chosen else []
+    ranks = _count(hardware.world_size, "rank") + (" in one process" if hardware.emulated else "")
+    lines = [
+        _fold(f"{params.phase}", f"{study.phases[params.phase].question} A dry run: nothing is started or written."),
+        _fold("Parameters", f"params/: {' < '.join(files)} < --set"),
+        _fold("Machine", f"{card['title']}; {ranks}" + (", no claim about speed" if hardware.device == "cpu" else "")),
+    ]
+    try:
+        admit(params, card)
+    except ParamsError as error:
+        lines.append(_fold("", f"This run would be refused here: {error}"))
+    return "\n".join(lines)
+
+
+def _case_lines(
+    study: Study, cases: Sequence[Any], needs: Sequence[Need], sizes: Sequence[int], limit: int | None
+) -> pd.DataFrame:
+    """A line for all cases that differ in the first of the study's settings alone."""
+    axes, lines = study.axes, []
+    first, *others = axes.settings or ("",)
+    for case, need, size in zip(cases, needs, sizes, strict=True):
+        own = study.columns(case.as_dict())
+        line = {axes.header(name): str(own[name]) for name in (axes.x, axes.y)} | {"dtype": case.dtype}
+        line |= {axes.header(name): axes.word(name, own[name]) for name in others if own[name] != ""}
+        line["run"] = f"{sum(not why for why in need.unsupported.values())}/{len(need.unsupported)}"
+        for what in dict.fromkeys(what for held in need.held.values() for what in held):
+            line[what] = _range([held[what] for held in need.held.values()])
+        line["memory"] = byte_text(size) if size else "?"
+        line["fits"] = "?" if limit is None or not size else "yes" if size <= limit else "NO"
+        line[axes.header(first)] = axes.word(first, own[first]) if first else ""
+        lines.append(line)
+    frame = pd.DataFrame(lines).fillna("none")
+    alike = [name for name in map(axes.header, others) if name in frame and frame[name].nunique() == 1]
+    *keys, last = frame.columns.drop([*alike, "memory"])
+    merged = frame.groupby(keys, sort=False).agg({"memory": "last", last: ", ".join}).reset_index()
+    return merged[[*keys[:-1], "memory", "fits", last]]
+
+
+def _methods(study: Study, cases: Sequence[Any], needs: Sequence[Need]) -> str:
+    case, need = max(zip(cases, needs, strict=True), key=lambda pair: pair[1].bytes)
+    rows = []
+    for name, reason in need.unsupported.items():
+        held = {what: byte_text(value) for what, value in need.held.get(name, {}).items()}
+        rows.append({"method": study.axes.label(name)} | held | {"": f"cannot run: {reason}" if reason else ""})
+    frame = pd.DataFrame(rows, dtype=object).fillna("")
+    frame = frame[[*frame.columns.drop(""), ""]]
+    return f"{_fold('Methods', f'bytes a rank in the largest case, {case.label}.')}\n\n{_columns(frame)}"
+
+
+def _columns(frame: pd.DataFrame) -> str:
+    """Text in columns as wide as they need; the last one is folded."""
+    rows = [tuple(frame.columns), *frame.itertuples(index=False)]
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    lines = []
+    for *cells, last in rows:
+        head = "".join(f"  {text:<{width}}" for text, width in zip(cells, wide, strict=True)) + "  "
+        first, *more = textwrap.wrap(last, max(24, WIDTH - len(head)), break_long_words=False) or [""]
+        lines += [head + first, *(" " * len(head) + text for text in more)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _range(values: Sequence[float]) -> str:
+    """65536, 131072 -> "64–128 KiB", three digits each."""
+    (low, unit), (high, larger) = (byte_text(value).split() for value in (min(values), max(values)))
+    low, high = (f"{float(number):.3g}" if float(number) < 1000 else number for number in (low, high))
+    small = low if unit == larger or low == "0" else f"{low} {unit}"
+    return f"{low} {unit}" if (low, unit) == (high, larger) else f"{small}–{high} {larger}"
+
+
+def span(seconds: float) -> str:
+    """17.4 -> "17 s", 754 -> "13 min", 9000 -> "2.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _fold(name: str, text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=f"{name:<12}", subsequent_indent=" " * 12, break_long_words=False)

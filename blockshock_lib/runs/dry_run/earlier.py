@@ -1,0 +1,151 @@
+"""What earlier runs know: seconds of their cases, and the ceilings of a machine. Nothing is measured here."""
+
+import datetime as dt
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from blockshock_lib import studies
+from blockshock_lib.engine.roofline import Ceilings
+from blockshock_lib.engine.study import Phase, Study
+from blockshock_lib.errors import ParamsError, RecordError
+from blockshock_lib.files import shown
+from blockshock_lib.params import RunParams
+from blockshock_lib.report.axes import CEILING
+from blockshock_lib.runs import manifest, records
+from blockshock_lib.runs.run import OUTPUTS, REFERENCE
+
+COMMAND_SECONDS = 8.0  # from the command to the run's first line and from its last to the prompt; in no manifest
+
+
+class Earlier(NamedTuple):
+    folder: Path
+    manifest: dict
+    study: Study
+    phase: Phase
+    machine: str
+    hardware: dict
+    shipped: bool
+
+
+def runs(device: str, *, machine: str = "", out: Path | None = None) -> list[Earlier]:
+    """Completed runs on that device kind, the newest first; those of `machine`, then shipped ones of others."""
+    fit = [run for run in _every(out) if run.hardware["device"] == device and (run.machine == machine or run.shipped)]
+    newest = sorted(fit, key=lambda run: run.manifest["started"], reverse=True)
+    return sorted(newest, key=lambda run: (run.machine != machine, run.shipped))
+
+
+def _every(out: Path | None) -> Iterator[Earlier]:
+    paths = {path.resolve() for place in (out or OUTPUTS, REFERENCE) for path in place.glob(f"**/{manifest.FILE}")}
+    for path in sorted(paths):
+        # A prediction can do without a damaged run, or one of a study that is not here.
+        with suppress(RecordError, ParamsError, KeyError, TypeError):
+            found = manifest.read(path.parent)
+            # What a colleague sent is looked at; predictions rest on what was measured here, or shipped.
+            ours = not found.get("redrawn_from") and not found.get("received")
+            title, hardware = found["machine"]["title"], found["params"]["hardware"]
+            if found["status"] == "completed" and ours and hardware and title:
+                study = studies.of_phase(f"{found['study']}/{found['phase']}")
+                shipped = path.is_relative_to(REFERENCE)
+                yield Earlier(path.parent, found, study, study.phases[found["phase"]], title, hardware, shipped)
+
+
+class Known(NamedTuple):
+    ceilings: Ceilings
+    machine: str
+    source: str  # the run that measured them
+    note: str  # what differs from what was asked
+
+
+def known_ceilings(
+    device: str, dtype: str, *, machine: str = "", ranks: int = 2, out: Path | None = None
+) -> Known | None:
+    """The newest ceilings of that machine, else of a shipped run of that device kind; in the asked dtype first."""
+    timed = [run for run in runs(device, machine=machine, out=out) if run.phase.timed]
+    asked = itertools.product((True, False), (dtype, ""), timed)
+    for run, kind in ((run, kind) for here, kind, run in asked if (run.machine == machine) is here):
+        if found := _measured(run, kind):
+            (ceilings, measured_in), linked = found, run.hardware["world_size"]
+            notes = {
+                f"of another machine, {run.machine}": run.machine != machine,
+                f"measured in {measured_in}, not {dtype}": measured_in != dtype,
+                f"the link's between {linked} ranks, not {ranks}": linked != ranks,
+            }
+            return Known(ceilings, run.machine, shown(run.folder), "; ".join(text for text, so in notes.items() if so))
+    return None
+
+
+def _measured(run: Earlier, dtype: str) -> tuple[Ceilings, str] | None:
+    """Median over the run's fresh groups, and the dtype; a group measures them once and repeats them in each record."""
+    asked = run.manifest["params"]
+    if dtype and dtype not in (asked["sweep"].get("dtypes") or [asked["dtype"]]):
+        return None
+    frame = records.load(run.folder)
+    rows = frame[frame["method"].eq(CEILING) & frame["status"].eq("ok") & frame["metric"].isin(Ceilings._fields)]
+    if dtype:
+        rows = rows[rows["dtype"].eq(dtype)]
+    first = rows.drop_duplicates(["group", "metric"])
+    middle = first.groupby("metric")["value"].median()
+    if not {"copy_bandwidth", "gemm_rate"} <= set(middle.index):
+        return None
+    return Ceilings(*(float(middle.get(name, 0.0)) for name in Ceilings._fields)), first["dtype"].iloc[0]
+
+
+def known_machines(out: Path | None = None) -> list[tuple[str, dict]]:
+    """(device, machine card) of every machine that has timed something, those of the shipped runs too; GPUs first."""
+    timed = [run for run in _every(out) if run.phase.timed]
+    found = {(run.hardware["device"], run.machine): run.manifest["machine"] for run in timed}
+    return [(device, found[device, title]) for device, title in sorted(found, key=lambda key: (key[0] != "cuda", key))]
+
+
+class Estimate(NamedTuple):
+    seconds: float  # from the command to its end
+    low: float
+    high: float
+    why: str
+
+
+def estimate(study: Study, params: RunParams, card: dict, out: Path | None = None) -> Estimate | None:
+    """Each case by the nearest of the study's newest run here, this phase's first, else of a shipped run; or None."""
+    found = runs(params.hardware.device, machine=card["title"], out=out)
+    found = [run for run in found if run.study.name == study.name]
+    for run in sorted(found, key=lambda run: run.phase.name != params.phase):
+        try:
+            middle = COMMAND_SECONDS + _scaled(study, params, run)
+        except (KeyError, TypeError, ValueError):
+            continue  # its parameters or its times are not told
+        here, alike = run.machine == card["title"], run.phase.name == params.phase
+        wide = (1.5 if alike else 2.0) if here else (2.5 if alike else 4.0)
+        why = f"scaled from {shown(run.folder)}, {'this machine' if here else run.machine}"
+        return Estimate(middle, middle / wide, middle * wide, why)
+    return None
+
+
+def _scaled(study: Study, params: RunParams, run: Earlier) -> float:
+    if run.manifest.get("resumed"):
+        raise ValueError("it did only the rest of its work between start and end")
+    started, ended = (dt.datetime.fromisoformat(run.manifest[key]) for key in ("started", "ended"))
+    whole = (ended - started).total_seconds()
+    before = study.params.model_validate(run.manifest["params"])
+    measured, groups = study.expand(before), before.timing.groups
+    work, known = (
+        study.axes.work(pd.DataFrame([study.columns(case.as_dict()) for case in cases])).to_numpy(dtype=float)
+        for cases in (study.expand(params), measured)
+    )
+    told = run.manifest.get("seconds") or {}  # case -> median over the groups; older runs did not note it
+    if set(told) >= {case.id for case in measured}:
+        seconds = np.array([told[case.id] for case in measured])
+    else:  # half of the time is every case's alike, half goes with the work
+        seconds = whole / groups * 0.5 * (1 / len(known) + known / known.sum())
+    rest = max(0.0, whole - groups * seconds.sum()) / groups  # starts, the notebook
+    nearest = np.abs(np.log(work[:, None] / known[None, :])).argmin(axis=1)
+    larger = np.maximum(1.0, work / known[nearest])
+    samples = 1.0
+    if study.phases[params.phase].timed:
+        samples = (params.timing.warmup + params.timing.samples) / (before.timing.warmup + before.timing.samples)
+    return params.timing.groups * (rest + samples * float((seconds[nearest] * larger).sum()))

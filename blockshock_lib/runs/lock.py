@@ -1,0 +1,148 @@
+"""Which runs this process owns: their locks, and the scratch folder of what it starts for them.
+
+The process that opens a run owns it, and alone says that it is completed; of a notebook executed by a command, the
+command. The system gives a lock back however its holder ends: a run that says `running` while its lock is free was
+interrupted. Ranks and kernels watch their parents; files of a killed process are swept at the next start.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from blockshock_lib import files
+from blockshock_lib.errors import LaunchError
+
+RUN = "BLOCKSHOCK_RUN"  # the folder of the run that a command owns, for the kernel that it starts
+SCRATCH = "BLOCKSHOCK_SCRATCH"  # names the scratch folder to every process that is started for a run
+PREFIX = "blockshock-run-"
+HOLD_SECONDS = END_SECONDS = 1.0
+
+_guard = threading.RLock()  # a notebook may measure in a thread
+_held: dict[Path, int] = {}
+_scratch: list[Path] = []
+
+
+def hold(folder: Path) -> None:
+    """Own the run in `folder` until `release`, or until this process ends. LaunchError where a living one owns it."""
+    folder = folder.resolve()
+    with _guard:
+        if folder in _held or borrowed(folder):
+            return
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            files.lock(handle, HOLD_SECONDS)
+        except BlockingIOError:
+            os.close(handle)
+            raise LaunchError(f"{files.shown(folder)}: this run is still going on; wait, or stop it") from None
+        _held[folder] = handle
+        tidy(folder)
+
+
+def release(folder: Path) -> None:
+    with _guard:
+        handle = _held.pop(folder.resolve(), None)
+        if handle is not None:
+            tidy(folder)
+            os.close(handle)
+
+
+def borrowed(folder: Path) -> bool:
+    """Whether the command that started this kernel owns the run in `folder`."""
+    return os.environ.get(RUN) == str(folder.resolve())
+
+
+def state(folder: Path) -> str:
+    """Whether a living process owns the run in `folder`: "held", "free", or "unknown" where nothing can be locked."""
+    if folder.resolve() in _held or borrowed(folder):
+        return "held"
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return "held" if isinstance(error, BlockingIOError) else "unknown"
+    finally:
+        os.close(handle)
+    return "free"
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a process that was killed while it wrote has left in a run's folder."""
+    for path in folder.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def scratch(**environment: str) -> Iterator[Path]:
+    """A folder for what is temporary, named to the processes that are started by BLOCKSHOCK_SCRATCH, beside more
+    variables; at the end it goes, and so do they. In a kernel that a command started it is the command's.
+    """
+    with _guard, contextlib.ExitStack() as stack:
+        if not _scratch and not (RUN in os.environ and SCRATCH in os.environ):
+            sweep_stale()
+            _scratch.append(stack.enter_context(_new_scratch()))
+            stack.callback(_scratch.clear)
+        place = _scratch[0] if _scratch else Path(os.environ[SCRATCH])
+        ours = stack.pop_all()
+    before, wanted = dict(os.environ), {SCRATCH: str(place)} | environment
+    os.environ.update(wanted)
+    try:
+        yield place
+    finally:
+        for name in wanted:
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in wanted.keys() & before.keys()})
+        ours.close()
+
+
+def sweep_stale() -> None:
+    """Remove the scratch folders whose makers have gone, and end what was started under them and still lives."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # its maker lives, or another user's does, or nobody can tell
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _sweep(folder)
+            finally:
+                os.close(handle)
+
+
+@contextlib.contextmanager
+def _new_scratch() -> Iterator[Path]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        handle = os.open(folder, os.O_RDONLY)
+        files.lock(handle, float("inf"))
+        if folder.exists():  # else another process swept it before it was locked
+            break
+        os.close(handle)
+    try:
+        yield folder
+    finally:
+        _sweep(folder)
+        os.close(handle)
+
+
+def _sweep(folder: Path) -> None:
+    end = time.monotonic() + END_SECONDS
+    while (left := _started_under(folder)) and time.monotonic() < end:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _started_under(folder: Path) -> list[int]:
+    wanted, found = f"{SCRATCH}={folder}".encode(), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+    return found

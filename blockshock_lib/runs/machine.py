@@ -1,0 +1,249 @@
+"""What this machine has, what it cannot run and why; the same of the machines of one job; and what its GPUs draw.
+
+The card goes into records and manifests that are shared, so it holds no host name, user name or path. Nothing here
+creates a CUDA context: the parent of a run must not take memory on the GPUs that it measures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockshock_lib import files
+from blockshock_lib.engine.study import CORE, row
+from blockshock_lib.errors import ParamsError
+from blockshock_lib.kernels import needs
+from blockshock_lib.runs import code
+
+if TYPE_CHECKING:
+    from blockshock_lib.params.models import RunParams
+
+PERIOD_S = 0.05
+
+# The bits of NVML's clock event reasons that say a GPU ran slower than it could; idle and application clocks do not.
+REASONS = {
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+LIBRARIES = ("triton", "numpy", "pandas", "nvmath-python", "cuda-bindings")
+
+
+def auto_hardware() -> str:
+    """The hardware file that fits this machine: "cuda" with two GPUs or more, "cuda-1" with one, else "cpu"."""
+    count = _gpu_count()
+    return "cuda" if count >= 2 else "cuda-1" if count else "cpu"
+
+
+def probe() -> dict[str, Any]:
+    """The machine card, plain JSON: title; gpus (index, name, memory_bytes, capability, power_limit_w); links (a, b,
+    kind "NV18" or "PCIe"); driver; cpu (model, cores); libraries (name -> version); unsupported (what cannot run here
+    -> why).
+    """
+    gpus, links, driver = _gpus(_gpu_count())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cpu = {"model": _cpu_model(), "cores": cores}
+    libraries, unsupported = _software(gpus)
+    names = Counter(gpu["name"] for gpu in gpus)
+    title = " + ".join(f"{count}x {name}" for name, count in names.items())
+    card = {"title": title or f"CPU, {cores} cores: {cpu['model']}", "gpus": gpus, "links": links, "driver": driver}
+    return card | {"cpu": cpu, "libraries": libraries, "unsupported": unsupported}
+
+
+def fingerprint(card: dict[str, Any]) -> str:
+    """12 hex digits of everything on the card that can change a time."""
+    counts = {key: card[key] for key in ("gpus", "links", "driver", "cpu", "libraries")}
+    return files.sha256(json.dumps(counts, sort_keys=True))[:12]
+
+
+def admit(params: RunParams, card: dict[str, Any]) -> None:
+    """Raise ParamsError when the hardware asked for is not on the card."""
+    hardware, unsupported, have = params.hardware, card["unsupported"], len(card["gpus"])
+    if hardware.device != "cuda":
+        return
+    if why := unsupported.get("cuda"):
+        raise ParamsError(f"hardware.device: cuda was asked for, but {why}; choose hardware cpu")
+    if hardware.processes > have:
+        gpus = "1 GPU" if have == 1 else f"{have} GPUs"
+        raise ParamsError(f"hardware.world_size: {hardware.processes} ranks were asked for, this machine has {gpus}")
+    if hardware.processes > 1 and hardware.backend == "nccl" and "nccl" in unsupported:
+        raise ParamsError(f"hardware.backend: nccl was asked for, but {unsupported['nccl']}")
+
+
+def describe(ctx: Any) -> dict[str, Any]:
+    card, local = probe(), int(os.environ.get("LOCAL_RANK", "0"))
+    gpu = next(iter(card["gpus"][local:] or card["gpus"]), None)
+    return {"node": os.environ.get("GROUP_RANK", "0"), "card": card, "code": code.version()["sources"], "gpu": gpu}
+
+
+def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One card of all `ranks`; over nodes `gpus` has one a rank. ParamsError: code, libraries or GPUs differ."""
+    first = ranks[0]
+    for rank, one in enumerate(ranks):
+        if one["code"] != first["code"]:
+            raise ParamsError(f"rank {rank} runs other code than rank 0: bring all machines to the same files")
+        for name, version in first["card"]["libraries"].items():
+            if (other := one["card"]["libraries"].get(name, "")) != version:
+                raise ParamsError(f"rank {rank} has {name} {other or 'missing'}, rank 0 has {version or 'none'}")
+        if bool(one["gpu"]) != bool(first["gpu"]):
+            raise ParamsError(f"rank {rank if first['gpu'] else 0} has no GPU, and another rank has one")
+    cards = {one["node"]: one["card"] for one in ranks}
+    if len(cards) == 1:
+        return first["card"]
+    numbers = {node: number for number, node in enumerate(cards)}
+    titles = Counter(card["title"] for card in cards.values())
+    gpus = [one["gpu"] | {"index": i, "node": numbers[one["node"]]} for i, one in enumerate(ranks) if one["gpu"]]
+    return first["card"] | {
+        "title": " + ".join(f"{count} node{'s' if count > 1 else ''} of {title}" for title, count in titles.items()),
+        "gpus": gpus,
+        "links": [link | {"node": numbers[node]} for node, card in cards.items() for link in card["links"]],
+        "cpu": first["card"]["cpu"] | {"nodes": len(cards)},
+        "unsupported": {what: why for card in cards.values() for what, why in card["unsupported"].items()},
+    }
+
+
+def _nvml(count: int) -> tuple[Any, list[Any]]:
+    """NVML and its handles of the first `count` GPUs that CUDA sees, in its order; (None, []) without an answer."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        by_index, by_name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+        return pynvml, [by_index(int(p)) if p.isdigit() else by_name(p) for p in visible_devices(count)]
+    except Exception:  # no NVML library, no driver: the module raises its own kind for each
+        return None, []
+
+
+def visible_devices(count: int) -> list[str]:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    places = [str(i) for i in range(count)] if named is None else [p.strip() for p in named.split(",") if p.strip()]
+    return places[:count]
+
+
+def _gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _gpus(count: int) -> tuple[list[dict], list[dict], str]:
+    # In CUDA's order; nothing where NVML cannot be asked.
+    nvml, handles = _nvml(count)
+    if nvml is None:
+        return [], [], ""
+    try:
+        gpus = [_gpu(nvml, index, handle) for index, handle in enumerate(handles)]
+        pairs = combinations(range(len(handles)), 2)
+        links = [{"a": a, "b": b, "kind": _link(nvml, handles[a], handles[b])} for a, b in pairs]
+        return gpus, links, nvml.nvmlSystemGetDriverVersion()
+    except nvml.NVMLError:
+        return [], [], ""
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _gpu(nvml, index: int, handle) -> dict[str, Any]:
+    memory, limit = nvml.nvmlDeviceGetMemoryInfo(handle).total, None
+    capability = ".".join(map(str, nvml.nvmlDeviceGetCudaComputeCapability(handle)))
+    with contextlib.suppress(nvml.NVMLError):
+        limit = nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
+    facts = {"index": index, "name": nvml.nvmlDeviceGetName(handle), "memory_bytes": memory}
+    return facts | {"capability": capability, "power_limit_w": limit}
+
+
+def _link(nvml, a, b) -> str:
+    # As `nvidia-smi topo -m` names it: NV and the number of links, which end at the peer or at a switch to it.
+    try:
+        if nvml.nvmlDeviceGetP2PStatus(a, b, nvml.NVML_P2P_CAPS_INDEX_NVLINK) != nvml.NVML_P2P_STATUS_OK:
+            return "PCIe"
+    except nvml.NVMLError:
+        return "PCIe"
+    peer, active, direct = nvml.nvmlDeviceGetPciInfo(b).busId, 0, 0
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        with contextlib.suppress(nvml.NVMLError):
+            if nvml.nvmlDeviceGetNvLinkState(a, link):
+                active += 1
+                direct += nvml.nvmlDeviceGetNvLinkRemotePciInfo(a, link).busId == peer
+    return f"NV{direct or active}"
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _software(gpus: list[dict]) -> tuple[dict[str, str], dict[str, str]]:
+    """Library -> version, "" where missing; what cannot run here -> why."""
+    import torch
+
+    has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    libraries = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version() if has_nccl else ())),
+        "cusparselt": str(torch.backends.cusparselt.version() or ""),
+    }
+    libraries |= {name: needs.version(name) for name in LIBRARIES}
+    why = "" if _gpu_count() else "no NVIDIA GPU is visible"
+    if not torch.backends.cuda.is_built():
+        why = "this build of torch has no CUDA"
+    if why:
+        return libraries, dict.fromkeys(("cuda", "nccl", *needs.NAMES), why)
+    return libraries, ({} if has_nccl else {"nccl": "this build of torch has no NCCL"}) | needs.missing(gpus)
+
+
+class Sampler:
+    """Watches visible GPUs in a thread; `rows()`: power (W), SM clock (MHz), throttling since the last call."""
+
+    def __init__(self, device: str, processes: int):
+        self._nvml, self.handles = _nvml(processes) if device == "cuda" else (None, [])
+        self._seen: list[list[tuple[float, float, int]]] = [[] for _ in self.handles]
+        self._stop, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Sampler:
+        if self.handles:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        ask = self._nvml
+        while not self._stop.wait(PERIOD_S):
+            for place, handle in enumerate(self.handles):
+                with contextlib.suppress(ask.NVMLError):
+                    watts = ask.nvmlDeviceGetPowerUsage(handle) / 1e3
+                    clock = float(ask.nvmlDeviceGetClockInfo(handle, ask.NVML_CLOCK_SM))
+                    bits = ask.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+                    self._seen[place].append((watts, clock, bits))
+
+    def rows(self) -> list[dict]:
+        seen, self._seen = self._seen, [[] for _ in self.handles]
+        found = []
+        for gpu, samples in ((gpu, samples) for gpu, samples in enumerate(seen) if samples):
+            watts, clock, bits = zip(*samples, strict=True)
+            why = ", ".join(text for bit, text in REASONS.items() if any(b & bit for b in bits))
+            power = "power", statistics.median(watts), f"max {max(watts):.0f} W"
+            clocks = "sm_clock", statistics.median(clock), f"min {min(clock):.0f}, max {max(clock):.0f} MHz"
+            for name, value, detail in (power, clocks, ("throttle", bool(why), why)):
+                found.append(row(CORE, "machine", name, value, rank=gpu, detail=detail))
+        return found

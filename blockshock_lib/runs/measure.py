@@ -1,0 +1,196 @@
+"""Parent of a run: cases in, records out, one group of workers reused from case to case.
+
+A case that fails becomes rows that say so, and the next one gets a fresh group. Only what would stop every case stops
+the sweep: a group that cannot start, a record that cannot be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import pkgutil
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockshock_lib import studies
+from blockshock_lib.engine.study import Study, row
+from blockshock_lib.errors import DeadlineError, RankError, RecordError, first_line
+from blockshock_lib.files import sha256
+from blockshock_lib.ranks.group import Lost, WorkerGroup, pack_call
+from blockshock_lib.runs import machine, record
+
+if TYPE_CHECKING:
+    from blockshock_lib.engine.study import Case
+    from blockshock_lib.params import RunParams
+    from blockshock_lib.ranks.worker import RankContext
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+def measure(
+    ctx: RankContext, study: str, case: Case, params: RunParams, group: int, done: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """One case with every method of it, on one rank: engine.experiment.measure, its traces beside the run's logs."""
+    from blockshock_lib.comm import Group
+    from blockshock_lib.engine import experiment
+
+    brought = studies.load(study)
+    traced = params.profile == "all" or (params.profile == "last" and case == brought.expand(params)[-1])
+    traces = ctx.log.parent.parent / "traces" if traced and group == 0 else None
+    try:
+        problem = pkgutil.resolve_name(brought.problem)
+        own = problem(case, params, device=ctx.device, group=Group.of(), repeat=group)
+        return experiment.measure(own, params, brought, traces, ctx.emit, done)
+    finally:
+        # The next case must not run out of memory for what this one left in cycles and in the allocator's cache.
+        experiment.release_cache(ctx.device)
+
+
+def run(
+    params: RunParams,
+    cases: Sequence[Case],
+    folder: Path,
+    *,
+    task: Callable[..., list[dict[str, Any]]] = measure,
+    study: Study,
+    run_name: str,
+    context: dict[str, Any],
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    finished: Container[tuple[str, int]] = frozenset(),
+    group: Callable[..., Any] = WorkerGroup,
+    gives_up: bool = False,
+) -> None:
+    """Measure every case in `params.timing.groups` fresh groups of workers; write one record a case and group.
+
+    Args:
+        folder: the run's; records go to records/, what the ranks print to logs/.
+        task: module-level, run on every rank; its last argument is what it sent by `ctx.emit`, rows, when the case was
+            stopped in an earlier attempt.
+        on_event: called before and after each case with done, total, case (its label), group and status: "running",
+            then "ok", "failed", "oom" or "timeout".
+        finished: (case id, group) whose records are there already: they are counted as done and not run again.
+        gives_up: a case that an earlier attempt has begun, and that said nothing then, is not tried again but failed.
+
+    Raises: LaunchError where `task` cannot be sent to a worker, or a group could not start. RecordError where a record
+        could not be written.
+    """
+    pack_call(task)
+    hardware, done = params.hardware, 0
+    options = {name: getattr(hardware, name) for name in ("device", "backend", "threads")}
+    options |= dict(logs=folder / "logs", start_seconds=params.limits.start_seconds)
+    for index in range(params.timing.groups):
+        left = [case for case in cases if (case.id, index) not in finished]
+        done += len(cases) - len(left)
+        workers = None
+        with contextlib.ExitStack() as stack:
+            for case in left:
+                event = {"total": params.timing.groups * len(cases), "case": case.label, "group": index}
+                on_event(event | {"done": done, "status": "running"})
+                if workers is None or not workers.alive:
+                    workers = stack.enter_context(group(hardware.processes, **options))
+                started = time.monotonic()
+                part = Part(folder, case, index, context)
+                with machine.Sampler(hardware.device, hardware.processes) as sampler:
+                    try:
+                        if gives_up and part.silent:
+                            raise RecordError("the job has ended in this case before; torchrun's report says why")
+                        answers = workers.call(
+                            task,
+                            *(study.name, case, params, index, part.rows),
+                            seconds=params.limits.case_seconds,
+                            on_emit=lambda rank, rows, part=part: rank or part.add(rows),
+                            may_lose=study.may_lose(case),
+                        )
+                        rows = kept(study, answers)
+                    except (RankError, DeadlineError, RecordError) as error:
+                        rows = failure_rows(study, case, error)
+                status = next((s for s in ("failed", "oom", "timeout") if any(r["status"] == s for r in rows)), "ok")
+                written = dict(run=run_name, group=index, context=context, seconds=time.monotonic() - started)
+                record.write(folder, study=study, case=case, rows=[*rows, *sampler.rows()], **written)
+                part.remove()
+                done += 1
+                on_event(event | {"done": done, "status": status})
+
+
+class Part:
+    """`records/<case>-<group>.part`: a line a message, with a digest over it and all before it, synced as it comes.
+
+    The first line says what is measured, by which code and on which machine. A file of the same is gone on with, up to
+    what a kill has cut short; any other file is begun anew. RecordError where it cannot be written.
+
+    `rows`: what earlier attempts at the case have left. `silent`: whether the latest left nothing.
+    """
+
+    def __init__(self, folder: Path, case: Any, group: int, context: dict[str, Any]):
+        self.path = folder / "records" / f"{case.id}-{group}.part"
+        sources = context["code"].get("sources")
+        begun = {"case": case.id, "group": group, "machine": context["machine"], "sources": sources}
+        self.rows: list[dict[str, Any]] = []
+        self.silent, self._digest, end = False, "", 0
+        for message, size in self._messages():
+            if not end and (message != begun or not sources):
+                break
+            end, self.silent = end + size, message == begun
+            self.rows += [] if self.silent else message["rows"]
+        self._digest = self._digest if end else ""
+        self._write(begun, end)
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        self._write({"rows": rows})
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _write(self, message: dict[str, Any], end: int | None = None) -> None:
+        text = json.dumps(message)
+        self._digest = sha256(self._digest + text)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "a") as file:
+                if end is not None:
+                    file.truncate(end)
+                file.write(f"{self._digest} {text}\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RecordError(f"{self.path.name} could not be written: {error.strerror or error}") from error
+
+    def _messages(self) -> Iterator[tuple[dict[str, Any], int]]:
+        for line in self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []:
+            digest, _, text = line.decode(errors="replace").rstrip("\n").partition(" ")
+            if digest != sha256(self._digest + text) or not line.endswith(b"\n"):
+                return
+            self._digest = digest
+            yield json.loads(text), len(line)
+
+
+def kept(study: Study, answers: list[Any]) -> list[dict[str, Any]]:
+    """The rows of the first rank that was not lost, and one for each that was. RecordError where all were."""
+    lost = [one for one in answers if isinstance(one, Lost)]
+    if len(lost) == len(answers):
+        raise RecordError(f"every rank was lost: {first_line(lost[0].reason)}")
+    rows = list(next(one for one in answers if not isinstance(one, Lost)))
+    for one in lost:
+        rows.append(row(study.metrics, "machine", "lost", 1.0, rank=one.rank, detail=first_line(one.reason)))
+    record.validate(rows, study.metrics)
+    return rows
+
+
+def failure_rows(study: Study, case: Case, error: RankError | DeadlineError | RecordError) -> list[dict[str, Any]]:
+    status, detail = "failed", ""
+    reason = first_line(str(error))
+    if isinstance(error, DeadlineError):
+        status, detail = "timeout", "logs/rank*.stacks"
+    elif isinstance(error, RankError):
+        line, detail = first_line(error.message), f"logs/rank{error.rank}.log"
+        shortages = [text for text in error.message.splitlines() if any(w in text.lower() for w in OUT_OF_MEMORY)]
+        if shortages or "OutOfMemory" in error.kind or error.kind == "MemoryError":
+            # The line that says how many bytes were asked for is not always the first one.
+            status, line = "oom", (shortages or [line])[0].strip()
+        reason = f"rank {error.rank}: {error.kind}: {line}"
+    why = dict(status=status, reason=reason, detail=detail)
+    return [row(study.metrics, method, "check", math.nan, **why) for method in case.methods]

@@ -1,0 +1,124 @@
+"""Opening a run: a new one, an earlier one to draw again, or one that was stopped and goes on."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from blockshock_lib import params, studies
+from blockshock_lib.engine.study import Study
+from blockshock_lib.errors import ParamsError, RecordError
+from blockshock_lib.files import ROOT, shown
+from blockshock_lib.runs import code, lock, machine, manifest, records
+from blockshock_lib.runs.run import OUTPUTS, Run, new_folder, now
+
+
+def open_run(
+    phase: str,
+    *,
+    hardware: str = "auto",
+    settings: Mapping[str, object] | None = None,
+    run_dir: str = "",
+    redraw: str = "",
+    resume: str = "",
+    out: Path = OUTPUTS,
+    root: Path = params.PARAMS,
+    card: dict | None = None,
+) -> Run:
+    """A new run, validated before anything starts, or an earlier one; this process owns it until `conclude`. Folders
+    are relative to the project.
+
+    Args:
+        phase: its name, or "<study>/<phase>".
+        hardware: "auto", or the name of a file in params/hardware.
+        settings: dotted key -> value, as `--set` on the command line takes them.
+        run_dir: the folder made for the run; empty: a new dated one under `out`.
+        redraw: the folder of an earlier run, whose records are looked at again; nothing is measured then.
+        resume: the folder of a run that was stopped, to go on with its own parameters; "latest": the newest.
+        card: the machine card, where it is not this machine's alone.
+
+    Raises: ParamsError; RecordError when `redraw` or `resume` holds no such run; LaunchError when it is still going on.
+    """
+    # A page cannot be scrolled for what is not in it.
+    pd.set_option("display.max_colwidth", None, "display.max_rows", None)
+    study, phase, folder = studies.of_phase(phase), phase.rpartition("/")[2], ROOT / run_dir if run_dir else None
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ParamsError(f"settings: {settings!r}; allowed: a mapping of dotted keys, as in {{'sweep.n': [4096]}}")
+    if redraw and (settings or hardware != "auto"):
+        raise ParamsError("redraw: an earlier run is drawn as it was measured; leave hardware and settings out")
+    if resume:
+        if settings or hardware != "auto" or redraw or run_dir:
+            raise ParamsError("resume: a run goes on as it was begun; leave hardware, settings, run_dir and redraw out")
+        return _resumed(study, phase, resume, out, card)
+    source = None
+    if redraw:
+        source, noted, effective = _earlier(study, phase, redraw)
+        card, name = noted["machine"], f"{effective.hardware.name}-redrawn"
+        if run_dir == redraw and lock.borrowed(folder):  # the command that measured has its notebook made
+            return Run(study, folder, effective, card, folder)
+    if folder is not None and records.any_in(folder):
+        raise ParamsError(f"run_dir: {run_dir} holds the records of a run; name another folder, or redraw that one")
+    if not redraw:
+        chosen = {} if hardware == "auto" else {"hardware": hardware}
+        effective = params.load(study, phase, settings, choose=chosen, root=root, detect=machine.auto_hardware)
+        card, name = card or machine.probe(), effective.hardware.name
+        machine.admit(effective, card)
+    run = Run(study, folder or new_folder(out, study.name, phase, name), effective, card, source)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    lock.hold(run.folder)
+    made, redrawn_from = code.version(study), shown(run.source) if run.redrawn else ""
+    facts = dict(run=run.name, study=study.name, phase=phase, status="running", redrawn_from=redrawn_from)
+    facts |= dict(params=effective.model_dump(mode="json"), cases=len(run.cases), code=made, machine=run.card)
+    manifest.note(run.folder, **facts, started=now())
+    code.warn_if_stale(made, study)
+    return run
+
+
+def latest(out: Path, phase: str) -> Path:
+    """The folder of the newest run of this phase under `out` that is not completed. RecordError where there is none."""
+    wanted = studies.of_phase(phase).name, phase.rpartition("/")[2]
+    runs = ((folder, noted) for folder, noted in manifest.every(out) if (noted["study"], noted["phase"]) == wanted)
+    stopped = ((folder, noted) for folder, noted in runs if noted["status"] != "completed")
+    found = [(noted["started"], folder) for folder, noted in stopped if not noted.get("redrawn_from")]
+    if not found:
+        raise RecordError(f"{shown(out)} holds no run of {wanted[1]} that was stopped: nothing to resume")
+    return max(found)[1]
+
+
+def _resumed(study: Study, phase: str, text: str, out: Path, card: dict | None) -> Run:
+    text = shown(latest(out, f"{study.name}/{phase}")) if text == "latest" else text
+    folder, earlier, effective = _earlier(study, phase, text)
+    if earlier.get("redrawn_from"):
+        raise RecordError(f"{shown(folder)} redraws {earlier['redrawn_from']} and measures nothing: nothing to resume")
+    card = card or machine.probe()
+    machine.admit(effective, card)
+    run = Run(study, folder, effective, card)
+    run.resumes = True
+    lock.hold(folder)
+    try:
+        again = Counter(run.unfinished().values())
+        if manifest.read(folder)["status"] == "completed" and not again["missing"] + again["damaged"]:
+            raise RecordError(f"{shown(folder)} is completed, and its records are whole: nothing to resume")
+        records.unpack(folder)
+    except RecordError:
+        lock.release(folder)
+        raise
+    facts = {"status": "running", "code": run.context["code"], "machine": card}
+    if not lock.borrowed(folder):
+        once = {"at": now(), "finished": len(run.finished()), "again": dict(again)}
+        facts["resumed"] = [*earlier.get("resumed", []), once]
+    manifest.note(folder, **facts, **dict.fromkeys(("reason", "verdict", "ended", "files", "figures")))
+    code.warn_if_stale(facts["code"], study)
+    return run
+
+
+def _earlier(study: Study, phase: str, text: str) -> tuple[Path, dict, params.RunParams]:
+    folder, earlier = ROOT / text, manifest.read(ROOT / text)
+    for mine, what, name in ((study.name, "the study ", earlier["study"]), (phase, "", earlier["phase"])):
+        if mine != name:
+            raise RecordError(f"{text} is a run of {what}{name}, not of {mine}")
+    try:
+        return folder, earlier, study.params.model_validate(earlier["params"])
+    except ValueError as error:
+        raise RecordError(f"{text} has parameters that this version does not know: {error}") from None

@@ -1,0 +1,184 @@
+"""The records of a run: the only truth of it. docs/records.md has the columns of `load`.
+
+While a run lives it has one file a case and group (see `runs.record`). A finished run has one table instead:
+records.parquet, or records.jsonl.gz where pyarrow is missing. It has the columns of `load`; what else a record holds
+(case, code, machine, libraries) lies in the file's metadata under "blockshock". Its digest stands in the run's manifest
+and is checked before the file is opened: one flipped bit can end a process in pyarrow.
+"""
+
+import contextlib
+import gzip
+import io
+import json
+import warnings
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from blockshock_lib import files
+from blockshock_lib.engine.study import ROW_COLUMNS
+from blockshock_lib.errors import RecordError
+from blockshock_lib.files import shown
+from blockshock_lib.runs import manifest, record
+
+PARQUET, LINES = NAMES = ("records.parquet", "records.jsonl.gz")
+_KEY = b"blockshock"
+MAX_BYTES, MAX_ROWS = 512 * 2**20, 5_000_000  # of a table as it is unpacked: a stranger's may be a bomb
+
+
+def load(*folders: Path | str, strict: bool = False) -> pd.DataFrame:
+    """The rows of all records in the runs' folders as a tidy frame, one row a measurement, without torch: of runs that
+    live, are finished or of an older schema alike. A damaged file is skipped with a warning that names it, and listed
+    in `frame.attrs["damaged"]`. RecordError: no such folder, a newer schema; with `strict`, the first damaged file.
+    """
+    whole, damaged = [], {}
+    for folder in {Path(folder).resolve(): folder for folder in folders}.values():
+        found, faults = scan(folder)
+        whole, damaged = whole + found, damaged | faults
+    for error in damaged.values():
+        if strict:
+            raise error
+        warnings.warn(f"skipped: {error}", stacklevel=2)
+    frame = record.frame_of(whole)
+    frame.attrs["damaged"] = list(damaged)
+    return frame
+
+
+def scan(folder: Path | str) -> tuple[list[dict[str, Any]], dict[str, RecordError]]:
+    """Every whole record of a run, and what is damaged: the file's name -> why. RecordError without a folder."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise RecordError(f"{folder} is no folder of a run")
+    packed = find(folder)
+    found, damaged = [], {}
+    for path in packed[:1] if packed else sorted((folder / "records").glob("*.json")):
+        try:
+            found += read_table(*packed) if packed else [record.read(path)]
+        except record.NewerError:
+            raise
+        except RecordError as error:
+            damaged[path.name] = error
+    return found, damaged
+
+
+def find(folder: Path) -> tuple[Path, str] | None:
+    """The table of a run, its SHA-256 ("" if unsealed); None while files hold the records, also beside a table."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        sealed = json.loads((folder / manifest.FILE).read_text())["files"]
+        if named := [name for name in NAMES if name in sealed]:
+            return folder / named[0], sealed[named[0]]
+    there = [] if (folder / "records").is_dir() else [folder / name for name in NAMES if (folder / name).is_file()]
+    return (there[0], "") if there else None
+
+
+def any_in(folder: Path) -> bool:
+    return find(folder) is not None or any((folder / "records").glob("*.json"))
+
+
+def read_table(path: Path, seal: str) -> list[dict[str, Any]]:
+    try:
+        data = path.read_bytes()
+        if files.sha256(data) != seal:
+            why = "its content does not match its digest" if seal else "it has no digest"
+            raise RecordError(f"{why} in the run's {manifest.FILE}")
+        return _decode(path.name, data)
+    except record.NewerError:
+        raise
+    except OSError as error:
+        raise RecordError(f"{shown(path)} could not be read: {error.strerror or error}") from error
+    except ModuleNotFoundError:
+        raise RecordError(f"{shown(path)} takes pyarrow to open: pip install pyarrow") from None
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, EOFError, RecordError) as error:
+        raise RecordError(f"{shown(path)} is damaged: {error}") from error
+
+
+def pack(folder: Path) -> Path | None:
+    """Puts a run's records into one table, seals it in the manifest and removes the files, once they were read back
+    from it byte for byte. None, with nothing changed, where they are packed already, one is damaged or none is there.
+    RecordError where it could not be written, or does not hold what the files do.
+    """
+    whole, damaged = scan(folder)
+    if damaged or not whole or find(folder) is not None:
+        return None
+    try:
+        name, data = PARQUET, _parquet(whole)
+    except ModuleNotFoundError:
+        lines = b"".join(record.encode(one).replace(b"\n", b"") + b"\n" for one in whole)
+        name, data = LINES, gzip.compress(lines, mtime=0)
+    table, seal = folder / name, files.sha256(data)
+    files.write_atomic(table, data)
+    paths = [record.path_of(folder, one["id"], one["group"]) for one in whole]
+    if list(map(record.encode, read_table(table, seal))) != [path.read_bytes() for path in paths]:
+        table.unlink()
+        raise RecordError(f"{shown(table)} did not hold what the records do, and was removed: they stand")
+    # Sealed before the files go, so that at every moment one of the two is the run's records.
+    sealed = manifest.read(folder).get("files", {}) | {name: seal}
+    kept = {file: digest for file, digest in sorted(sealed.items()) if not file.startswith("records/")}
+    manifest.note(folder, files=kept)
+    for path in (*paths, *(folder / "records").glob("*.part")):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (folder / "records").rmdir()
+    return table
+
+
+def unpack(folder: Path) -> None:
+    """The opposite of `pack`. An altered table becomes <name>.damaged; RecordError: unsealed, or no way to open it."""
+    if (packed := find(folder)) is None:
+        return
+    table, seal = packed
+    try:
+        whole = read_table(table, seal)
+    except RecordError:
+        whole = []
+        if table.is_file():
+            if seal in ("", files.sha256(table)):
+                raise
+            table.rename(f"{table}.damaged")
+    (folder / "records").mkdir(exist_ok=True)
+    for one in whole:
+        files.write_atomic(record.path_of(folder, one["id"], one["group"]), record.encode(one))
+    manifest.note(folder, files=None)
+    table.unlink(missing_ok=True)
+
+
+def _parquet(whole: Sequence[dict[str, Any]]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    contexts: list[Any] = []  # few, and long: each stands once
+    heads = []
+    for one in whole:
+        if one["context"] not in contexts:
+            contexts.append(one["context"])
+        heads.append(one | {"rows": len(one["rows"]), "context": contexts.index(one["context"])})
+    table = pa.Table.from_pandas(record.frame_of(whole), preserve_index=False)
+    about = files.canonical({"contexts": contexts, "records": heads}).encode()
+    sink = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, _KEY: about}), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def _decode(name: str, data: bytes) -> list[dict[str, Any]]:
+    if name == LINES:
+        text = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise RecordError(f"it unpacks to more than {MAX_BYTES} bytes")
+        return [record.parse(json.loads(line)) for line in text.splitlines()]
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(io.BytesIO(data))
+    sizes = [file.metadata.row_group(place).total_byte_size for place in range(file.metadata.num_row_groups)]
+    if file.metadata.num_rows > MAX_ROWS or sum(sizes) > MAX_BYTES:
+        raise RecordError(f"it unpacks to more than {MAX_ROWS} rows or {MAX_BYTES} bytes")
+    table = file.read()
+    about = json.loads(table.schema.metadata[_KEY])
+    heads, contexts = about["records"], about["contexts"]
+    if sum(head["rows"] for head in heads) != table.num_rows:
+        raise RecordError("it does not hold the rows that its records have")
+    rows = iter(table.select(list(ROW_COLUMNS)).to_pylist())
+    own = ({"rows": list(islice(rows, head["rows"])), "context": contexts[head["context"]]} for head in heads)
+    return [record.parse(head | more) for head, more in zip(heads, own, strict=True)]

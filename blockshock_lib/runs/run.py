@@ -1,0 +1,219 @@
+"""A run: its parameters, its cases, the folder that its records go to, and what is said of it in the end."""
+
+import contextlib
+import datetime as dt
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from IPython.display import HTML
+from tqdm.auto import tqdm
+
+from blockshock_lib import files, params
+from blockshock_lib.engine.study import Study
+from blockshock_lib.errors import Interrupted, ParamsError, RecordError, first_line
+from blockshock_lib.files import ROOT, shown
+from blockshock_lib.report import figures, tables, verdicts
+from blockshock_lib.runs import code, lock, machine, manifest, measure, records
+
+# Where dated folders go. The environment variable lets a test re-run notebooks without a trace under outputs/.
+OUTPUTS = ROOT / os.environ.get("BLOCKSHOCK_OUTPUTS", "outputs")
+REFERENCE = ROOT / "outputs" / "reference"
+CACHE = ROOT / ".cache" / "blockshock"
+
+
+class Run:
+    """One run of one phase, which writes to `folder` alone; one that redraws measures nothing and reads `source`."""
+
+    def __init__(self, study: Study, folder: Path, effective: params.RunParams, card: dict, source: Path | None = None):
+        self.study, self.folder, self.params, self.card = study, folder, effective, card
+        self.source, self.redrawn = source or folder, source is not None
+        self.cases = study.expand(effective)
+        self.resumes = False  # whether it goes on with a run that was stopped
+        self.stopped = ""  # "interrupted" or "failed" once `measure` was; then it goes on from there
+        self._drawn: dict[str, tuple[bytes, str]] = {}  # name -> a figure as PNG and its alternative text
+
+    @property
+    def name(self) -> str:
+        return shown(self.folder)
+
+    @property
+    def context(self) -> dict:
+        made = {"code": code.version(self.study), "machine": machine.fingerprint(self.card)}
+        return made | {"libraries": self.card["libraries"], "emulated": self.params.hardware.emulated}
+
+    def measure(self, progress: bool = True, on_event: Callable[[dict], None] | None = None, **how: object) -> "Run":
+        """Measures every case and writes its record; a case that fails becomes rows that say so. A resumed run, or one
+        whose measuring was stopped, goes on: what is finished is not repeated. `on_event` hears of measure.run's
+        events, and raises Interrupted to stop the run. LaunchError when the processes cannot be started, or another
+        process runs this run.
+        """
+        if self.redrawn:
+            return self
+        machine.admit(self.params, self.card)
+        lock.hold(self.folder)
+        try:
+            self._measure(progress, on_event or (lambda event: None), how)
+        except (KeyboardInterrupt, Interrupted) as stop:
+            self._stop("interrupted", str(stop) or "interrupted by the user")
+            raise stop.with_traceback(None) from None  # the frames below only say where the ranks were waited for
+        except Exception as error:
+            self._stop("failed", first_line(error))
+            raise
+        return self
+
+    def _measure(self, progress: bool, heard: Callable[[dict], None], how: dict) -> None:
+        # The workers inherit it: tuned algorithms are kept with the project, whatever folder the kernel runs in.
+        os.environ.setdefault("BLOCKSHOCK_CACHE", str(CACHE))
+        manifest.note(self.folder, status="running", reason=None, ended=None)
+        records.unpack(self.folder)  # where it was concluded before, and is measured again
+        goes_on, context = self.resumes or bool(self.stopped), self.context
+        code.warn_if_stale(context["code"], self.study)
+        finished = self.finished() if goes_on else frozenset()
+        self.__dict__.pop("frame", None)
+        with tqdm(total=len(self._wanted), disable=not progress, leave=False) as bar:
+
+            def show(event: dict) -> None:
+                bar.n = event["done"]
+                bar.set_postfix_str(event["case"])
+                if event["status"] == "running" and code.digest(self.study) != context["code"]["sources"]:
+                    context["code"] = code.version(self.study)  # edited while it ran: the next records say so
+                    code.warn_if_stale(context["code"], self.study)
+                heard(event)
+
+            with lock.scratch():
+                asked = dict(study=self.study, run_name=self.name, context=context, on_event=show, finished=finished)
+                measure.run(self.params, self.cases, self.folder, **asked, **how)
+        self.stopped = ""
+
+    @property
+    def _wanted(self) -> list[tuple[str, int]]:
+        return [(case.id, group) for group in range(self.params.timing.groups) for case in self.cases]
+
+    def finished(self) -> set[tuple[str, int]]:
+        return set(self._wanted) - self.unfinished().keys()
+
+    def unfinished(self) -> dict[tuple[str, int], str]:
+        """(case id, group) -> why: what stands is whole, of this machine and code, and of no stale kernel."""
+        whole, damaged = records.scan(self.folder)
+        known, current = {(one["id"], one["group"]): one["context"] for one in whole}, self.context
+        again = {}
+        for case, group in self._wanted:
+            torn = {f"{case}-{group}.json", *records.NAMES} & damaged.keys()
+            made = known.get((case, group))
+            again[case, group] = _why(made, current) if made else "damaged" if torn else "missing"
+        return {wanted: why for wanted, why in again.items() if why}
+
+    def _stop(self, status: str, reason: str) -> None:
+        self.stopped = status
+        verdict = f"{self.params.phase} {status}: {reason}"
+        manifest.note(self.folder, status=status, reason=reason, verdict=verdict, ended=now())
+        lock.release(self.folder)
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        return records.load(self.source)
+
+    def table(self, name: str, *more: object) -> pd.DataFrame:
+        return self._named("table", self.study.tables, name)(self.frame, *more)
+
+    def figure(self, name: str, *more: object) -> HTML:
+        """The study's figure of that name; `conclude` keeps it in the run's folder."""
+        drawn = self._named("figure", self.study.figures, name)(self.frame, *more)
+        self._drawn[name] = figures.png(drawn), getattr(drawn, "alt", "")
+        return figures.image(*self._drawn[name])
+
+    def _named(self, what: str, known: Mapping[str, Callable], name: str) -> Callable:
+        if name not in known:
+            raise ParamsError(f"{name!r} is no {what} of the study {self.study.name}; it has {', '.join(known)}")
+        return known[name]
+
+    def plan_table(self) -> pd.DataFrame:
+        """What is asked: see `Study.plan`."""
+        axes = self.study.axes
+        lines, joined = self.study.plan or ({axes.x: axes.header(axes.x)}, {axes.y: axes.header(axes.y)})
+        names = lines | joined
+        cases = [case.as_dict() for case in self.cases]
+        rows = pd.DataFrame([case | self.study.columns(case) for case in cases])[list(names)].rename(columns=names)
+        asked = rows[[name for name in rows if name in lines.values() or rows[name].ne("").any()]]
+        grouped = asked.groupby(list(lines.values()), sort=False)
+        return grouped.agg(lambda values: ", ".join(map(str, dict.fromkeys(values)))).reset_index()
+
+    def card_table(self) -> pd.DataFrame:
+        facts = {"machine": self.card["title"], "driver": self.card.get("driver") or "none"}
+        facts |= {name: version for name, version in self.card["libraries"].items() if version}
+        facts |= {f"cannot run {what}": why for what, why in self.card.get("unsupported", {}).items()}
+        return pd.DataFrame({"value": facts.values()}, index=pd.Index(facts, name="fact"))
+
+    def lost(self) -> str:
+        """What is missing from the records, as the end of a verdict's line."""
+        wanted = len(self._wanted)
+        missing = wanted - len(self.frame[["case", "group"]].drop_duplicates())
+        return f" · {missing} of {wanted} records damaged or missing" if missing > 0 else ""
+
+    def conclude(self) -> str:
+        """Notes verdict, figures, end and digests; a whole run of ours is completed and packed. The verdict's line."""
+        study, lost, seen = self.study, self.lost(), tables.machine_table(self.frame)
+        line = verdicts.one_line(self.frame, study.axes, study.hypotheses, study.summary) + lost
+        facts = {"verdict": line, "ended": now(), "figures": self._save_figures()}
+        facts["seen"] = seen.to_dict("records") if "power median (W)" in seen else []  # of each GPU; nothing on a CPU
+        taken = self.frame.drop_duplicates(["case", "group"]).groupby("case")["seconds"].median().dropna()
+        facts["seconds"] = taken.to_dict()  # what a dry run of another plan is scaled by
+        done = not self.stopped and not lock.borrowed(self.folder)
+        if done:
+            facts |= {"status": "completed", "reason": ""}
+        manifest.note(self.folder, **facts)
+        try:
+            if done and not self.redrawn and not lost:
+                records.pack(self.folder)
+        except RecordError as error:  # the records stand as files of their own
+            warnings.warn(first_line(error), stacklevel=2)
+        manifest.note(self.folder, files=manifest.digests(self.folder))
+        lock.release(self.folder)
+        return line
+
+    def _save_figures(self) -> list[dict[str, str]]:
+        before = manifest.read(self.folder).get("figures", [])
+        headlines = self.study.phases[self.params.phase].figures
+        if not self._drawn and not before and not self.frame.empty:
+            for name in headlines:
+                try:
+                    self.figure(name)
+                except Exception as error:  # the run and its records are worth more than a figure
+                    warnings.warn(f"no figure {name!r} is kept: {first_line(error)}", stacklevel=3)
+        saved = []
+        for name in sorted(self._drawn, key=lambda name: name not in headlines):
+            file = f"figures/{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.png"
+            files.write_atomic(self.folder / file, self._drawn[name][0])
+            saved.append({"name": name, "file": file, "alt": self._drawn[name][1]})
+        return saved or before
+
+
+def _why(made: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    if made["machine"] != now["machine"]:
+        return "of another machine"
+    sources = made["code"]["sources"]
+    if not sources or sources != now["code"]["sources"]:
+        return "of other code"
+    return "" if made["code"].get("imported", sources) == sources else "of a stale kernel"
+
+
+def new_folder(out: Path, *words: str) -> Path:
+    """<out>/<date>/<time>-<study>-<phase>-<hardware>, made; numbered when two runs start in the same second."""
+    name = re.sub(r"[^\w.-]+", "-", "-".join(words))  # one component, whatever the words hold
+    base = Path(out) / f"{dt.datetime.now():%Y-%m-%d/%H%M%S}-{name}"
+    for number in range(1, 1000):
+        folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise ParamsError(f"{shown(base)} and 998 more like it exist already")
+
+
+def now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

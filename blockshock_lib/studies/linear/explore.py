@@ -1,0 +1,169 @@
+"""Views of the linear study for a notebook that is kept open; `make_*` gives one that is not displayed yet."""
+
+import html
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ipywidgets as widgets
+import pandas as pd
+
+from blockshock_lib.errors import RecordError
+from blockshock_lib.kernels.sparse24.mask import MASKS
+from blockshock_lib.report import figures, machine_plots
+from blockshock_lib.report.figures import byte_text, milliseconds
+from blockshock_lib.report.view import View, check, choice, steps, table
+from blockshock_lib.studies.linear.axes import AXES
+from blockshock_lib.studies.linear.costs import floor_rows
+from blockshock_lib.studies.linear.methods import METHODS
+from blockshock_lib.studies.linear.params import Case, Workload
+from blockshock_lib.studies.linear.report import findings, gallery, law_plots
+from blockshock_lib.studies.linear.report.masks import tiles_figure
+
+# Multiples of 512, which every method can split over eight ranks.
+SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 40960)
+BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
+# What a floor can be of -> the phase that measures it, and its optimizer.
+WORKS = {"a forward": ("phase1", ""), "a forward and dX": ("phase2", "")}
+WORKS |= {"a training step, SGD": ("phase3", "sgd"), "a training step, AdamW": ("phase3", "adamw")}
+SPEEDS = {"as measured": 0.0} | {f"{s:g}": s for s in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0)}
+LINKS = {"as measured": 0.0} | {f"{gbs}": float(gbs) for gbs in (25, 50, 100, 200, 400, 900)} | {"free": math.inf}
+FACTORS = {"free": 0.0, "x 0.1": 0.1, "x 0.25": 0.25, "x 0.5": 0.5, "as measured": 1.0, "x 2": 2.0}
+
+
+def masks_view(mask: str = "transposable_random", corner: int = 32) -> None:
+    """One mask: a corner of so many outputs and inputs (a multiple of 8), and the 4x4 tiles that it is made of."""
+    make_masks(mask, corner).show()
+
+
+def make_masks(mask: str = "transposable_random", corner: int = 32) -> View:
+    def draw(tile_mask: str, tile_corner: int, tile_seed: int) -> str:
+        mask0 = gallery.corners([MASKS[tile_mask]], tile_corner, tile_seed)[tile_mask].numpy()
+        return figures.show(tiles_figure(mask0, tile_mask)).data
+
+    controls = {
+        "tile_mask": choice("mask", MASKS, mask, "how a weight is split into two 2:4 terms"),
+        "tile_corner": steps("corner", range(8, 65, 8), corner, "outputs and inputs that are drawn"),
+        "tile_seed": steps("seed", range(10), 0, "of the weights, and of the random masks"),
+    }
+    return View("masks", controls, draw)
+
+
+def what_if_view(frame: pd.DataFrame, s: float = 2.0) -> None:
+    """Block-Shock's speed over B1 with another `s` (of SPEEDS), link or compress time; records of phase 1, and 3."""
+    make_what_if(frame, s).show()
+
+
+def make_what_if(frame: pd.DataFrame, s: float = 2.0) -> View:
+    what_if = findings.WhatIf(frame)
+    options = {"s": SPEEDS, "link (GB/s)": LINKS, "compress time": FACTORS}
+
+    def draw(**values: float) -> str:
+        chosen = zip(options.items(), values.values(), strict=True)
+        words = [f"{name} {text}" for (name, texts), value in chosen for text, at in texts.items() if at == value]
+        return figures.show(law_plots.what_if(what_if(**values), ", ".join(words))).data
+
+    controls = {
+        "s": steps("s", SPEEDS.items(), s, "speed of the 2:4 product over the dense one of its size"),
+        "link": steps("link (GB/s)", LINKS.items(), 0.0, "bus bandwidth of every all-reduce"),
+        "compress": steps("T1's compress time", FACTORS.items(), 1.0, "only in training that recompresses"),
+    }
+    return View("what-if", controls, draw)
+
+
+def floors_view(earlier: ModuleType, *first: Any, **others: Any) -> None:
+    """Bytes of every method, its floor and what binds it. `earlier`: runs.dry_run.earlier; then as `make_floors`."""
+    make_floors(earlier, *first, **others).show()
+
+
+def make_floors(
+    earlier: ModuleType,
+    n: int = 4096,
+    b: int = 256,
+    dtype: str = "bf16",
+    mask: str = "checkerboard",
+    world_size: int = 2,
+    out: Path | None = None,
+) -> View:
+    # `out` is where earlier runs are looked for.
+    machines = {card["title"]: (device, card) for device, card in earlier.known_machines(out)}
+    if not machines:
+        raise RecordError("no run knows a machine's ceilings; run phase 1, or restore outputs/reference")
+
+    @cache
+    def known(title: str, kind: str, ranks: int) -> Any:
+        return earlier.known_ceilings(machines[title][0], kind, machine=title, ranks=ranks, out=out)
+
+    def draw(n, square, in_features, out_features, b, mask, machine, work, **fields) -> str:
+        (phase, optimizer), (device, card) = work, machines[machine]
+        inputs, outputs = (n, n) if square else (in_features, out_features)
+        fields |= dict(phase=phase, optimizer=optimizer, in_features=inputs, out_features=outputs, batch=b)
+        fields |= dict(mask=MASKS[mask], workload=Workload(name="gaussian", distribution="gaussian"), bias=False)
+        # Without training, a layer that recompresses is the same as one that does not.
+        fields["methods"] = tuple(name for name in METHODS if optimizer or name != "block_shock_recompress")
+        case = Case(**fields, device=device, product="auto", emulated=False, seed=0)
+        found = known(machine, case.dtype, case.world_size)
+        return _page(pd.DataFrame(floor_rows(case, card, found.ceilings if found else None)), found)
+
+    controls = {
+        "n": steps("N (in = out)", SIZES, n, "in and out features of a square weight"),
+        "square": check("square", True, "untick to choose in and out features apart"),
+        "in_features": steps("in features", SIZES, n, "columns of the weight"),
+        "out_features": steps("out features", SIZES, n, "rows of the weight"),
+        "b": steps("B", BATCHES, b, "rows of the input: tokens in a batch", "240px"),
+        "dtype": choice("dtype", ("bf16", "fp16", "fp32"), dtype, "of weights and inputs", "130px"),
+        "mask": choice("mask", MASKS, mask, "how the weight is split into two terms", "230px"),
+        "world_size": choice("ranks", (2, 4, 8), world_size, "world size: GPUs or processes", "110px"),
+        "machine": choice("ceilings of", machines, next(iter(machines)), "measured by an earlier run", "330px"),
+        "work": choice("work", WORKS.items(), WORKS["a forward"], "what the floor is of", "270px"),
+    }
+    rows = (("n", "square", "in_features", "out_features", "work"), ("b", "dtype", "mask", "world_size", "machine"))
+    view = View("floors", controls, draw, rows=rows)
+
+    def show_sides(_=None) -> None:
+        for name in ("n", "in_features", "out_features"):
+            controls[name].layout.display = "" if (name == "n") == controls["square"].value else "none"
+
+    controls["square"].observe(show_sides, "value")
+    show_sides()
+    return view
+
+
+def _page(frame: pd.DataFrame, found: Any) -> str:
+    source = f"{found.source} on {found.machine}" if found else ""
+    figure = figures.show(machine_plots.floors_figure(frame, AXES, source)).data
+    note = f"Ceilings {html.escape(found.note)}. " if found and found.note else ""
+    takes = byte_text(frame["rank_bytes"].iloc[0])
+    note += f"To measure this case takes a rank up to {takes}, the float64 truth included."
+    lines = []
+    for row in frame.itertuples():
+        line = {"method": AXES.label(row.method), "bound by": f"cannot run: {row.unsupported}"}
+        if not row.unsupported:
+            line |= {what: byte_text(getattr(row, what)) for what in ("weights", "read", "written", "sent")}
+            line |= {"floor": milliseconds(row.floor_whole) if row.bound else "unknown", "bound by": row.bound}
+        lines.append(line)
+    shown = pd.DataFrame(lines, columns=["method", "weights", "read", "written", "sent", "floor", "bound by"])
+    what = f"Bytes a rank in {AXES.times[frame['work'].iloc[0]].words}, and its floor"
+    return f"{figure}{table(shown, what)}<p>{note}</p>"
+
+
+def live_controls() -> tuple[dict[str, widgets.Widget], object]:
+    """The controls of a small run by name, and how their values become the settings of a run of seconds."""
+
+    def settings(phase: str, values: Mapping[str, object]) -> dict[str, object]:
+        small = {"sweep.n": [values["n"]], "workload": "gaussian"}
+        if phase == "phase0":
+            return small | {"sweep.b": [values["b"]]}
+        batches = {16, 64, values["b"]} if phase == "phase1" else {values["b"]}
+        quick = {"mask": values["mask"], "timing.groups": 1, "timing.samples": 8, "profile": "none"}
+        return small | {"sweep.b": sorted(batches)} | quick
+
+    controls = {
+        "n": steps("N (in = out)", (128, 256, 512, 1024), 256, "in and out features"),
+        "b": steps("B", (16, 64, 256), 256, "rows of the input; 16 and 64 are run too in phase 1", "240px"),
+        "mask": choice("mask", list(MASKS), "checkerboard", "of a timed run; a check runs all", "230px"),
+    }
+    return controls, settings

@@ -1,0 +1,85 @@
+"""What the linear study claims, by phase; each rule was written before its data."""
+
+import numpy as np
+import pandas as pd
+
+from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report.verdicts import NO_CLAIM, UNDECIDED, Verdict
+from blockshock_lib.studies.linear.axes import AXES, optimizer_name
+from blockshock_lib.studies.linear.report import build
+from blockshock_lib.studies.linear.report.law import rows_of, training_ratios
+
+_RULE_H2 = (
+    "f = Block-Shock's forward speed over B1; s1, s3 = speed over B1 of a whole training step that recompresses (T1) "
+    "and of one that trains the packed values (T3); kernel time, same case, 99% intervals over fresh groups of "
+    "processes. Supported if in the largest case of every optimizer s1/f lies below 1 and s3/s1 above 1; refuted if "
+    "s1/f lies above 1 in every case, or s3/s1 below 1 in every case; undecided otherwise, and always on a CPU or "
+    "where one GPU plays all ranks."
+)
+
+
+def h1(frame: pd.DataFrame) -> Verdict:
+    claim = "H1: Block-Shock's forward is faster than two-GPU dense row-parallel (B1) for sufficiently large N and B."
+    return verdicts.speed_verdict(rows_of(frame, "forward"), AXES, claim, build.B1, build.OURS)
+
+
+def h3(frame: pd.DataFrame) -> Verdict:
+    claim = "H3: the same masked split multiplied densely (C) is slower than Block-Shock."
+    return verdicts.speed_verdict(rows_of(frame, "forward"), AXES, claim, build.C, build.OURS)
+
+
+def h2(frame: pd.DataFrame) -> Verdict:
+    """`ratio`, `low` and `high` are of s1/f in the largest case, of the optimizer whose interval reaches highest;
+    `cells` is the table of `training_ratios` with `outcome`.
+    """
+    claim = "H2: in training Block-Shock's speed over B1 shrinks, unless recompression is small."
+    table = training_ratios(frame)
+    if table.empty:
+        why = "no case holds valid times of a forward and a step of B1, Block-Shock and its recompressing variant (T1)"
+        return Verdict(claim, _RULE_H2, np.nan, np.nan, np.nan, UNDECIDED, why, table.assign(outcome=""))
+    holds = table["shrink_high"].lt(1) & table["gain_low"].gt(1)
+    table["outcome"] = np.select([frames.kind(table).ne("gpu"), holds], [NO_CLAIM, "supports"], UNDECIDED)
+    real = table[table["outcome"].ne(NO_CLAIM)]
+    largest = build.largest(real if len(real) else table)
+    row = largest.loc[largest["shrink_high"].idxmax()]
+    if real.empty:
+        verdict, why = UNDECIDED, frames.no_claim(table)
+    elif not (real["step_metric"].eq("step_kernel") & real["forward_metric"].eq("forward_kernel")).all():
+        verdict, why = UNDECIDED, "only call time was measured, and the rule asks for kernel time"
+    else:
+        verdict, why = _decide(real, largest, row)
+    return Verdict(claim, _RULE_H2, row["shrink"], row["shrink_low"], row["shrink_high"], verdict, why, table)
+
+
+def _decide(table: pd.DataFrame, largest: pd.DataFrame, row: pd.Series) -> tuple[str, str]:
+    names = {"s1/f": "shrink", "s3/f": "keep", "s3/s1": "gain"}
+    why = ", ".join(f"{words} {build.interval(row, name)}" for words, name in names.items())
+    why += f" with {optimizer_name(row['optimizer'])} at {AXES.case(row)}"
+    count = f"{int(table['outcome'].eq('supports').sum())} of {len(table)} cases"
+    if largest["outcome"].eq("supports").all():
+        verdict, why = "supported", f"{why}; {count} agree"
+    elif table["shrink_low"].gt(1).all() or table["gain_high"].lt(1).all():
+        verdict, why = "refuted", f"{why}; in all {len(table)} cases"
+    else:
+        alone = "; a single group of processes gives no interval" if (table["groups"] < 2).any() else ""
+        verdict, why = UNDECIDED, f"{why}; {count} support it{alone}"
+    if table["forward"].lt(1).all():
+        why += f"; f's ratio is below 1 in all {len(table)} cases: no advantage was there to shrink"
+    return verdict, why
+
+
+HYPOTHESES = {"phase1": (h1, h3), "phase3": (h2,)}
+
+
+def summary(frame: pd.DataFrame) -> list[str]:
+    """Phase 2 in a sentence: the speed of Block-Shock's forward and dX over B1's in the largest cell."""
+    if "phase2" not in verdicts.phases(frame):
+        return []
+    table = verdicts.ratio(frame, AXES, build.B1, build.OURS, frames.time_metric(frame, "pass_kernel"))
+    real = table[table["outcome"].ne(NO_CLAIM)]
+    if real.empty:
+        why = "no case holds valid times of both" if table.empty else frames.no_claim(table)
+        return [f"forward + dX against B1: {why}"]
+    row = real.loc[AXES.work(real).idxmax()]
+    speed = f"{verdicts.interval_text(row)} of B1's speed at {AXES.case(row)}, {row['outcome']}"
+    return [f"forward + dX of Block-Shock: {speed}"]

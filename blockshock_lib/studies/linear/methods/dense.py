@@ -1,0 +1,79 @@
+"""The methods that multiply densely: what Block-Shock is compared with."""
+
+from blockshock_lib.studies.linear.methods.method import Cost, Method, Shape, dense_wgrad, summed, summed_dgrad
+
+
+class RowParallel(Method):
+    def cost_dgrad(self, shape: Shape) -> Cost:
+        """Each rank makes its columns of dX; they are all-gathered."""
+        entries = shape.out_features * self.columns(shape)
+        weights, shard = entries * shape.itemsize, shape.x / shape.world_size
+        peak = weights + shape.x + (shard if shape.world_size > 1 else 0)
+        return Cost(2.0 * shape.batch * entries, weights + shape.y, shard, shape.gathered(shape.x), weights, peak)
+
+
+class ColumnParallel(Method):
+    def cost(self, shape: Shape) -> Cost:
+        """Each rank makes its rows of y^T; they are all-gathered."""
+        entries = shape.out_features * shape.in_features / shape.world_size
+        weights, shard = entries * shape.itemsize, shape.y / shape.world_size
+        read, peak = weights + shape.x, weights + shape.y + shard
+        return Cost(2.0 * shape.batch * entries, read, shard, shape.gathered(shape.y), weights, peak)
+
+    def cost_dgrad(self, shape: Shape) -> Cost:
+        forward, sent = self.cost(shape), 2 * shape.gathered(shape.x)
+        read, peak = forward.weights + shape.y / shape.world_size, forward.weights + shape.x
+        return Cost(forward.flops, read, shape.x, sent, forward.weights, peak)
+
+    def cost_wgrad(self, shape: Shape, by: str = "full") -> Cost:
+        return dense_wgrad(shape, shape.out_features / shape.world_size, shape.in_features)
+
+
+class MaskedDense(Method):
+    def cost_wgrad(self, shape: Shape, by: str = "full") -> Cost:
+        """The dense product, then one pass over it that writes zeros in the holes."""
+        product = super().cost_wgrad(shape)
+        return product._replace(read=product.read + product.written, written=2 * product.written)
+
+
+class PermutedDense(Method):
+    """Each class of rows multiplies its half of the columns; one class's x, and y or dy, is gathered at a time."""
+
+    def cost(self, shape: Shape) -> Cost:
+        k = shape.term_columns
+        return summed(shape, k, shape.out_features * k / 2, extra=_gathered(shape))
+
+    def cost_dgrad(self, shape: Shape) -> Cost:
+        k = shape.term_columns
+        return summed_dgrad(shape, k, shape.out_features * k / 2, extra=_gathered(shape))
+
+    def cost_wgrad(self, shape: Shape, by: str = "periodic") -> Cost:
+        k = shape.term_columns
+        product = dense_wgrad(shape, shape.out_features, k / 2)
+        read = shape.y + shape.batch * k * shape.itemsize
+        return product._replace(read=read, peak=product.peak + _gathered(shape))
+
+    def wgrad_choice(self, shape: Shape) -> str:
+        return "periodic"
+
+
+def _gathered(shape: Shape) -> float:
+    """Bytes of one class's half of the columns, and of its rows."""
+    x = shape.batch * shape.term_columns / 2 * shape.itemsize
+    return x + (0 if shape.mask.family == "uniform" else shape.y / 2)
+
+
+ROWS = tuple(
+    kind(*looks, f"blockshock_lib.layers:{layer}", split, periodic_only=kind is PermutedDense)
+    for kind, *looks, layer, split in (
+        # The product on one GPU; the absolute reference for speed and error.
+        (Method, "dense", "A dense", "A", "#4D4D4D", "s", "DenseLinear", "none"),
+        # Standard tensor parallelism; B1 is the rival that Block-Shock must beat.
+        (RowParallel, "row_parallel", "B1 row-parallel", "B1", "#0072B2", "o", "RowParallelLinear", "in"),
+        (ColumnParallel, "column_parallel", "B2 column-parallel", "B2", "#56B4E9", "D", "ColumnParallelLinear", "out"),
+        # The same split by mask as Block-Shock: shows what the 2:4 kernels alone are worth.
+        (MaskedDense, "masked_dense", "C masked dense", "C", "#E69F00", "^", "MaskedDenseLinear", "terms"),
+        # A periodic mask's term as dense products in a permuted basis; the honest strongest rival.
+        (PermutedDense, "permuted_dense", "D permuted dense", "D", "#009E73", "v", "PermutedDenseLinear", "terms"),
+    )
+)

@@ -1,0 +1,227 @@
+"""Parameters of the linear study, and the cases that they expand into. No torch here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+
+from blockshock_lib.engine import study
+from blockshock_lib.kernels.sparse24.mask import MASKS, PATTERNS, Mask
+from blockshock_lib.params.models import Count, DType, Flag, Frozen, Name, Positive, RunParams, allowed, by_name, wrong
+from blockshock_lib.studies.linear.methods import METHODS
+from blockshock_lib.studies.linear.phases import PHASES
+
+Features = Annotated[int, Field(strict=True, ge=64, le=1 << 20, multiple_of=64)]
+
+
+class MaskKeys(Frozen):
+    """The keys of a mask that is written out. A validated field holds the `Mask` that they describe."""
+
+    name: Name
+    family: Literal[tuple(PATTERNS)]
+    pattern: str = ""
+
+    @model_validator(mode="after")
+    def _pattern_of_family(self) -> "MaskKeys":
+        if self.pattern not in (known := PATTERNS[self.family]):
+            why = "a uniform pattern keeps two of four; " if self.family == "uniform" else ""
+            phrase = allowed(self.pattern, [pattern or repr("") for pattern in known])
+            raise wrong("pattern", f"{self.pattern!r}: {why}{phrase}")
+        return self
+
+
+MaskParam = Annotated[
+    MaskKeys,
+    BeforeValidator(lambda value: vars(value) if isinstance(value, Mask) else value),
+    BeforeValidator(by_name("mask", MASKS)),
+    AfterValidator(lambda keys: Mask(**vars(keys))),
+    PlainSerializer(vars),
+]
+
+
+class Workload(Frozen):
+    """What inputs look like; a swept n becomes in_features = n in_scale, out_features = n out_scale."""
+
+    name: Name
+    distribution: Literal["gaussian", "uniform", "activation"]
+    in_scale: Count = 1
+    out_scale: Count = 1
+
+
+WORKLOADS = {
+    **{name: Workload(name=name, distribution=name) for name in ("gaussian", "uniform", "activation")},
+    # The two linear layers of a transformer's MLP.
+    "mlp_up": Workload(name="mlp_up", distribution="activation", out_scale=4),
+    "mlp_down": Workload(name="mlp_down", distribution="activation", in_scale=4),
+}
+WorkloadParam = Annotated[Workload, BeforeValidator(by_name("workload", WORKLOADS))]
+
+SETS = {
+    # Every forward: the baselines, Block-Shock, and Block-Shock by torch's stock 2:4 op.
+    "all": tuple(name for name in METHODS if name != "block_shock_recompress"),
+    "training": tuple(METHODS),
+    # What the two first hypotheses compare, and the single-device product.
+    "headline": ("row_parallel", "masked_dense", "block_shock", "dense"),
+}
+_TRAINING = ("optimizers", "dw", "loss_steps")
+PRESETS = {"workload": WORKLOADS, "mask": MASKS, "methods": SETS}
+
+
+class Sweep(Frozen):
+    """What is varied. An empty list of masks, workloads or dtypes means the one that Params names."""
+
+    n: tuple[Features, ...]
+    features: tuple[tuple[Features, Features], ...] = ()
+    b: Annotated[tuple[Count, ...], Field(min_length=1)]
+    masks: tuple[MaskParam, ...] = ()
+    workloads: tuple[WorkloadParam, ...] = ()
+    dtypes: tuple[DType, ...] = ()
+
+    @model_validator(mode="after")
+    def _sized_and_told_apart(self) -> "Sweep":
+        if not self.n and not self.features:
+            raise wrong("n", "no size to run; allowed: at least one here or in sweep.features")
+        for key in ("masks", "workloads"):
+            seen: dict[str, object] = {}
+            for item in getattr(self, key):
+                if seen.setdefault(item.name, item) != item:
+                    raise wrong(key, f"two different entries are called {item.name!r}; give each a name of its own")
+        return self
+
+    def sizes(self, workload: Workload) -> dict[tuple[int, int], str]:
+        """(in_features, out_features) of a workload, smallest weight first -> the key that asked: n or features."""
+        sizes = {(n * workload.in_scale, n * workload.out_scale): "n" for n in self.n}
+        sizes |= {pair: "features" for pair in self.features if pair not in sizes}
+        return dict(sorted(sizes.items(), key=lambda item: (item[0][0] * item[0][1], item[0])))
+
+
+class LearningRates(Frozen):
+    """One for each optimizer: SGD's is in units of the gradient, AdamW's is the length of a step."""
+
+    sgd: Positive = 0.5
+    adamw: Positive = 0.001
+
+
+class Params(RunParams):
+    """`dw`: how Block-Shock makes its weight's gradient; `loss_steps`: the length of the loss curve, 0 for none."""
+
+    study: Literal["linear"] = "linear"
+    phase: Literal[tuple(PHASES)]
+    methods: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(by_name("set of methods", SETS))]
+    mask: MaskParam
+    workload: WorkloadParam
+    bias: Flag
+    product: Literal["auto", "reference", "torch", "cslt", "small", "tuned"]
+    sweep: Sweep
+    optimizers: tuple[Literal["sgd", "adamw"], ...] = ()
+    learning_rates: LearningRates = LearningRates()
+    dw: Literal["auto", "full", "periodic", "exchange"] = "auto"
+    loss_steps: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 0
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        return self.sweep.masks or (self.mask,)
+
+    @property
+    def workloads(self) -> tuple[Workload, ...]:
+        return self.sweep.workloads or (self.workload,)
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        return self.sweep.dtypes or (self.dtype,)
+
+    @model_validator(mode="after")
+    def _can_run(self) -> "Params":
+        if (ranks := self.hardware.world_size) not in (2, 4, 8):
+            raise wrong("hardware.world_size", f"{ranks} ranks cannot share two terms; allowed: 2, 4, 8")
+        for place, name in enumerate(self.methods):
+            if name not in METHODS:
+                raise wrong(f"methods.{place}", f"{name!r} is not allowed; {allowed(name, METHODS)}")
+        for key, names in (("methods", self.methods), ("optimizers", self.optimizers)):
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise wrong(key, f"{twice[0]!r} is listed twice; keep one of them")
+        if all(METHODS[name].periodic_only for name in self.methods) and not any(mask.periodic for mask in self.masks):
+            alone, names = ", ".join(self.methods), ", ".join(mask.name for mask in self.masks)
+            more = "allowed: a uniform or checkerboard mask, or another method beside it"
+            raise wrong("methods", f"{alone} alone cannot run: {names} is not periodic; {more}")
+        for workload in self.workloads:
+            for size, key in self.sweep.sizes(workload).items():
+                self._check_shards(workload, size, f"sweep.{key}")
+        if PHASES[self.phase].train:
+            self._check_training()
+        elif given := [key for key in _TRAINING if getattr(self, key) != type(self).model_fields[key].default]:
+            trains = next(phase.name for phase in PHASES.values() if phase.train)
+            raise wrong(given[0], f"{self.phase} trains no weight; leave it out, or run {trains}")
+        return self
+
+    def _check_shards(self, workload: Workload, size: tuple[int, int], key: str) -> None:
+        """Every rank's shard must itself be a multiple of 64."""
+        ranks = self.hardware.world_size
+        for method in self.methods:
+            for what, features, parts in zip(("in", "out"), size, METHODS[method].shards(ranks), strict=True):
+                if features % (step := 64 * parts):
+                    near = max(step, round(features / step) * step)
+                    said = f"{features} {what}_features (workload {workload.name}): {method} on {ranks} ranks splits "
+                    raise wrong(key, f"{said}them by {parts}; allowed: multiples of {step}; nearest: {near}")
+
+    def _check_training(self) -> None:
+        if not self.optimizers:
+            raise wrong("optimizers", "nothing to train with; allowed: sgd, adamw")
+        if "adamw" in self.optimizers and "fp16" in self.dtypes:
+            raise wrong("optimizers", "adamw's squared gradients vanish in fp16; allowed: bf16, fp32, or sgd alone")
+        odd = [mask.name for mask in self.masks if not mask.periodic]
+        if self.dw == "periodic" and odd:
+            nearest = "full" if self.hardware.emulated else "exchange"
+            raise wrong("dw", f"'periodic', but mask {odd[0]} is not periodic; nearest: {nearest}")
+        if self.dw == "exchange" and self.hardware.emulated:
+            raise wrong("dw", "'exchange' swaps entries, and emulated ranks are one process; nearest: full")
+
+
+@dataclass(frozen=True)
+class Case(study.Case):
+    """One product to check and measure by all methods: y [batch, out_features] = x [batch, in_features] W^T + bias."""
+
+    in_features: int
+    out_features: int
+    batch: int
+    bias: bool
+    mask: Mask
+    workload: Workload
+    product: str
+    optimizer: str = ""
+    dw: str = "auto"
+
+    later: ClassVar[Mapping[str, Any]] = {"optimizer": "", "dw": "auto"}
+
+    @property
+    def label(self) -> str:
+        """Weight as out x in: "4096x4096 B=16 bf16 checkerboard gaussian", and the optimizer if any."""
+        shape = f"{self.out_features}x{self.in_features}"
+        words = (shape, f"B={self.batch}", self.dtype, self.mask.name, self.workload.name, self.optimizer)
+        return " ".join(word for word in words if word)
+
+
+def expand(params: Params) -> tuple[Case, ...]:
+    """All that is swept, each case once: as listed, and innermost weight size, then batch, both ascending."""
+    fixed = {key: getattr(params, key) for key in ("phase", "methods", "bias", "product", "seed", "dw")}
+    fixed |= {key: getattr(params.hardware, key) for key in ("device", "world_size", "emulated")}
+    cases = (
+        Case(**fixed, dtype=dtype, workload=w, mask=mask, optimizer=optimizer, in_features=k, out_features=n, batch=b)
+        for dtype in params.dtypes
+        for w in params.workloads
+        for mask in params.masks
+        for optimizer in params.optimizers or ("",)
+        for k, n in params.sweep.sizes(w)
+        for b in sorted(params.sweep.b)
+    )
+    return tuple(dict.fromkeys(cases))
+
+
+def columns(case: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's `case` -> the study's own columns of a records frame; `n` is None where the weight is not square."""
+    inputs, outputs = case["in_features"], case["out_features"]
+    sizes = {"in_features": inputs, "out_features": outputs, "n": inputs if inputs == outputs else None}
+    names = {name: case[name]["name"] for name in ("mask", "workload")}
+    optimizer = case.get("optimizer", "")
+    return {**sizes, "shape": f"{outputs}x{inputs}", "batch": case["batch"], **names, "optimizer": optimizer}

@@ -1,0 +1,101 @@
+"""Every table and figure of the study by name: notebooks, pages and widgets ask for them with these words."""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from blockshock_lib.studies.linear.axes import AXES
+
+
+def _late(room: str, first: tuple, place: str, *given: object, **options: object) -> Callable[..., Any]:
+    """The function at "module:name", called with a frame and what is given; imported then, not with the study."""
+    module, _, name = place.partition(":")
+
+    def call(frame, *more, **others):
+        found = getattr(importlib.import_module(f"blockshock_lib.{room}.{module}"), name)
+        return found(frame, *first, *given, *more, **options | others)
+
+    return call
+
+
+_shared, _plain = partial(_late, "report", (AXES,)), partial(_late, "report", ())
+_own = partial(_late, "studies.linear.report", ())
+
+TABLES = {
+    "correctness": _shared("tables:correctness_table"),
+    "tensors": _own("training:tensor_table"),
+    "reasons": _shared("tables:reasons"),
+    "failures": _shared("tables:failures"),
+    "errors": _shared("tables:error_table"),
+    "ceilings": _plain("tables:ceilings_table"),
+    "speed": _shared("tables:speed_table"),
+    "products": _own("limit:product_table"),
+    "over the stock op": _own("limit:gain_table"),
+    "calls": _own("limit:call_table"),
+    "host": _own("limit:host_table"),
+    "compression": _own("limit:compression_table"),
+    "all-reduce": _own("limit:reduce_table"),
+    "chunks": _own(
+        *("training:ways_table", "forward_chunks_kernel", "forward_kernel", "1", "2"),
+        missing=("forward in pieces", "only batches from 1024 are cut, and this run has none"),
+    ),
+    "weights": _shared("tables:formula_table", metric="weight_bytes"),
+    "memory": _shared("tables:memory_table", metrics={"weight": "weight_bytes", "peak": "peak_bytes"}, whole="weight"),
+    "machine": _plain("tables:machine_table"),
+    "kernels": _shared("tables:top_kernels"),
+    "exposed": _own("bars:exposed"),
+    "how dX is made": _own("training:how_table"),
+    "pass": _own("training:whole_table", "pass"),
+    "step": _own("training:whole_table", "step"),
+    "pieces": _own("training:pieces_table"),
+    "loss": _own("training:loss_table"),
+    "dW": _own("training:ways_table", "dw_strategy_kernel", "dw_kernel", "full", "periodic", "exchange"),
+    "order": _own("training:ways_table", "backward_order_kernel", "backward_kernel", "overlapped", "in turn"),
+    "stages": _own("training:stages_table"),
+    "break-even": _own("law:break_even_table"),
+    "step memory": _own("memory:training_memory_table"),
+    "largest N": _own("training:largest_table"),
+    "ratios of H2": _own("law:ratios_table"),
+    "gap of H2": _own("law:gap_table"),
+    "hypotheses": _own("findings:words"),
+    "numbers": _own("findings:numbers"),
+    "answer": _own("findings:answer_table"),
+    "law": _own("findings:law_table"),
+    "law of a step": _own("findings:step_law_table"),
+    "where": _own("findings:where_table"),
+    "needs": _own("findings:needs_table"),
+    "batches": _own("findings:batch_table"),
+    "compression needed": _own("findings:compress_table"),
+}
+RESULTS = (_own("results:sentence"), _own("results:page"))
+"""The answer in one sentence and its page, in Markdown."""
+FIGURES = {
+    "speed over B1": _shared("grid_plots:ratio_heatmap"),
+    "step over B1": _shared("grid_plots:ratio_heatmap", metric="step_kernel"),
+    "pass over B1": _shared("grid_plots:ratio_heatmap", metric="pass_kernel"),
+    "T1's step over B1": _shared("grid_plots:ratio_heatmap", under="block_shock_recompress", metric="step_kernel"),
+    "D's pass over B1": _shared("grid_plots:ratio_heatmap", under="permuted_dense", metric="pass_kernel"),
+    "call over B1": _shared("grid_plots:ratio_heatmap", metric="forward_call"),
+    "D over B1": _shared("grid_plots:ratio_heatmap", over="row_parallel", under="permuted_dense"),
+    "speed over D": _shared("grid_plots:ratio_heatmap", over="permuted_dense"),
+    "checks": _shared("grid_plots:check_matrix"),
+    "time over N": _shared("time_plots:time_vs_n"),
+    "call time over N": _shared("time_plots:time_vs_n", metric="forward_call"),
+    "pass time over N": _shared("time_plots:time_vs_n", metric="pass_kernel"),
+    "step time over N": _shared("time_plots:time_vs_n", metric="step_kernel"),
+    "parts of a call": _shared("time_plots:stacked"),
+    "timeline": _own("bars:timeline"),
+    "law": _own("law_plots:law_figure"),
+    "roofline": _own("limit:roofline"),
+    "limit": _own("limit:limit_figure"),
+    "memory": _own("memory:memory_bars"),
+    "pieces of a pass": _own("bars:pieces_figure", "pass"),
+    "pieces of a step": _own("bars:pieces_figure"),
+    "loss": _own("training:loss_curves"),
+    "step memory": _own("memory:training_memory"),
+    "law against measurement": _own("law_plots:law_check"),
+    "where": _own("bars:where_figure"),
+    "parity": _own("law_plots:parity"),
+}
+"""The first of them that a run has rows for is its headline."""

@@ -1,0 +1,145 @@
+"""What all tables of the study are made of: medians by case and method, ratios in words, rows in their order."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report.tables import ABSENT, rounded
+from blockshock_lib.studies.linear.axes import AXES, optimizer_name
+
+A, B1, C, OURS = "dense", "row_parallel", "masked_dense", "block_shock"
+T1, STOCK = "block_shock_recompress", "block_shock_torch"
+KEYS = ["case", "method"]
+PIECES = {
+    "forward product": "compute",
+    "forward collective": "reduce",
+    "dX": "dx",
+    "dX collective": "reduce_dx",
+    "dW": "dw",
+    "optimizer step": "optimizer",
+    "re-mask": "remask",
+    "compress": "compress",
+    "refresh": "refresh",
+}
+"""Piece of a training step -> stem of its metrics, <stem>_kernel and floor_<stem>."""
+Metric = str | tuple[str, str]
+"""A metric, or (metric, detail): its rows of that detail alone."""
+
+
+def of_detail(frame: pd.DataFrame, metric: str, detail: str) -> pd.DataFrame:
+    """`frame` without the rows of `metric` that have another detail."""
+    return frame[frame["metric"].ne(metric) | frame["detail"].eq(detail)]
+
+
+def summary(frame: pd.DataFrame, metric: Metric) -> pd.DataFrame:
+    name, *detail = [metric] if isinstance(metric, str) else metric
+    frame = frames.complete(frame, AXES)
+    return frames.summary(of_detail(frame, name, *detail) if detail else frame, AXES, name)
+
+
+def stacked(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Those that have rows, one below the other; the first of them where none has."""
+    return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+
+
+def add_medians(table: pd.DataFrame, frame: pd.DataFrame, columns: Mapping[str, Metric]) -> pd.DataFrame:
+    """`table` with a column a name: the median of that metric; NaN where there is none."""
+    for name, metric in columns.items():
+        part = summary(frame, metric)[[*KEYS, "median"]].rename(columns={"median": name})
+        table = table.merge(part, on=KEYS, how="left").astype({name: float})
+    return table
+
+
+def medians(frame: pd.DataFrame, columns: Mapping[str, Metric]) -> pd.DataFrame:
+    """`add_medians` to a row a (case, method) that has one of them: the case's columns, `method`, `size`."""
+    table = stacked([summary(frame, metric) for metric in columns.values()])[[*AXES.case_columns, "method", "size"]]
+    return add_medians(table.drop_duplicates(KEYS), frame, columns)
+
+
+def by_case(frame: pd.DataFrame, rows: Mapping[str, Mapping], columns: Sequence[str] = ()) -> pd.DataFrame:
+    """A row a case of `rows`, in order: the case's columns, `size`, and what `rows` says of it."""
+    if not rows:
+        return pd.DataFrame(columns=[*AXES.case_columns, "size", *columns])
+    cases = frames.complete(frame, AXES).drop_duplicates("case").set_index("case", drop=False)[AXES.case_columns]
+    table = pd.DataFrame([cases.loc[case].to_dict() | dict(row) for case, row in rows.items()])
+    return in_order(table.assign(size=AXES.size(table)), "size", "batch", "optimizer")
+
+
+def in_order(table: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """Sorted by these columns; methods and optimizers as tables order them."""
+    places = {"optimizer": {name: i for i, name in enumerate(AXES.words["optimizer"])}}
+    places["method"] = AXES.place_of(table["method"]) if "method" in table else {}
+    return table.sort_values(
+        list(by), key=lambda c: c.map(places[c.name]).fillna(-1) if c.name in places else c, ignore_index=True
+    )
+
+
+def largest(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the largest case of each optimizer."""
+    work = AXES.work(table).astype(float)
+    return table[np.isclose(work, work.groupby(table["optimizer"]).transform("max"))]
+
+
+def speeds(frame: pd.DataFrame, over: str, methods: Iterable[str], metric: str) -> pd.DataFrame:
+    """Speed over `over` in words with its 99% interval, and the outcome: columns case, method, `speed`, `claim`."""
+    found = [
+        {"case": row["case"], "method": method}
+        | ({"speed": "1 (itself)"} if method == over else {"speed": interval(row), "claim": row["outcome"]})
+        for method in methods
+        for row in verdicts.ratio(frame, AXES, over, method, metric).to_dict("records")
+    ]
+    return pd.DataFrame(found, columns=[*KEYS, "speed", "claim"], dtype=object)
+
+
+def speeds_of_ways(frame: pd.DataFrame, metric: str, over: str, under: str) -> dict[str, str]:
+    """Case -> speed of one way over another of the same metric of Block-Shock, in words."""
+    ours = frame[frame["method"].eq(OURS)]
+    named = pd.concat([of_detail(ours, metric, way).assign(method=way) for way in (over, under)])
+    return speeds(named, over, [under], metric).set_index("case")["speed"].to_dict()
+
+
+def interval(row: Mapping, name: str = "") -> str:
+    """The ratio `name` of a row, with `<name>_low` and `<name>_high`, in words; "" for ratio, low and high."""
+    named = {"ratio": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]} if name else row
+    return verdicts.interval_text(named)
+
+
+def text(values: Iterable[float], form: str = "{:.4g}", none: str = ABSENT) -> list[str]:
+    return [none if pd.isna(value) else form.format(value) for value in values]
+
+
+def micro(ms: pd.Series) -> pd.Series:
+    """ms as µs of three digits."""
+    return rounded(1e3 * ms.astype(float), 3)
+
+
+def listed(*words: str, by: str = ", ") -> str:
+    return by.join(filter(None, words))
+
+
+def who(row: Mapping) -> str:
+    """ "T3 Block-Shock with SGD"."""
+    return listed(AXES.label(row["method"]), optimizer_name(row["optimizer"]), by=" with ")
+
+
+def about(table: pd.DataFrame) -> pd.DataFrame:
+    """Shape and B, and the settings in which rows of `table` differ."""
+    named = table.assign(B=table["batch"], optimizer=table["optimizer"].map(optimizer_name))
+    return named[["shape", "B", *(name for name in AXES.all_settings if table[name].nunique() > 1)]]
+
+
+def shown(table: pd.DataFrame, columns: Mapping[str, Iterable], method: bool = True) -> pd.DataFrame:
+    """Rows in the order of size, B, optimizer and method: `about`, the method unless it is the same, `columns`."""
+    table = in_order(table.assign(**columns), "size", "batch", "optimizer", "case", "method")
+    found = about(table).assign(**{"method": table["method"].map(AXES.label)} if method else {})
+    found = found.join(table[list(columns)])
+    return found.fillna(dict.fromkeys((name for name in columns if table[name].dtype == object), ABSENT))
+
+
+def nothing(frame: pd.DataFrame, what: str, why: str) -> pd.DataFrame:
+    """One field that says that `what` was not measured: on a CPU `why`, elsewhere that the records hold none."""
+    rows = frames.complete(frame, AXES)
+    reason = why if len(rows) and rows["device"].eq("cpu").all() else "these records hold no valid row of it"
+    return pd.DataFrame({what: [f"not measured: {reason}"]})

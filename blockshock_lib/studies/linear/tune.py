@@ -1,0 +1,121 @@
+"""Tuning ahead of a run: every 2:4 product (by one GPU) and every all-reduce (by the ranks) that it will ask for,
+measured once and kept on disk. A run would do the same by itself, in its own time.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from itertools import product as every
+from typing import NamedTuple
+
+import torch
+
+from blockshock_lib.comm import Group, all_reduce
+from blockshock_lib.engine import roofline
+from blockshock_lib.errors import ParamsError, UnsupportedError
+from blockshock_lib.files import shown
+from blockshock_lib.kernels.sparse24 import cslt
+from blockshock_lib.kernels.sparse24 import tune as search
+from blockshock_lib.kernels.sparse24.ways import KINDS
+from blockshock_lib.kernels.tuning.search import words
+from blockshock_lib.ranks import call
+from blockshock_lib.studies.linear.costs import DTYPES, Cost
+from blockshock_lib.studies.linear.methods import METHODS
+from blockshock_lib.studies.linear.params import Params, expand
+from blockshock_lib.studies.linear.phases import PHASES
+
+TUNABLE = ("auto", "cslt", "small", "tuned")
+REDUCE_SECONDS = 300.0
+
+
+class Product(NamedTuple):
+    """x [B, K] times a 2:4 weight [N, K] transposed; dtype "bf16" or "fp16"."""
+
+    N: int
+    K: int
+    B: int
+    dtype: str
+
+    def least_ms(self, ceilings: roofline.Ceilings) -> float:
+        """What the ceilings allow: half of the multiplications, 9/16 of the dense weight's bytes, x and y once."""
+        size = DTYPES[self.dtype].itemsize
+        read = self.N * self.K * size * 9 / 16 + self.B * self.K * size
+        return roofline.compute(Cost(self.B * self.N * self.K, read, self.B * self.N * size, 0, 0, 0), ceilings)
+
+
+def of_shapes(n: Iterable[int], k: Iterable[int], b: Iterable[int], dtype: str) -> list[Product]:
+    """Every combination; without `k` the weights are square. ParamsError for a size that no 2:4 product can have."""
+    found = [Product(*size, dtype) for size in (every(n, k, b) if k else ((s, s, rows) for s, rows in every(n, b)))]
+    for one in found:
+        if min(one.N, one.K) < 64 or one.N % 64 or one.K % 64 or one.B < 1:
+            raise ParamsError(f"{one.N}x{one.K} B={one.B}: N and K must be multiples of 64, and B at least 1")
+    return found
+
+
+def of_phase(params: Params) -> list[Product]:
+    """The products that a rank of each method multiplies, each once, in the order of the run."""
+    found = []
+    for case in expand(params):
+        for method in (METHODS[name] for name in case.methods):
+            if method.product is None or (method.product or case.product) not in TUNABLE or case.dtype == "fp32":
+                continue
+            k_parts, n_parts = method.shards(case.world_size)
+            n, k = case.out_features // n_parts, case.in_features // k_parts
+            found.append(Product(n, k, case.batch, case.dtype))
+            if PHASES[case.phase].backward and case.mask.transposable:
+                found.append(Product(k, n, case.batch, case.dtype))
+    return list(dict.fromkeys(found))
+
+
+def sums_of_phase(params: Params) -> list[int]:
+    """Bytes of the partial y, and where the phase goes backward dX, that several processes add up; size classes."""
+    found = set()
+    for case in expand(params) if params.hardware.processes > 1 else ():
+        columns = (case.out_features, case.in_features)[: 1 + PHASES[case.phase].backward]
+        found |= {all_reduce.size_class(case.batch * c * DTYPES[case.dtype].itemsize) for c in columns}
+    return sorted(found)
+
+
+def require_gpu() -> torch.device:
+    device = torch.device("cuda", 0)
+    if reason := cslt.unsupported(device, torch.bfloat16):
+        raise UnsupportedError(f"nothing can be tuned on this machine: {reason}")
+    return device
+
+
+def tune_products(products: Iterable[Product], device: torch.device, say: Callable[[str], None]) -> bool:
+    """Searches for those not kept yet; says a line each, the fastest way first. Whether every one has a right way."""
+    ceilings = functools.cache(lambda dtype: roofline.measure(device, dtype, Group()))
+    done = True
+    for one in products:
+        dtype = DTYPES[one.dtype]
+        problem = search.problem_of((one.N, one.K), cslt.padded(one.B), dtype, device)
+        kept, told = search.STORE.find(problem, search.versions(device)), "kept before"
+        if not kept:
+            found = search.searched(problem, device)
+            kept = {best.way: best.ms for kind in KINDS.values() if (best := found.best(kind))}
+            told = f"{len(found.trials)} tried: {found.wrong} wrong, {found.refused} refused, "
+            told += f"{len(found.crashes)} crashed" + (f"; {found.failed}" if found.failed else "")
+        done = done and bool(kept)
+        timed = [f"{words(way, KINDS)} {ms:.4f} ms" for way, ms in sorted(kept.items(), key=lambda item: item[1])]
+        if kept:
+            timed[0] += f" ({100 * one.least_ms(ceilings(dtype)) / min(kept.values()):.0f}% of floor)"
+        say(f"{search.words(problem)}: {', '.join(timed) or 'nothing is right'} [{told}]")
+    say(f"kept in {shown(search.STORE.path)}")
+    return done
+
+
+def tune_sums(sizes: list[int], processes: int, device: torch.device, say: Callable[[str], None]) -> None:
+    """Has the ranks tune their all-reduces, a line each; nothing where there is none."""
+    if not sizes:
+        return
+    call(_tune_sums, sizes, processes=processes, device=device.type, seconds=REDUCE_SECONDS)
+    kept = all_reduce.measured(processes, device)
+    for size in sizes:
+        timed = [f"{way.backend} {ms:.4f} ms" for way, ms in kept.get(size, {}).items()]
+        say(f"all-reduce of {size >> 10} KiB on {processes}: {', '.join(timed) or 'one way only'}")
+    say(f"kept in {shown(all_reduce.STORE.path)}")
+
+
+def _tune_sums(ctx, sizes: list[int]) -> None:
+    for size in sizes:
+        Group.of().tune(size, ctx.device)

@@ -1,0 +1,109 @@
+"""What phase 1 times beside the forward and its pieces: every way that a piece can run, and what a call costs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from blockshock_lib.engine.study import Runner
+from blockshock_lib.engine.timing import Work
+from blockshock_lib.kernels.sparse24 import compress, cslt, small
+from blockshock_lib.kernels.sparse24.backends import BACKENDS
+from blockshock_lib.kernels.sparse24.packing import Packed
+from blockshock_lib.kernels.sparse24.pattern import Pattern
+from blockshock_lib.layers import BlockShockLinear, ShardedLinear
+from blockshock_lib.layers.sharded import part_of, term_mask
+from blockshock_lib.studies.linear.methods import METHODS
+
+ONE_BUFFER = ("cslt", "small")  # what `tuned` chooses from: both multiply with cuSPARSELt's buffer
+
+
+def of_product(copies: Sequence[Runner]) -> list[Work]:
+    """Each product alone, as a kernel and as the host's part of an eager call, and the forward through the layer's own
+    CUDA graph; the last two on GPUs only, for elsewhere the host does the product itself.
+    """
+    problem, found = copies[0].problem, []
+    every, cuda = [products(one.layer, problem.x) for one in copies], problem.device.type == "cuda"
+    for way in every[0]:
+        calls = [calls[way] for calls in every]
+        if len(every[0]) > 1:
+            found.append(Work("product_by_kernel", calls, way, heavy=True))
+        if cuda:
+            found.append(Work("host_us", calls, way, eager=True, host=True))
+    return [*found, _graphed(copies)] if cuda and not problem.case.emulated else found
+
+
+def products(layer: ShardedLinear, x: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """Every way to make the product of `layer.local` on its one weight that this machine has, by name, tuned."""
+    if not isinstance(layer, BlockShockLinear) or layer.backend.name not in (*ONE_BUFFER, "tuned"):
+        return {taken(layer, x): lambda: layer.local(x)}
+    x, found = x[:, layer.cols], {}
+    for name in ONE_BUFFER:
+        backend, few = BACKENDS[name], name != "small" or x.shape[0] <= small.MOST_ROWS
+        if few and not backend.unsupported(x.device, x.dtype):
+            form = replace(layer.packed, backend=name, extra={})
+            backend.tune(x, form)
+            found[name] = partial(backend.linear, x, form)
+    return found
+
+
+def taken(layer: ShardedLinear, x: Tensor) -> str:
+    """Which of `products` the layer takes for x [B, K]; "" where that is not known."""
+    if not isinstance(layer, BlockShockLinear):
+        return "dense"
+    if layer.backend.name != "tuned":
+        return layer.backend.name
+    way = layer.packed.extra.get(cslt.padded(x.shape[0]))
+    return "" if way is None else "small" if isinstance(way, small.Config) else "cslt"
+
+
+def _graphed(copies: Sequence[Runner]) -> Work:
+    """The forward as a user of the layer's CUDA graph calls it; each is captured here, before anything is timed. It has
+    its lead-in, as the plain call has: the host's times before it leave the GPU idle, and its clocks high.
+    """
+    x, graphs = copies[0].problem.x, [one.layer.graphed() for one in copies if one.active]
+    for graph in graphs:
+        graph(x)
+
+    def release() -> None:
+        for graph in graphs:
+            graph.close()
+
+    calls = [partial(graph, x) for graph in graphs] or [lambda: None] * len(copies)
+    return Work("forward_graph_call", calls, eager=True, heavy=True, release=release)
+
+
+def reductions(one: Runner) -> list[Work]:
+    """Every way to add up the ranks' partial results, alone; nothing where a method joins them in another way."""
+    layer = one.layer
+    if not one.problem.cost(one.name).sent or not one.active or layer.collective != "all-reduce":
+        return []
+    ways = layer.group.reductions(layer.local(one.problem.x))
+    return [Work("reduce_by_kernel", [call], way, before=call.reset) for way, call in ways.items()]
+
+
+def compressions(one: Runner) -> list[Work]:
+    """Every way to pack what this rank holds, for the forward and for dX, where the parameters choose the backend:
+    "by mask", one pass of our own, and "library", cuSPARSELt's compression, which goes by value, once for each
+    orientation; it is given the transpose. No 2:4 kernel multiplies other dtypes than bf16 and fp16.
+    """
+    problem = one.problem
+    if METHODS[one.name].product != "" or problem.dtype.itemsize != 2:
+        return []
+    part = problem.parts(one.name)[problem.group.rank]
+    kept, pattern = part_of(problem.weight, problem.keep, part), Pattern.of(term_mask(problem.keep, part))
+
+    def by_mask() -> tuple[Tensor, ...]:
+        if pattern.transposable:
+            return compress.both(kept, pattern)
+        buffer = compress.blank(pattern, kept.dtype)
+        pattern.gather(kept, out=Packed("cslt", pattern.shape, kept.dtype, (buffer,)).values)
+        return (buffer,)
+
+    ways = {"by mask": by_mask}
+    if kept.device.type == "cuda":
+        sides = [kept, kept.t().contiguous()] if pattern.transposable else [kept]
+        ways["library"] = lambda: [torch._cslt_compress(side) for side in sides]
+    return [Work("compress_by_kernel", [call], way, heavy=True) for way, call in ways.items()]

@@ -1,0 +1,226 @@
+"""What is timed of each method: the pieces of its forward, backward or training step, each as calls to make."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from blockshock_lib.engine.case_run import CaseRun
+from blockshock_lib.engine.study import Check, Runner
+from blockshock_lib.engine.timing import Work
+from blockshock_lib.layers import BlockShockLinear, ShardedLinear
+from blockshock_lib.studies.linear import ways
+from blockshock_lib.studies.linear.training import NEGLIGIBLE_LR, Trainer, eager_step
+
+ORDERS = {True: "overlapped", False: "in turn"}  # of dX's collective and dW
+CHUNKS = (1, 2)  # pieces that the batch may be cut into, the collective of one beside the product of the next
+LARGE_BATCH = 1024  # below, no cut has paid: the pieces' products are no shorter than the whole one
+
+
+class Works:
+    """Makes the works of one method over all its copies, on every rank alike."""
+
+    def __init__(self, run: CaseRun, copies: Sequence[Runner]):
+        self.run, self.copies, self.one = run, copies, copies[0]
+        self.problem, self.name, self.phase = self.one.problem, self.one.name, self.one.phase
+        self.layers = [copy.layer for copy in copies]
+        self.layer, self.x, self.dy = self.layers[0], self.problem.x, self.problem.dy
+        stores = [layer.store for layer in self.layers if isinstance(layer, BlockShockLinear) and layer.active]
+        self.owners = [*self.layers, *stores]
+
+    def all(self) -> list[Work]:
+        """All that the phase times; the forward's ways to be cut and the backward's order are chosen first."""
+        if self.has_chunks:
+            self.choose_chunks()
+        if not self.phase.backward:
+            found = self.forward()
+            return found + self.ways(found)
+        if self.phase.train and self.has_orders:
+            # As `choose_chunks` does.
+            self._take(overlap=self.run.timer.fastest({order: self.backward("", order) for order in ORDERS}))
+        return (self.trained() if self.phase.train else self.frozen()) + self.forward() + self.input_gradient()
+
+    def work(self, metric: str, call: Callable[[ShardedLinear], Any], detail: str = "", **how: Any) -> Work:
+        """`call` on the layer of each copy."""
+        calls = [partial(call, layer) for layer in self.layers]
+        return Work(metric, calls, detail, active=self.one.active, owners=self.owners, **how)
+
+    def made(self, y: torch.Tensor | None) -> Iterator[Check]:
+        return self.one.compared({"y": y}, record=False)
+
+    def passed(self, made: tuple | None) -> Iterator[Check]:
+        return self.one.compared(dict(zip(("y", "dx"), made or (None, None), strict=True)), record=False)
+
+    def forward(self) -> list[Work]:
+        """Call time, kernel time, the product alone and the collective alone."""
+        x, heavy = self.x, not self.phase.backward  # else the pass or the step comes first, and leads in for all
+        found = [
+            self.work("forward_call", lambda one: one.multiply(x), eager=True, heavy=heavy),
+            self.cut(self.layer.chunks, also="forward_chunks_kernel")
+            if self.has_chunks
+            else self.work("forward_kernel", lambda one: one.multiply(x), recheck=self.made, heavy=heavy, traced=heavy),
+            self.work("compute_kernel", lambda one: one.local(x), ways.taken(self.layer, x), heavy=heavy),
+        ]
+        if self.problem.cost(self.name).sent:
+            found.append(self.collective("reduce_kernel", lambda: self.layer.local(x), self.layer.reduce))
+        if self.has_chunks:
+            found += [self.cut(count) for count in CHUNKS if count != self.layer.chunks]
+        return found
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether the forward's batch may be cut: it is large, and there is a collective to run beside the product."""
+        case = self.problem.case
+        return bool(self.layer.collective) and case.batch >= LARGE_BATCH and not case.emulated
+
+    def cut(self, count: int, also: str = "") -> Work:
+        """The forward with its batch cut into `count` pieces, whatever the layers take."""
+
+        def forward(one: ShardedLinear) -> torch.Tensor:
+            taken, one.chunks = one.chunks, count
+            try:
+                return one.multiply(self.x)
+            finally:
+                one.chunks = taken
+
+        metric, heavy = "forward_kernel" if also else "forward_chunks_kernel", not self.phase.backward
+        traced = bool(also) and heavy
+        return self.work(metric, forward, str(count), also=also, recheck=self.made, heavy=heavy, traced=traced)
+
+    def choose_chunks(self) -> None:
+        """Has the forward cut its batch as a few samples say is fastest, on all ranks alike; what is then shown of each
+        way is measured anew. A piece has its own fastest product, and its own fastest way to be added up.
+        """
+        for count in sorted(CHUNKS, reverse=True):  # uncut in the end
+            self._take(chunks=count)
+            if not self.run.attempt(self.name, lambda: self.run.tune(self.one) or True, "forward_chunks_kernel"):
+                return self._take(chunks=1)
+            for copy in self.copies[1:]:
+                if copy.active:
+                    copy.tune()  # finds the choice that the first one made
+        self._take(chunks=self.run.timer.fastest({count: self.cut(count) for count in CHUNKS}))
+
+    def _take(self, **settings: Any) -> None:
+        for layer in self.layers:
+            for name, value in settings.items():
+                setattr(layer, name, value)
+
+    def collective(self, metric: str, make: Callable[[], torch.Tensor], join: Callable[[torch.Tensor], Any]) -> Work:
+        """A collective alone, over and over on the partial result of the first copy."""
+        if not self.one.active:
+            return self.work(metric, lambda one: None)
+        # Where it lies: the collective may take it from a workspace that the ranks share, as it does in the layer.
+        partial_result = make()
+        # The all-reduce may add in place: without a fresh start the numbers would grow to infinity.
+        restart = partial(partial_result.copy_, partial_result.clone())
+        return self.work(metric, lambda _: join(partial_result), before=restart)
+
+    def ways(self, forward: list[Work]) -> list[Work]:
+        found = ways.of_product(self.copies)
+        if not self.problem.reduced and (each := ways.reductions(self.one)):
+            self.problem.reduced = True
+            next(work for work in forward if work.metric == "reduce_kernel").detail = each[0].detail
+            found += each
+        if self.problem.first:
+            pack = partial(self.run.agree, partial(ways.compressions, self.one))
+            found += self.run.attempt(self.name, pack, "compress_by_kernel") or []
+        return found
+
+    def input_gradient(self) -> list[Work]:
+        """dX alone, and its collective alone."""
+        dy, layer = self.dy, self.layer
+        found = [self.work("dx_kernel", lambda one: one.local_dgrad(dy), layer.dgrad_by)]
+        if self.problem.pieces(self.name)["dx"].sent:
+            join = lambda made: layer.start_dgrad(made).wait()  # noqa: E731
+            found.append(self.collective("reduce_dx_kernel", lambda: layer.local_dgrad(dy), join))
+        return found
+
+    def frozen(self) -> list[Work]:
+        """Forward and dX, as kernels and as a user's call; dX with its collective."""
+        leaf = self.x.detach().requires_grad_()
+
+        def dx(one: ShardedLinear) -> torch.Tensor:
+            return one.start_dgrad(one.local_dgrad(self.dy)).wait()
+
+        def user(one: ShardedLinear) -> None:
+            with torch.enable_grad():
+                one(leaf).backward(self.dy)
+            leaf.grad = None
+
+        both = {"recheck": self.passed, "heavy": True, "traced": True}
+        return [
+            self.work("pass_kernel", lambda one: (one.multiply(self.x), dx(one)), **both),
+            self.work("backward_kernel", dx),
+            self.work("pass_call", user, eager=True),
+        ]
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether dX has a collective that can run beside dW: on ranks of their own, not emulated ones."""
+        return bool(self.problem.pieces(self.name)["dx"].sent)
+
+    def backward(self, metric: str, overlap: bool | None = None, **how: Any) -> Work:
+        """dX, dW and db; dX's collective in the order that is given, or else in that of the layers."""
+        detail = "" if overlap is None else ORDERS[overlap]
+        return self.work(metric, lambda one: one.backward(self.dy, self.x, overlap=overlap), detail, **how)
+
+    def trained(self) -> list[Work]:
+        """The step, and its pieces in each order and way. Every copy has an optimizer of its own."""
+        x, dy, layer, taken = self.x, self.dy, self.layer, self.layer.overlap
+        leaf = x.detach().requires_grad_()
+        trainers = {one: Trainer(one, self.problem.case.optimizer, NEGLIGIBLE_LR) for one in self.layers}
+        if len(trainers) == 1 and self.one.active:
+            self.share_state(trainers[layer])
+
+        def give() -> None:
+            for trainer in trainers.values():
+                self.give_gradients(trainer)
+
+        def dw(metric: str, by: str, also: str = "") -> Work:
+            return self.work(metric, lambda one: one.finish_wgrad(one.local_wgrad(dy, x, by), by), by, also=also)
+
+        def user(one: ShardedLinear) -> None:
+            eager_step(one, trainers[one].optimizer, leaf, dy)
+
+        others = [by for by in layer.wgrad_strategies() if by != layer.wgrad_by]
+        stages = {one: one.post_step() for one in self.layers}
+        return [
+            self.work("step_kernel", lambda one: trainers[one].step(x, dy), recheck=self.step, heavy=True, traced=True),
+            self.backward("backward_kernel", taken, also="backward_order_kernel")
+            if self.has_orders
+            else self.backward("backward_kernel"),
+            dw("dw_kernel", layer.wgrad_by, "dw_strategy_kernel" if others else ""),
+            *([self.backward("backward_order_kernel", not taken)] if self.has_orders else []),
+            *(dw("dw_strategy_kernel", by) for by in others),
+            self.work("optimizer_kernel", lambda one: trainers[one].optimizer.step(), before=give),
+            *(self.work(f"{s}_kernel", lambda one, s=s: stages[one][s]()) for s in stages[layer]),
+            self.work("step_call", user, eager=True),
+        ]
+
+    def step(self, made: tuple | None) -> Iterator[Check]:
+        """The checks of a timed step: y and dX by the gate, gradients as they were when admitted."""
+        y, dx, *timed = made or (None,) * 4
+        yield from self.passed((y, dx))
+        again = self.layer.backward(self.dy, self.x)[1:] if self.one.active else (None, None)
+        count = 1 + (self.problem.bias is not None)
+        for gradient, admitted in zip([*timed, None, None][:count], again[:count], strict=True):
+            if gradient is None and admitted is not None:
+                gradient = torch.full_like(admitted, torch.nan)  # a step that made none is wrong
+            yield Check("a gradient of the timed step", gradient, None, admitted)
+
+    def give_gradients(self, trainer: Trainer) -> None:
+        """Gradients of which only the size matters, as in a step, where they have just been written."""
+        weight, *biases = trainer.parameters or [None]
+        if weight is not None:
+            trainer.assign(self.problem.shared("gradient", weight), torch.zeros_like(biases[0]) if biases else None)
+
+    def share_state(self, trainer: Trainer) -> None:
+        """Puts the optimizer's state on the storage that all share: that of all methods would not fit at once."""
+        self.give_gradients(trainer)
+        trainer.optimizer.step()
+        state = trainer.optimizer.state[weight := trainer.parameters[0]]
+        for what, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == weight.shape:
+                state[what] = self.problem.shared(what, weight)
+        trainer.drop_gradients()

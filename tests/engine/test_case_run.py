@@ -1,0 +1,80 @@
+"""The gate passes what rounding allows and nothing else."""
+
+import math
+
+import pytest
+import torch
+
+from blockshock_lib.engine.case_run import errors, judge
+from blockshock_lib.engine.study import Check
+
+
+def refusal(made, baseline, truth, what="y"):
+    return judge(Check(what, made, baseline, truth))[0]
+
+
+@pytest.fixture
+def product():
+    g = torch.Generator().manual_seed(0)
+    x, w = torch.randn(16, 256, generator=g).bfloat16(), torch.randn(128, 256, generator=g).bfloat16()
+    return x @ w.t(), x.double() @ w.double().t()
+
+
+def test_the_baseline_itself_passes_with_ratio_one(product):
+    y, truth = product
+    reason, found = judge(Check("y", y, y, truth))
+    assert reason == "" and found["error_max_ratio"] == found["error_rms_ratio"] == 1
+
+
+def one_value(y, value):
+    y = y.clone()
+    y[3, 5] = value
+    return y
+
+
+WRONG = {
+    "one entry is off": (lambda y, truth: one_value(y, truth[3, 5] + 3 * (y - truth).abs().max()), "largest error"),
+    "one entry is NaN": (lambda y, truth: one_value(y, math.nan), "y holds NaN or Inf"),
+    "one entry is infinite": (lambda y, truth: one_value(y, -math.inf), "y holds NaN or Inf"),
+    "all are half": (lambda y, truth: y * 0.5, "y: largest error"),
+    "a shape": (lambda y, truth: y[:, :64], "y is (16, 64)"),
+    "a dtype": (lambda y, truth: y.float(), "float32"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_refused_and_named(product, what):
+    change, reason = WRONG[what]
+    assert reason in refusal(change(*product), *product)
+
+
+def test_a_small_error_everywhere_fails_by_the_rms_alone(product):
+    y, truth = product
+    reason = refusal(((y.double() - truth) * 1.4 + truth).float(), y.float(), truth)
+    assert "RMS error" in reason and "largest" not in reason
+
+
+@pytest.mark.parametrize("factor", [0.5, math.nan])
+def test_a_baseline_that_is_as_wrong_as_the_method_excuses_nothing(product, factor):
+    y, truth = product
+    assert "baseline itself is wrong" in refusal(y, y * factor, truth)
+    assert refusal(y * factor, y * factor, truth)
+
+
+def test_an_exact_baseline_allows_no_error():
+    truth, exact = torch.ones(2, 2, dtype=torch.float64), torch.ones(2, 2)
+    assert refusal(exact, exact, truth) == "" and refusal(exact + 1e-6, exact, truth)
+
+
+def test_errors_are_the_same_in_chunks(product, monkeypatch):
+    y, truth = product
+    whole = errors(y, truth)
+    monkeypatch.setattr("blockshock_lib.engine.case_run.CHUNK", 3 * truth.shape[1])
+    assert errors(y, truth) == pytest.approx(whole)
+    assert errors(one_value(y, math.nan), truth) == (math.inf, math.inf)
+
+
+def test_without_a_baseline_it_must_be_the_truth_up_to_a_few_roundings(product):
+    y, _ = product
+    assert refusal(y * 1.001, None, y) == "" and "is off by inf" in refusal(y * math.nan, None, y)
+    assert refusal(y * 1.05, None, y, "dw").startswith("dw is off by")

@@ -1,0 +1,91 @@
+import pytest
+import torch
+
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.sparse24 import backends
+from blockshock_lib.kernels.sparse24.pattern import Pattern
+
+from .problems import problem
+
+CPU = torch.device("cpu")
+REFERENCE = backends.BACKENDS["reference"]
+
+
+def passes_gate(y, x, weight, mask):
+    """At most 2x the largest and 1.25x the RMS error of a plain product."""
+    kept = torch.where(mask, weight, 0)
+    truth = x.double() @ kept.double().t()
+    ours, plain = (y.double() - truth).abs(), ((x @ kept.t()).double() - truth).abs()
+    rms = ours.square().mean().sqrt() <= 1.25 * plain.square().mean().sqrt()
+    return bool(y.isfinite().all() and ours.max() <= 2 * plain.max() and rms)
+
+
+def test_auto_is_the_tuned_product_on_a_gpu_and_the_reference_elsewhere_and_a_named_one_is_never_replaced():
+    found = [backends.choose(*asked).name for asked in (("auto", "cpu"), ("auto", "cuda:1"), ("torch", CPU))]
+    assert found == ["reference", "tuned", "torch"]
+    with pytest.raises(ValueError, match="auto, reference, torch, cslt"):
+        backends.choose("cuslt", CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_reference_product_is_right(dtype, seed):
+    x, weight, mask = problem(dtype=dtype, seed=seed, b=1 + 7 * seed)
+    assert REFERENCE.unsupported(CPU, dtype) == ""
+    packed = REFERENCE.pack(weight, mask)
+    REFERENCE.tune(x, packed)
+    y = REFERENCE.linear(x, packed)
+    assert y.dtype == dtype and y.shape == (len(x), 128) and y.is_contiguous()
+    assert passes_gate(y, x, weight, mask)
+
+
+def test_values_written_into_a_blank_give_the_packed_weight():
+    x, weight, mask = problem()
+    weight.masked_fill_(torch.rand(weight.shape, generator=torch.Generator().manual_seed(1)) < 0.3, 0)
+    blank = REFERENCE.blank(Pattern.of(mask), weight.dtype)
+    blank.values.copy_(weight[mask].view_as(blank.values))
+    for ours, packed in zip(blank.data, REFERENCE.pack(weight, mask).data, strict=True):
+        assert torch.equal(ours, packed)
+    assert passes_gate(REFERENCE.linear(x, blank), x, weight, mask)
+
+
+@pytest.mark.parametrize("fault", ["swapped group", "shifted metadata", "stale copy", "other term"])
+def test_the_gate_catches_a_planted_fault(fault):
+    x, weight, mask = problem()
+    packed = REFERENCE.pack(weight, ~mask if fault == "other term" else mask)
+    values, metadata = packed.data
+    if fault == "swapped group":
+        values[3, 4:8] = values[3, [6, 7, 4, 5]]
+    if fault == "shifted metadata":
+        metadata[3] = metadata[3].roll(1)
+    if fault == "stale copy":
+        weight = weight + 1 / 8
+    assert not passes_gate(REFERENCE.linear(x, packed), x, weight, mask)
+
+
+def test_packed_bytes_are_those_of_the_storage_each_counted_once():
+    _, weight, mask = problem()
+    packed = REFERENCE.pack(weight, mask)
+    assert packed.nbytes == weight.nbytes * 9 // 16
+    buffer = torch.zeros(1000, dtype=torch.uint8)
+    views = backends.Packed("x", (1, 1), torch.uint8, (buffer[:10], buffer[500:]))
+    assert views.nbytes == 1000  # a view holds its whole storage, and both are one
+
+
+def test_an_input_that_does_not_fit_is_refused():
+    x, weight, mask = problem()
+    packed = REFERENCE.pack(weight, mask)
+    for wrong in (x[:, :64], x[0], x[:0], x.float()):
+        with pytest.raises(ValueError, match="the input must be"):
+            REFERENCE.linear(wrong, packed)
+
+
+@pytest.mark.parametrize("name", ["torch", "cslt", "tuned"])
+def test_gpu_backends_say_why_they_cannot_run_here(name):
+    backend = backends.BACKENDS[name]
+    assert "device type 'cpu'" in backend.unsupported(CPU, torch.bfloat16)
+    assert "1:2 pattern" in backend.unsupported(torch.device("cuda"), torch.float32)
+    assert "float64" in backend.unsupported(torch.device("cuda"), torch.float64)
+    _, weight, mask = problem()
+    with pytest.raises(UnsupportedError, match=r"cannot run: .*device type 'cpu'"):
+        backend.pack(weight, mask)

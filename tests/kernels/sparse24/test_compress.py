@@ -1,0 +1,173 @@
+"""The compressor against the mask and a fake of the library. On a GPU: tests/gpu."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.sparse24 import compress, cslt, masks
+from blockshock_lib.kernels.sparse24.mask import Mask
+from blockshock_lib.kernels.sparse24.pattern import Pattern
+
+from . import fake_cusparselt
+
+MASKS = [("uniform", "1010"), ("random", ""), ("transposable", "checkerboard"), ("transposable", "random")]
+TRANSPOSABLE = MASKS[2:]
+CPU = torch.device("cpu")
+DTYPES = [torch.bfloat16, torch.float16]
+
+
+def mask_of(mask, shape):
+    return masks.make(Mask("", *mask), shape, seed=3)
+
+
+def weight_of(shape, dtype=torch.bfloat16, levels=0):
+    """Finite weights, none of them zero; with `levels`, of so many sizes only, zeros and -0.0 among them: ties."""
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(shape[1]))
+    return ((weight * levels).round() if levels else weight + weight.sign()).to(dtype)
+
+
+def same(ours, wanted):
+    return ours.shape == wanted.shape and torch.equal(ours.view(torch.int16), wanted.view(torch.int16))
+
+
+def wanted_of(weight, keep):
+    """The buffer of a weight under a mask, put together from its two parts."""
+    bits = weight.view(torch.int16)
+    parts = bits[keep], compress.metadata(Pattern.of(keep)).view(torch.int16)
+    return torch.cat(parts).view(weight.shape[0], -1).view(weight.dtype)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=" ".join)
+def test_a_blank_that_is_given_its_values_is_the_compressed_weight(mask):
+    keep, weight = mask_of(mask, (128, 192)), weight_of((128, 192))
+    blank = compress.blank(Pattern.of(keep), weight.dtype)
+    blank.view(-1)[: weight.numel() // 2] = weight[keep]
+    assert same(blank, wanted_of(weight, keep))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
+def test_the_values_of_both_are_those_of_the_mask_and_tell_who_watches_them(dtype):
+    keep, weight = mask_of(TRANSPOSABLE[1], (64, 128)), torch.randn(64, 128).to(dtype)
+    values, turned = torch.empty(64, 64, dtype=dtype), torch.empty(128, 32, dtype=dtype)
+    before = values._version, turned._version
+    compress.values_of_both(weight, Pattern.of(keep), values, turned)
+    assert torch.equal(values, weight[keep].view(64, 64)) and torch.equal(turned, weight.t()[keep.t()].view(128, 32))
+    assert values._version > before[0] and turned._version > before[1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("levels", [0, 2])
+def test_a_magnitude_is_compressed_as_under_its_mask(levels, dtype):
+    weight = weight_of((64, 192), dtype, levels)
+    keep = masks.make(Mask("", "magnitude"), tuple(weight.shape), weight=weight)
+    assert same(compress.magnitude(weight), wanted_of(weight, keep))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_magnitude_of_a_weight_that_is_not_finite_is_refused(value):
+    weight = weight_of((64, 64))
+    weight[5, 7] = value
+    with pytest.raises(ValueError, match="needs finite weights"):
+        compress.magnitude(weight)
+
+
+def test_what_does_not_fit_is_refused():
+    pattern, weight = Pattern.of(mask_of(TRANSPOSABLE[0], (64, 128))), weight_of((64, 128))
+    small, other = Pattern.of(mask_of(TRANSPOSABLE[0], (32, 64))), Pattern.of(mask_of(MASKS[0], (64, 128)))
+    for error, match, call, *given in (
+        (ValueError, r"needs \[64, 128\]", compress.both, weight.t(), pattern),
+        (ValueError, "bf16 or fp16", compress.both, weight.float(), pattern),
+        (ValueError, "bf16 or fp16", compress.blank, pattern, torch.float32),
+        (ValueError, "bf16 or fp16", compress.magnitude, weight.double()),
+        (UnsupportedError, "multiples of 64", compress.both, weight_of((32, 64)), small),
+        (UnsupportedError, "multiples of 64", compress.blank, small, torch.bfloat16),
+        (UnsupportedError, "multiples of 64", compress.magnitude, weight_of((64, 96))),
+        (ValueError, "two dimensions", compress.magnitude, weight.view(-1)),
+        (UnsupportedError, "output dimension", compress.both, weight, other),
+        (ValueError, "out must", compress.values_of_both, weight, pattern, weight[:, :64], weight[:32].view(128, 32)),
+    ):
+        with pytest.raises(error, match=match):
+            call(*given)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    monkeypatch.setattr(cslt, "unsupported", lambda device, dtype: "")
+    monkeypatch.setattr(torch, "_cslt_compress", fake_cusparselt.compress_in_its_order)
+    return lambda reason: monkeypatch.setattr(compress, "known", lambda device: reason)
+
+
+def packed_forms(weight, keep):
+    pattern = Pattern.of(keep)
+    return [cslt.pack(weight, keep), *(cslt.pack_both(weight, pattern) if pattern.transposable else ())]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=" ".join)
+def test_a_packed_weight_is_byte_for_byte_the_librarys(library, monkeypatch, mask):
+    keep, weight = mask_of(mask, (128, 192)), weight_of((128, 192))
+    weight[torch.rand(weight.shape) < 0.3] = 0  # kept all the same
+    library("another order")
+    theirs = packed_forms(weight, keep)
+    library("")
+    monkeypatch.setattr(torch, "_cslt_compress", None)  # not asked
+    ours = packed_forms(weight, keep)
+    assert len(ours) == len(theirs) == (3 if mask in TRANSPOSABLE else 1)
+    for one, other in zip(ours, theirs, strict=True):
+        assert same(one.data[0], other.data[0]) and (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def golden(keep):
+    """The formula as it was read off the library: nibble number i belongs to this row and group of four."""
+    n, k = keep.shape
+    out = [0] * (n * k // 8)
+    for i in range(n * k // 4):
+        r8, gh, gl, r, tile, block = i & 1, i >> 1 & 1, i >> 2 & 3, i >> 4 & 7, i >> 7 & 3, i >> 9
+        rb, kb = divmod(block, k // 32)
+        row, group = 64 * rb + 16 * tile + 8 * r8 + r, 8 * kb + 4 * gh + gl
+        first, second = keep[row, 4 * group : 4 * group + 4].nonzero().flatten().tolist()
+        out[i // 2] |= (first | second << 2) << 4 * (i % 2)
+    return torch.tensor(out, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, 192), (192, 64), (128, 320)])
+@pytest.mark.parametrize("mask", [("uniform", "0110"), *MASKS[1:]], ids=" ".join)
+def test_the_bytes_are_those_of_the_formula(mask, shape):
+    keep = mask_of(mask, shape)
+    assert torch.equal(compress.metadata(Pattern.of(keep)), golden(keep))
+
+
+def known_with(monkeypatch, made):
+    monkeypatch.setattr(torch, "_cslt_compress", made)
+    return compress._known.__wrapped__(CPU)
+
+
+def swapped(dense):
+    buffer = fake_cusparselt.compress_in_its_order(dense)
+    buffer.view(torch.uint8).view(-1)[-2:] = buffer.view(torch.uint8).view(-1)[-2:].flip(0)
+    return buffer
+
+
+@pytest.mark.parametrize("made", [fake_cusparselt.compress, swapped, lambda dense: dense])
+def test_a_library_with_another_order_is_not_taken_for_known(monkeypatch, made):
+    assert "in another order" in known_with(monkeypatch, made)
+    assert known_with(monkeypatch, fake_cusparselt.compress_in_its_order) == ""
+    reason = known_with(monkeypatch, mock.Mock(side_effect=RuntimeError("no\nmore")))
+    assert reason == "cuSPARSELt does not compress on cpu: no"
+
+
+def test_a_device_is_asked_again_after_a_graphs_capture_or_a_lack_of_memory(monkeypatch):
+    states, short = iter([True, False, False]), torch.OutOfMemoryError("CUDA out of memory")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: next(states))
+    keep = mask_of(("random", ""), (64, 64))
+    monkeypatch.setattr(masks, "make", lambda *args, **kwargs: keep)
+    monkeypatch.setattr(torch, "_cslt_compress", mock.Mock(side_effect=short))
+    compress._known.cache_clear()
+    device = torch.device("cuda", 0)
+    assert "while a CUDA graph is captured" in compress.known(device)
+    with pytest.raises(torch.OutOfMemoryError):
+        compress.known(device)
+    monkeypatch.setattr(torch, "_cslt_compress", fake_cusparselt.compress_in_its_order)
+    assert compress.known(device) == compress.known(device) == ""
+    compress._known.cache_clear()

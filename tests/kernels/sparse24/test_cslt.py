@@ -1,0 +1,113 @@
+"""The calls of the raw ops, against a fake of cuSPARSELt on the CPU. Real values and times: tests/gpu."""
+
+import pytest
+import torch
+
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.sparse24 import backends, cslt, stock
+from blockshock_lib.kernels.sparse24.pattern import Pattern
+
+from .fake_cusparselt import Matmul, compress
+from .problems import problem
+
+CSLT = backends.BACKENDS["cslt"]
+
+
+@pytest.fixture(autouse=True)
+def matmul(monkeypatch):
+    fake = Matmul()
+    monkeypatch.setattr(torch, "_cslt_compress", compress)
+    monkeypatch.setattr(torch, "_cslt_sparse_mm", fake)
+    monkeypatch.setattr(cslt, "unsupported", lambda device, dtype: "")
+    return fake
+
+
+def dense_product(x, weight, mask):
+    return x @ torch.where(mask, weight, 0).t()
+
+
+@pytest.mark.parametrize("b", [1, 7, 8, 16, 33])
+def test_any_batch_is_multiplied_and_the_output_is_contiguous(b):
+    x, weight, mask = problem(b)
+    y = CSLT.linear(x, cslt.pack(weight, mask))
+    assert y.is_contiguous() and y.shape == (b, 128)
+    torch.testing.assert_close(y, dense_product(x, weight, mask), rtol=2e-2, atol=2e-2)
+
+
+def test_a_column_slice_is_not_read_as_if_it_were_contiguous(matmul):
+    x, weight, mask = problem()
+    packed = cslt.pack(weight, mask)
+    wide = torch.randn(16, 384).bfloat16()
+    wide[:, 192:] = x
+    assert torch.equal(CSLT.linear(wide[:, 192:], packed), CSLT.linear(x, packed))
+    raw = matmul(packed.data[0], wide[:, 192:].t(), transpose_result=True)
+    assert not torch.equal(raw, CSLT.linear(x, packed))  # the trap is real: the op itself takes the slice and is wrong
+
+
+def off_the_boundary(x):
+    """The same values, beginning 2 bytes after a 16-byte boundary."""
+    moved = torch.empty(x.numel() + 8, dtype=x.dtype)[1 : 1 + x.numel()].view(x.shape)
+    assert moved.data_ptr() % 16 == 2
+    return moved.copy_(x)
+
+
+def test_the_raw_op_is_given_an_input_at_a_16_byte_boundary(monkeypatch, matmul):
+    x, weight, mask = problem()
+    packed, starts = cslt.pack(weight, mask), []
+
+    def noting(buffer, dense, **options):
+        starts.append(dense.data_ptr() % 16)
+        return matmul(buffer, dense, **options)
+
+    monkeypatch.setattr(torch, "_cslt_sparse_mm", noting)
+    assert torch.equal(CSLT.linear(off_the_boundary(x), packed), CSLT.linear(x, packed))
+    assert starts == [0, 0]
+
+
+def test_an_output_off_the_16_byte_boundary_and_an_input_of_another_width_are_refused():
+    x, weight, mask = problem()
+    packed = cslt.pack(weight, mask)
+    with pytest.raises(ValueError, match="out must begin at a multiple of 16 bytes"):
+        CSLT.linear(x, packed, off_the_boundary(torch.zeros(16, 128).bfloat16()))
+    with pytest.raises(ValueError, match=r"\[B, 192\]"):  # the op would read past its end
+        CSLT.linear(x[:, :128].contiguous(), packed)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_bias_off_the_16_byte_boundary_is_added_after_a_planned_product(monkeypatch, moved):
+    x, weight, mask = problem()
+    packed, bias, given = cslt.pack(weight, mask), torch.randn(128).bfloat16(), []
+    wanted = CSLT.linear(x, packed) + bias
+
+    def planned(x, buffer, shape, setting, out, bias):
+        given.append(bias)
+        return out.copy_(x @ torch.where(mask, weight, 0).t() + (0 if bias is None else bias))
+
+    monkeypatch.setattr(cslt.plans, "missing", lambda device: "")
+    monkeypatch.setattr(cslt.plans, "multiply", planned)
+    y = CSLT.linear(x, packed, bias=off_the_boundary(bias) if moved else bias)
+    torch.testing.assert_close(y, wanted, rtol=2e-2, atol=2e-2)
+    assert (given == [None]) is moved
+
+
+def test_two_to_the_32_weights_are_multiplied_and_one_tile_more_is_refused_by_name():
+    for shape in ((65536, 65536), (8192, 524288), (128, 192)):
+        assert cslt.too_large(shape) == ""
+    for shape in ((65536, 65536 + 64), (65536 + 64, 65536)):
+        reason = cslt.too_large(shape)
+        assert f"{shape[0]}x{shape[1]} has more than 2^32 entries" in reason and "wrong values" in reason
+        assert "more ranks" in reason and 'product="reference"' in reason
+    assert backends.BACKENDS["reference"].too_large((65536, 131072)) == ""
+
+
+@pytest.mark.parametrize("name", ["torch", "cslt"])
+def test_a_weight_that_would_be_multiplied_wrongly_is_refused_before_anything_is_made_of_it(name, monkeypatch):
+    backend = backends.BACKENDS[name]
+    # Without storage: whatever computed with them would fail.
+    weight, mask = (torch.empty(65536, 65600, dtype=d, device="meta") for d in (torch.bfloat16, torch.bool))
+    pattern = Pattern(torch.empty(16384, 16400, dtype=torch.uint8, device="meta"), None)
+    makers = [lambda: backend.pack(weight, mask), lambda: backend.blank(pattern, weight.dtype)]
+    makers += [lambda: stock.compress(weight)] if name == "torch" else []
+    for make in makers:
+        with pytest.raises(UnsupportedError, match=f"{name!r} cannot run: a weight of 65536x65600 has more than"):
+            make()

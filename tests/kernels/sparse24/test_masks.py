@@ -1,0 +1,133 @@
+import pytest
+import torch
+
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.sparse24 import masks
+from blockshock_lib.kernels.sparse24.mask import MASKS, PATTERNS, Mask
+
+ALL = [(family, pattern) for family, patterns in PATTERNS.items() for pattern in patterns]
+
+
+def spec(family, pattern=""):
+    return Mask("some", family, pattern)
+
+
+def made(family, pattern="", shape=(64, 192), seed=0):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return masks.make(spec(family, pattern), shape, weight=weight, seed=seed)
+
+
+def strings(mask):
+    return ["".join("01"[keep] for keep in row) for row in mask.tolist()]
+
+
+@pytest.mark.parametrize(("family", "pattern"), ALL)
+@pytest.mark.parametrize("seed", [0, 7])
+def test_every_family_is_complementary_and_2to4_and_transposable_where_it_says_so(family, pattern, seed):
+    mask = made(family, pattern, seed=seed)
+    assert mask.dtype == torch.bool and mask.shape == (64, 192) and mask.is_contiguous()
+    proof = masks.require(mask, ~mask, columns=family == "transposable")
+    assert proof == (True, True, family == "transposable")
+
+
+def test_the_checkerboard_is_one_of_2x2_blocks():
+    assert strings(made("transposable", "checkerboard", (8, 8))) == ["11001100", "11001100", "00110011", "00110011"] * 2
+
+
+def test_there_are_90_tiles_closed_under_complement_and_transposition():
+    def keys(tiles):
+        return {tuple(tile.flatten().tolist()) for tile in tiles}
+
+    assert len(keys(masks.TILES)) == len(masks.TILES) == 90
+    assert keys(~masks.TILES) == keys(masks.TILES.transpose(1, 2)) == keys(masks.TILES)
+
+
+def test_random_masks_draw_all_choices_evenly_and_without_regard_to_neighbours():
+    groups = made("random", shape=(512, 1024)).view(512, 256, 4)
+    code = (groups * torch.tensor([1, 2, 4, 8])).sum(-1)
+    shares = torch.bincount(code.flatten()).double() / code.numel()
+    assert (shares > 0).sum() == 6
+    assert (shares[shares > 0] - 1 / 6).abs().max() < 0.006  # five standard deviations
+    for same in (code[1:] == code[:-1], code[:, 1:] == code[:, :-1]):
+        assert abs(same.double().mean() - 1 / 6) < 0.006
+    tiles = made("transposable", "random", (512, 512)).view(128, 4, 128, 4).transpose(1, 2).reshape(-1, 16)
+    assert len({tuple(tile) for tile in tiles.tolist()}) == 90
+
+
+def test_a_proof_sees_a_fault_in_any_chunk(monkeypatch):
+    monkeypatch.setattr(masks, "_CHUNK", 192 * 8)
+    mask = made("transposable", "checkerboard")
+    assert masks.prove(mask, ~mask) == (True, True, True)
+    for row in (0, 63):
+        other = ~mask
+        other[row, 0:4] = mask[row, 0:4]
+        assert masks.prove(mask, other) == (False, True, False)
+        broken = mask.clone()
+        broken[row, 0:4] = torch.tensor([True, True, True, False])
+        assert masks.prove(broken, ~broken) == (True, False, False)
+        assert masks.first_bad_group(broken) == (row, 0, 3)
+        with pytest.raises(ValueError, match="input dimension"):
+            masks.require(broken, ~broken)
+
+
+def test_magnitude_keeps_the_two_larger_and_ties_go_to_the_lower_index():
+    weight = torch.tensor([[1.0, -3.0, 2.0, 0.5], [5, 5, 5, 5], [0.0, -0.0, 1, 0], [-1, 2, -2, 1]])
+    mask = masks.make(spec("magnitude"), (4, 4), weight=weight)
+    assert strings(mask) == ["0110", "1100", "1010", "0110"]
+
+
+@pytest.mark.parametrize("weight", [None, torch.zeros(4, 8), torch.full((4, 4), torch.nan)])
+def test_magnitude_needs_a_finite_weight_of_its_shape(weight):
+    with pytest.raises(ValueError, match="weight"):
+        masks.make(spec("magnitude"), (4, 4), weight=weight)
+
+
+CLASSES = {"uniform_1010": [((0, 1, 2, 3), (0, 2))], "checkerboard": [((0, 1), (0, 1)), ((2, 3), (2, 3))]}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_periodic_classes_rebuild_both_terms(name):
+    assert masks.periodic_classes(MASKS[name]) == CLASSES[name]
+    mask = masks.make(MASKS[name], (8, 16))
+    for term, expected in enumerate((mask, ~mask)):
+        built = torch.zeros_like(mask)
+        for rows, columns in masks.periodic_classes(MASKS[name], term):
+            for row in rows:
+                for column in columns:
+                    built[row::4, column::4] = True
+        assert torch.equal(built, expected)
+
+
+def test_an_unknown_mask_is_refused_with_what_is_allowed_and_a_shape_of_broken_groups():
+    for unknown in (("uniform", "1110"), ("uniform", ""), ("transposable", "x"), ("y", "")):
+        with pytest.raises(ValueError, match="1100"):
+            masks.make(spec(*unknown), (8, 8))
+    for shape in ((6, 8), (8, 6), (0, 8)):
+        with pytest.raises(UnsupportedError, match="multiples of 4"):
+            masks.make(spec("random"), shape)
+
+
+def test_rows_alone_do_not_make_a_mask_transposable():
+    mask = made("transposable", "checkerboard")
+    mask[[1, 2]] = mask[[2, 1]]  # still two of four in each tile's columns
+    assert masks.prove(mask, ~mask) == (True, True, True)
+    mask[[3, 4]] = mask[[4, 3]]  # rows of neighbouring tiles
+    assert masks.prove(mask, ~mask) == (True, True, False)
+    with pytest.raises(ValueError, match="output dimension"):
+        masks.require(mask, ~mask, columns=True)
+
+
+def test_a_proof_is_refused_for_what_is_no_pair_of_masks():
+    for first, second in ((torch.ones(4, 4), torch.ones(4, 4)), (made("random"), made("random", shape=(4, 8)))):
+        with pytest.raises(ValueError, match="bool masks"):
+            masks.prove(first, second)
+
+
+def test_a_mask_is_periodic_where_one_tile_repeats_and_transposable_where_its_family_says_so():
+    assert {name for name, mask in MASKS.items() if mask.transposable} == {"checkerboard", "transposable_random"}
+    periodic = {name for name, mask in MASKS.items() if mask.periodic}
+    assert periodic == {"checkerboard", "uniform_1100", "uniform_1010", "uniform_1001"}
+    assert not Mask("odd", "random", "checkerboard").periodic
+    assert all(name == mask.name == Mask.named(name).name for name, mask in MASKS.items())
+    with pytest.raises(UnsupportedError, match="no mask is called 'chess'; allowed: uniform_1100"):
+        Mask.named("chess")

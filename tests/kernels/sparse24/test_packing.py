@@ -1,0 +1,63 @@
+import pytest
+import torch
+
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.sparse24 import packing
+
+from .problems import problem
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(64, 64), (128, 192), (192, 64)])
+def test_unpack_gives_back_the_kept_weights_bit_by_bit(shape, dtype):
+    _, weight, mask = problem(1, *shape, dtype)
+    values, metadata = packing.pack(weight, mask).data
+    assert values.dtype == dtype and values.is_contiguous() and metadata.dtype == torch.uint8
+    assert torch.equal(values, weight[mask].view(shape[0], shape[1] // 2))
+    assert torch.equal(packing.unpack(values, metadata), torch.where(mask, weight, 0))
+
+
+def test_metadata_is_two_indices_a_group_and_two_groups_a_byte():
+    patterns = {"1100": 0b0100, "1010": 0b1000, "1001": 0b1100, "0110": 0b1001, "0101": 0b1101, "0011": 0b1110}
+    for low in patterns:
+        for high in patterns:
+            row = torch.tensor([bit == "1" for bit in low + high]).repeat(64, 8)
+            _, metadata = packing.pack(torch.randn(64, 64), row).data
+            assert metadata.unique().tolist() == [patterns[low] | patterns[high] << 4]
+
+
+def test_kept_zeros_keep_their_sign_and_place_and_holes_are_plus_zero():
+    weight, mask = torch.full((64, 64), -0.0), problem(1, 64, 64)[2]
+    assert torch.equal(packing.unpack(*packing.pack(weight, mask).data).signbit(), mask)
+
+
+def mask_of(rows, columns):
+    return torch.tensor([True, True, False, False]).repeat(rows, columns // 4)
+
+
+BROKEN = mask_of(64, 128)
+BROKEN[17, 22] = True
+
+
+@pytest.mark.parametrize(
+    ("weight", "mask", "error", "match"),
+    [
+        (torch.zeros(64, 128), BROKEN, ValueError, "row 17, columns 20 to 23 keep 3 of 4"),
+        (torch.zeros(64, 96), mask_of(64, 96), UnsupportedError, "multiples of 64"),
+        (torch.zeros(32, 64), mask_of(32, 64), UnsupportedError, "multiples of 64"),
+        (torch.zeros(65, 64), mask_of(65, 64), UnsupportedError, "multiples of 64"),
+        (torch.zeros(64), mask_of(1, 64)[0], ValueError, "two dimensions"),
+        (torch.zeros(64, 64, dtype=torch.int8), mask_of(64, 64), ValueError, "floating point"),
+        (torch.zeros(64, 64), torch.zeros(64, 64), ValueError, "must be bool"),
+        (torch.zeros(64, 64), mask_of(64, 128), ValueError, "must be bool"),
+    ],
+)
+def test_what_is_no_weight_with_its_2to4_mask_is_refused(weight, mask, error, match):
+    with pytest.raises(error, match=match):
+        packing.pack(weight, mask)
+
+
+@pytest.mark.parametrize("metadata", [torch.zeros(64, 8), torch.zeros(64, 16, dtype=torch.uint8)])
+def test_metadata_of_another_shape_or_dtype_is_refused(metadata):
+    with pytest.raises(ValueError, match="metadata"):
+        packing.unpack(torch.zeros(64, 32), metadata)

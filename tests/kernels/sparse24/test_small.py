@@ -1,0 +1,85 @@
+"""What of the small-batch product needs no GPU: sizes, instruction, refusals. Values: tests/gpu/test_small.py."""
+
+import pytest
+import torch
+
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.sparse24 import small, ways
+from blockshock_lib.kernels.sparse24.small import Config
+
+CUDA = torch.device("cuda", 0)
+BOTH = tuple(ways.KINDS.values())
+SHAPES = [(64, 64), (4096, 4096), (192, 8192), (40960, 40960), (8192, 128)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 31, 64, 65, 128])
+def test_every_candidate_fits_the_chip_and_leaves_no_block_without_columns(shape, rows):
+    found = small.candidates(shape, rows)
+    assert found and len(set(found)) == len(found) and found[0] == small.default(shape, rows)
+    for config in found:
+        assert config.fits(small.eights(rows))
+        assert config.split == 1 or config.split * 128 * config.unroll <= shape[1]
+
+
+def test_a_batch_that_the_kernel_cannot_take_has_no_candidate_and_is_refused_by_name():
+    assert small.candidates((4096, 4096), 0) == small.candidates((4096, 4096), 129) == []
+    with pytest.raises(UnsupportedError, match="up to 128 rows, not 129"):
+        small.multiply(torch.zeros(129, 64), torch.zeros(1), (64, 64))
+
+
+@pytest.mark.parametrize(("capability", "reason"), [((8, 0), "no wgmma.sp"), ((10, 0), "no wgmma.sp"), ((9, 0), "")])
+def test_only_hopper_has_the_instruction(capability, reason, monkeypatch):
+    monkeypatch.setattr(small.cslt, "unsupported", lambda device, dtype: "")
+    monkeypatch.setattr(small.compiled, "unsupported", lambda device: "")
+    monkeypatch.setattr(small.compress, "known", lambda device: "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    found = small.unsupported(CUDA, torch.bfloat16)
+    assert (reason in found) if reason else found == ""
+
+
+def test_what_is_missing_is_named_and_the_tuned_product_goes_by_cusparselt_then(monkeypatch):
+    monkeypatch.setattr(small.cslt, "unsupported", lambda device, dtype: "")
+    monkeypatch.setattr(small.compiled, "unsupported", lambda device: "cuda.bindings is not installed")
+    assert small.unsupported(CUDA, torch.bfloat16) == "cuda.bindings is not installed"
+    untuned = ways._untuned.__wrapped__
+    assert untuned((4096, 4096), 16, torch.bfloat16, CUDA, BOTH) == ways.Setting()
+    monkeypatch.setattr(small, "unsupported", lambda device, dtype: "")
+    assert isinstance(untuned((4096, 4096), 16, torch.bfloat16, CUDA, BOTH), Config)
+    assert untuned((4096, 4096), small.MOST_ROWS + 8, torch.bfloat16, CUDA, BOTH) == ways.Setting()
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What the kernel would be given: (grid, threads, shared, *arguments) of each launch."""
+    calls = []
+    monkeypatch.setattr(small, "_kernel", lambda *_: lambda *args: calls.append(args))
+    return calls
+
+
+def test_the_kernel_is_told_where_the_values_and_the_metadata_begin(launched):
+    n, k, rows = 192, 256, 5
+    buffer, x, bias = torch.zeros(n, k * 9 // 16).bfloat16(), torch.zeros(rows, k).bfloat16(), torch.zeros(n).bfloat16()
+    config = small.Config(1, 2, 1, 3, 2)
+    y = small.multiply(x, buffer, (n, k), config, None, bias)
+    ((grid, threads, shared, values, metadata, given, out, added, *numbers),) = launched
+    assert (grid, threads, shared) == ((2, 2, 1), 256, config.shared(1))  # the last block has rows beyond the weight
+    assert values == buffer.data_ptr() and metadata == buffer.view(-1)[n * k // 2 :].data_ptr()
+    assert given is x and out is y and added is bias and numbers == [n, k, rows, k]
+
+
+@pytest.mark.parametrize(
+    ("x", "copied"),
+    [
+        (torch.ones(8, 384).bfloat16()[:, 192:], False),
+        (torch.ones(8, 388).bfloat16()[:, :192], True),  # rows at 8 bytes
+        (torch.ones(8, 384).bfloat16()[:, 4:196], True),  # begins at 8 bytes
+        (torch.ones(192, 8).bfloat16().t(), True),
+    ],
+)
+def test_an_input_whose_rows_do_not_begin_at_16_bytes_is_copied(launched, x, copied):
+    small.multiply(x, torch.zeros(128, 108).bfloat16(), (128, 192))
+    given, stride = launched[0][5], launched[0][-1]
+    assert (given is not x) is copied and torch.equal(given, x)
+    assert given.stride() == (stride, 1) and not stride % 8 and not given.data_ptr() % 16

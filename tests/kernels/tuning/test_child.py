@@ -1,0 +1,207 @@
+"""The process that searches, with planted crashes; real children of real parents, no GPU. See faulty.py."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from blockshock_lib.kernels.sparse24 import tune
+from tests.kernels.tuning.faulty import SEARCH, Algorithm, Small
+
+CPU = torch.device("cpu")
+HANG_SECONDS = 2.0
+OWN = ("own search",)
+
+
+def search(child):
+    return child.find({"algorithms": 8}, CPU)
+
+
+def checks(log):
+    """[(process id, what it tried)] in that order, by the names of faulty.py."""
+    return [(int(pid), step) for pid, step in (line.split(" ", 1) for line in Path(log).read_text().splitlines())]
+
+
+def ended(pid, seconds=10.0):
+    """Whether the process ends within so many seconds; it may be anybody's child."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(OSError):
+        # A process that has ended but was not waited for stays as a zombie where no init process reaps it.
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """The package must be found from any working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """(faults, options of Search) -> a search, whose child is ended afterwards."""
+    made = []
+
+    def make(faults, **options):
+        monkeypatch.setenv("FAULTS", json.dumps(faults))
+        monkeypatch.setenv("FAULTS_LOG", str(tmp_path / "log"))
+        made.append(replace(SEARCH, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """One search in which the faster a way is, the worse it behaves: algorithm 3 is the fastest right one."""
+    faults = {"own search": "exit", "7": "killed", "6": "hang", "5": "broken", "4": "wrong", "small 4": "killed"}
+    log = tmp_path_factory.mktemp("story") / "log"
+    child = replace(SEARCH, silence=HANG_SECONDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAULTS", json.dumps(faults))
+        patch.setenv("FAULTS_LOG", str(log))
+        found = search(child)
+    last = child.process.pid
+    child.close()
+    return SimpleNamespace(found=found, checks=checks(log), last=last)
+
+
+def test_the_fastest_right_candidate_of_each_kind_wins_over_those_that_crash_or_hang(story):
+    assert story.found.best().way == story.found.best(Algorithm).way == Algorithm(3) and not story.found.failed
+    assert story.found.best(Small).way == Small(3)
+
+
+def test_each_crash_is_told_with_its_culprit_and_how_it_ended(story):
+    assert sorted(story.found.crashes) == [
+        "algorithm number 5 (an illegal instruction was encountered)",
+        f"algorithm number 6 ({HANG_SECONDS:g} s without a word)",
+        "algorithm number 7 (SIGILL)",
+        "own search (exit status 7)",
+        "small depth 4 (SIGILL)",
+    ]
+    crashed = {trial.way for trial in story.found.trials if trial.crashed}
+    assert crashed == {Algorithm(5), Algorithm(6), Algorithm(7), Small(4)} and story.found.wrong == 1
+
+
+def test_no_culprit_and_no_way_of_an_earlier_child_is_tried_again_but_the_finalists(story):
+    met = Counter(step for _, step in story.checks)
+    assert met == {step: 3 if step in ("3", "small 3") else 1 for step in (*"01234567", "small 3", "small 4", *OWN)}
+
+
+def test_a_child_ends_with_its_crash_and_the_last_one_when_it_is_closed(story):
+    pids = {pid for pid, _ in story.checks}
+    assert len(pids) == 6 and story.last in pids
+    assert all(ended(pid, 0) for pid in pids)
+
+
+def test_the_child_is_kept_for_the_next_search_and_strange_output_is_no_message(start, tmp_path, capfd):
+    child = start({"1": "noise", "own search": "noise"})
+    found = [search(child) for _ in range(2)]
+    assert found[0].best().way == Algorithm(7) and not found[0].crashes
+    assert found[1] == found[0]
+    assert len({pid for pid, _ in checks(tmp_path / "log")}) == 1
+    assert "written by a compiler" in capfd.readouterr().err
+
+
+def test_after_the_last_restart_only_what_has_run_well_is_considered(start, tmp_path):
+    child = start({"2": "exit", "3": "exit", "4": "exit"}, restarts=1)
+    found = search(child)
+    assert found.best().way == Algorithm(1) and len(found.crashes) == 1
+    assert {step for _, step in checks(tmp_path / "log")} == {"own search", "small 3", "small 4", "0", "1", "2"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("faults", "restarts"), [(("small 3", "small 4"), 1), ("1", 0)])
+def test_a_search_that_goes_on_crashing_is_given_up(start, faults, restarts):
+    child = start(dict.fromkeys(faults, "exit"), restarts=restarts)
+    found = search(child)
+    assert found.best() is None and found.failed == "given up after 1 crashes"
+    assert [trial.crashed for trial in found.trials if trial.crashed] == ["exit status 7"]
+
+
+def test_an_error_of_the_search_itself_is_told_and_not_taken_for_a_crash(start, tmp_path):
+    found = search(start({"1": "bug"}))
+    assert found.best() is None and found.failed == "TypeError: a mistake" and not found.crashes
+    assert len({pid for pid, _ in checks(tmp_path / "log")}) == 1
+
+
+def test_a_child_that_does_not_start_is_a_failure_and_no_exception():
+    found = search(replace(SEARCH, command=(sys.executable, "-c", "raise SystemExit(3)")))
+    assert found.best() is None and found.failed == "the process that searches did not start: exit status 3"
+
+
+def test_an_interrupted_search_leaves_no_child(start, tmp_path, monkeypatch):
+    child = start({"1": "hang"})
+    hear = child._hear
+
+    def interrupted(seconds):
+        if (word := hear(seconds)) == ("trying", Algorithm(1)):
+            raise KeyboardInterrupt
+        return word
+
+    monkeypatch.setattr(child, "_hear", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        search(child)
+    assert child.process is None and ended(checks(tmp_path / "log")[0][0], 0)
+
+
+def test_an_idle_child_ends_by_itself_and_the_next_search_starts_another(start):
+    child = start({"idle": 1})
+    search(child)
+    first = child.process.pid
+    assert child.process.wait(10) == -signal.SIGALRM
+    found = search(child)
+    assert found.best().way == Algorithm(7) and not found.crashes and child.process.pid != first
+
+
+PARENT = """
+import sys, torch
+from tests.kernels.tuning.faulty import SEARCH as child, Algorithm
+hear = child._hear
+def tell(seconds):
+    message = hear(seconds)
+    if message in (("trying", Algorithm(1)), ("done", "")):
+        print(child.process.pid, flush=True)
+    return message
+child._hear = tell
+child.find({"algorithms": 8}, torch.device("cpu"))
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("fault", ["none", "hang", "stuck"])
+def test_a_parent_killed_with_sigkill_leaves_no_child(tmp_path, fault):
+    faults = {"1": fault, "alarm": 3 if fault == "stuck" else 600}
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "FAULTS": json.dumps(faults)}
+    env["FAULTS_LOG"] = str(tmp_path / "log")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", PARENT], env=env, **pipes) as parent:
+        try:
+            child = int(parent.stdout.readline())
+            assert not ended(child, 0.5)
+        finally:
+            parent.send_signal(signal.SIGKILL)
+    assert ended(child)
+
+
+def test_the_real_child_runs_from_anywhere_and_answers(capfd):
+    found = tune.SEARCH.find({"N": 128, "K": 192, "B": 16, "dtype": "bfloat16"}, CPU)
+    tune.SEARCH.close()
+    assert found.failed.startswith("UnsupportedError: 2:4 product 'cslt' cannot run") and not found.crashes
+    assert "RuntimeWarning" not in capfd.readouterr().err

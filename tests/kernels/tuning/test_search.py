@@ -1,0 +1,119 @@
+"""The search, with made-up candidates: wrong ones are never chosen, the leaders are checked and timed again."""
+
+import contextlib
+import itertools
+import math
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+
+from blockshock_lib.kernels.tuning.search import Error, Found, Trial, from_json, leaders, search, to_json, words
+
+GOOD, BAD = Error(1.0, 1.0), Error(40.0, 9.0)
+
+
+class One(NamedTuple):
+    number: int
+    split: int = 1
+
+    def valid(self):
+        return self.split > 0
+
+
+class Two(NamedTuple):
+    number: int
+    split: int = 1
+
+
+KINDS = {"one": One, "two": Two}
+
+
+def run(times, errors=(), **options):
+    """Search over ways numbered so, with these times in ms; `errors` overrides the good error of some."""
+    errors = dict(errors)
+
+    def check(way):
+        error = errors.get(way.number, GOOD)
+        error = next(error) if isinstance(error, itertools.cycle | itertools.chain) else error
+        if isinstance(error, Exception):
+            raise error
+        return error
+
+    timed = lambda way: contextlib.nullcontext(lambda: times[way.number] / (2 if way.split == 4 else 1))  # noqa: E731
+    trials = search([One(i) for i in times], check, timed, **options)
+    return Found(tuple(trials)).best(), trials
+
+
+@pytest.mark.parametrize("error", [BAD, Error(2.1, 1.0), Error(1.0, 1.3), Error(math.nan, math.nan)])
+def test_a_wrong_candidate_is_never_chosen_however_fast(error):
+    best, trials = run({0: 3.0, 1: 0.1, 2: 2.0}, {1: error})
+    assert best.way == One(2) and [trial.wrong for trial in trials] == [False, True, False]
+    assert math.isnan(trials[1].ms)
+
+
+@pytest.mark.parametrize("right", [1, 2])  # times: found wrong before the finalists are timed, or after
+def test_a_candidate_that_is_wrong_only_sometimes_is_caught_before_it_is_chosen(right):
+    sometimes = itertools.chain([GOOD] * right, itertools.cycle([BAD]))
+    best, trials = run({0: 3.0, 1: 0.1, 2: 2.0}, {1: sometimes}, finalists=1)
+    assert best.way == One(2) and trials[1].wrong
+
+
+def test_a_refused_candidate_is_left_out_with_its_reason():
+    best, trials = run({0: 3.0, 1: 0.1}, {1: RuntimeError("CUSPARSE_STATUS_NOT_SUPPORTED when calling\nmore")})
+    assert best.way == One(0)
+    assert trials[1].refused == "CUSPARSE_STATUS_NOT_SUPPORTED when calling" and not trials[1].wrong
+
+
+def test_a_candidate_that_is_refused_while_it_is_timed_is_left_out():
+    clocks = [lambda: 2.0, mock.Mock(side_effect=[1.0, 1.0, RuntimeError("launch failed"), 1.0, 1.0, 1.0])]
+    trials = search([One(0), One(1)], lambda way: GOOD, lambda way: contextlib.nullcontext(clocks[way.number]))
+    assert [trial.refused for trial in trials] == ["", "launch failed"] and leaders(trials)[0].way == One(0)
+
+
+def test_no_candidate_is_started_after_the_time_is_up_but_the_first_always_is():
+    _, trials = run(dict.fromkeys(range(9), 1.0), seconds=3, now=itertools.count().__next__)
+    assert len(trials) == 4
+    best, trials = run({0: 1.0, 1: 0.5}, seconds=-1)
+    assert best.way == One(0) and len(trials) == 1
+
+
+def test_known_trials_are_not_made_again_but_can_win_and_are_confirmed():
+    known = [Trial(One(0), GOOD, 3.0), Trial(One(1), crashed="SIGILL"), Trial(One(2), GOOD, 0.5)]
+    tried = []
+    best, trials = run({0: 3.0, 1: 0.1, 2: 0.6, 3: 2.0}, known=known, started=tried.append, finalists=1)
+    assert list(dict.fromkeys(tried)) == [One(3), One(2)]  # the new one, then the leader once more
+    assert best == Trial(One(2), GOOD, 0.6)
+    assert [trial.crashed for trial in trials] == ["", "SIGILL", "", ""] and not trials[1].right
+    best, trials = run({0: 3.0, 1: 0.1}, known=known[:1], seconds=-1)  # also when there is no time left
+    assert best == Trial(One(0), GOOD, 3.0) and len(trials) == 1
+
+
+def test_each_step_is_announced_before_it_is_taken_and_each_trial_told_after():
+    told = []
+
+    def check(way):
+        told.append("checked")
+        if way.number == 0:
+            raise RuntimeError("no")
+        return GOOD
+
+    timed = lambda way: contextlib.nullcontext(lambda: told.append("timed") or 1.0)  # noqa: E731
+    search([One(0), One(1)], check, timed, started=told.append, ended=told.append, samples=2)
+    right, one = Trial(One(1), GOOD, 1.0), One(1)
+    assert told[:3] == [One(0), "checked", Trial(One(0), refused="no")]
+    assert told[3:8] == [one, "checked", one, "timed", right]
+    assert told[8:] == [one, "checked", one, one, "timed", one, "timed", one, "checked", right]  # the finalist
+
+
+def test_a_way_comes_back_from_its_json_and_what_is_none_is_refused():
+    for way in (One(3, 2), Two(3)):
+        plain = to_json(way, KINDS)
+        assert from_json(plain, KINDS) == way and type(from_json(plain, KINDS)) is type(way)
+    assert words(One(3), KINDS) == "one number 3 split 1"
+    good = {"kind": "one", "number": 3, "split": 1}
+    for bad in ({"kind": "three"}, {"number": "3"}, {"number": True}, {"more": 1}, {"split": 0}, {"split": None}):
+        with pytest.raises(ValueError, match="a way"):
+            from_json({**good, **bad}, KINDS)
+    with pytest.raises(ValueError, match="not a way"):
+        from_json({"kind": "one", "number": 3}, KINDS)

@@ -1,0 +1,194 @@
+"""clip_grad_norm_ gives every rank the dense model's norm, and the dense model's clipped update."""
+
+import copy
+import math
+from collections import OrderedDict
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.utils import clip_grad_norm_ as torchs_own
+
+from blockshock_lib import BlockShockLinear, BlockShockParallel, RowParallelLinear, clip_grad_norm_
+from blockshock_lib.layers import ShardedLinear
+from blockshock_lib.ranks import WorkerGroup
+from tests import training
+from tests.layers.ranks import CASES, K, N, built, draw, in_process
+
+NORMS = [1, 2, math.inf]
+F64 = torch.float64
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request, tmp_path_factory):
+    with WorkerGroup(request.param, logs=tmp_path_factory.mktemp("logs")) as group:
+        yield lambda fn, *args: group.call(in_process, fn, *args, seconds=60)
+
+
+class Net(nn.Module):
+    """A layer to share, between layers that every rank holds whole; one of these is used twice, one is frozen."""
+
+    def __init__(self, dtype=F64):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.shared, self.head = nn.LayerNorm(K), nn.Linear(K, N), nn.Linear(N, N)
+        self.frozen, self.again = nn.Linear(N, N).requires_grad_(False), self.head
+        self.to(dtype)
+
+    def forward(self, x):
+        return self.again(self.frozen(self.head(self.shared(self.norm(x)))))
+
+
+def trained(model):
+    """`model` with gradients; on a rank that stands by, those of the dense model for what is not shared."""
+    dtype = model.norm.weight.dtype
+    run = model if getattr(model.shared, "active", True) else Net(dtype)
+    run(draw(5, K, dtype=dtype)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        parameter.grad = None if run is not model and name.startswith("shared") else run.get_parameter(name).grad
+    return model
+
+
+def whole_grads(model):
+    """The gradients by name, the shared layers' whole; None where this rank stands by."""
+    grads = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, layer in model.named_modules():
+        if isinstance(layer, ShardedLinear):
+            grads[f"{name}.weight"] = layer.to_dense(layer.weight.grad if layer.active else None)
+    return {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in grads.items()}
+
+
+def largest_difference(model, dense):
+    """Of the gradients, relative to the largest entry of each."""
+    found, wanted = whole_grads(model), whole_grads(dense)
+    assert found.keys() == wanted.keys()
+    off = [(found[n] - grad).abs().max() / grad.abs().max() for n, grad in wanted.items() if found[n] is not None]
+    return max(off).item()
+
+
+def like_dense(group, cases):
+    """The norm and the clipped gradients of each case are the dense model's, to 1e-12 of them."""
+    for name, mask, changes in cases:
+        dense, model = trained(Net()), Net()
+        model.shared = built(name, mask, model.shared.weight, model.shared.bias, **changes)
+        trained(model)
+        parameters = [p for one in (dense, model) for p in one.parameters() if p.grad is not None]
+        before = [parameter.grad.clone() for parameter in parameters]
+        for norm_type in NORMS:
+            wanted = torchs_own(dense.parameters(), math.inf, norm_type).item()
+            for part in (0.1, 10.0):  # clipped, and not
+                for parameter, grad in zip(parameters, before, strict=True):
+                    parameter.grad.copy_(grad)
+                torchs_own(dense.parameters(), part * wanted, norm_type)
+                norm, told = clip_grad_norm_(model, part * wanted, norm_type).item(), (name, mask, changes, norm_type)
+                assert abs(norm - wanted) < 1e-12 * wanted and largest_difference(model, dense) < 1e-12, told
+                same = all(torch.equal(p.grad, g) for p, g in zip(parameters, before, strict=True))
+                assert same == (part > 1), told
+    return True
+
+
+def test_norm_and_clipped_update_are_the_dense_models_for_every_method(ranks):
+    assert all(ranks(like_dense, [("dense", "checkerboard", {}), *CASES]))
+
+
+def compared(model, dense, x, max_norm, norm_type=2.0):
+    """(dense norm, norm, largest difference of the gradients) of two models' clipped gradients."""
+    for one in (dense, model):
+        one(x).square().sum().backward()
+    wanted = torchs_own(dense.parameters(), max_norm, norm_type).item()
+    return wanted, clip_grad_norm_(model, max_norm, norm_type).item(), largest_difference(model, dense)
+
+
+def two_groups(group):
+    """A layer on all ranks and one on each half of them."""
+    half = group.world_size // 2
+    halves = [dist.new_group(range(half)), dist.new_group(range(half, 2 * half))]
+    dense = training.mlp(features=K, dtype=F64)
+    model = copy.deepcopy(dense)
+    model[0] = BlockShockLinear.from_linear(model[0], mask="checkerboard")
+    model[2] = RowParallelLinear.from_linear(model[2], process_group=halves[group.rank // half])
+    return compared(model, dense, draw(5, K, dtype=F64), 0.01)
+
+
+def beside_torchs_styles(group, norm_type, dtype):
+    """A plan with torch's styles before and after Block-Shock, which gets a sharded DTensor."""
+    sizes = {"up": (64, 128), "shock": (128, 128), "down": (128, 64)}
+    layers = {"norm": nn.LayerNorm(64)} | {name: nn.Linear(*size) for name, size in sizes.items()}
+    torch.manual_seed(0)
+    dense = nn.Sequential(OrderedDict(layers)).to(dtype)
+    plan = {
+        "u*": ColwiseParallel(use_local_output=False),
+        "sh?ck": BlockShockParallel(mask="random"),
+        "down": RowwiseParallel(input_layouts=Replicate()),
+    }
+    model = parallelize_module(copy.deepcopy(dense), init_device_mesh("cpu", (group.world_size,)), plan)
+    return compared(model, dense, draw(4, 64, dtype=dtype), 0.5, norm_type)
+
+
+def test_layers_in_different_groups_are_joined_each_in_its_own(ranks):
+    for wanted, norm, off in ranks(two_groups):
+        assert norm == pytest.approx(wanted, rel=1e-12) and off < 1e-12
+
+
+@pytest.mark.parametrize("dtype, close", [(F64, 1e-12), (torch.float32, 1e-5)], ids=str)
+@pytest.mark.parametrize("norm_type", NORMS)
+def test_beside_torchs_styles_the_gradients_are_the_dense_models_and_dtensors_count(norm_type, dtype, close, ranks):
+    for wanted, norm, off in ranks(beside_torchs_styles, norm_type, dtype):
+        assert norm == pytest.approx(wanted, rel=close) and off < close
+
+
+def not_finite(group, norm_type):
+    """What rank 1's NaN does on every rank: the norm, the error, and whether the error left the gradients alone."""
+    model = Net(torch.float32)
+    model.shared = built("block_shock", "checkerboard", model.shared.weight, model.shared.bias)
+    trained(model)
+    if group.rank == 1:
+        model.shared.weight.grad[3, 5] = float("nan")
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    before = [grad.clone() for grad in grads]
+    said = training.said_by(RuntimeError, clip_grad_norm_, model, 0.1, norm_type, True)
+    same = all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(before, grads, strict=True))
+    return clip_grad_norm_(model, 0.1, norm_type).item(), said, same
+
+
+@pytest.mark.parametrize("norm_type", [2, math.inf])
+def test_a_nan_on_one_rank_is_seen_by_all_and_can_be_an_error(norm_type, ranks):
+    for norm, said, unchanged in ranks(not_finite, norm_type):
+        assert math.isnan(norm) and "non-finite" in said and unchanged
+
+
+def tied_and_bare(group):
+    """The norm before there is any gradient; the dense norm, and that of two modules that share one sharded weight."""
+    weight = draw(N, N, dtype=F64)
+    one, other = (built("row_parallel", "checkerboard", weight, None) for _ in range(2))
+    other.weight = one.weight
+    model, dense = nn.Sequential(one, other), nn.Linear(N, N, bias=False, dtype=F64)
+    none = clip_grad_norm_(model, 1.0).item()
+    dense.load_state_dict({"weight": weight})
+    x = draw(5, N, dtype=F64)
+    dense(dense(x)).square().sum().backward()
+    model(x).square().sum().backward()
+    return none, torchs_own(dense.parameters(), 1.0).item(), clip_grad_norm_(model, 1.0).item()
+
+
+def test_a_tied_weight_counts_once_and_no_gradient_is_no_norm(ranks):
+    for none, wanted, norm in ranks(tied_and_bare):
+        assert none == 0.0 and norm == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("norm_type", [0, -1, math.nan])
+def test_a_norm_that_zeros_would_change_is_refused(norm_type):
+    with pytest.raises(ValueError, match="norm_type must be over 0"):
+        clip_grad_norm_(nn.Linear(2, 2), 1.0, norm_type)
+
+
+@pytest.mark.parametrize("norm_type", NORMS)
+def test_a_norm_of_16_bit_gradients_is_not_rounded_to_16_bits(norm_type):
+    model = nn.Linear(256, 64, bias=False, dtype=torch.bfloat16)
+    model.weight.grad = draw(64, 256, dtype=torch.bfloat16)
+    wanted = torch.linalg.vector_norm(model.weight.grad.double(), norm_type).item()
+    assert clip_grad_norm_(model, 1e9, norm_type).item() == pytest.approx(wanted, rel=1e-5)

@@ -1,0 +1,151 @@
+import json
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+from bs4 import BeautifulSoup
+from nbformat import v4
+
+from blockshock_lib.errors import RecordError
+from blockshock_lib.notebook.pages import page, sanitise
+from blockshock_lib.runs import lock, manifest
+from tests.faults import hostile
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+STYLE = (Path(page.__file__).parent / "style.css").read_text()
+COLOURS = {name: pair for name, *pair in re.findall(r"--(\w+):light-dark\((#\w{6}),(#\w{6})\)", STYLE)}
+
+
+def contrast(one, other):
+    """Contrast of two colours as #rrggbb (WCAG 2.2)."""
+
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return sum(c * weight for c, weight in zip(parts, (0.2126, 0.7152, 0.0722), strict=True))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("name", sorted(COLOURS.keys() - {"paper", "panel", "line", "edge"}))
+def test_every_colour_of_text_can_be_read_on_every_ground(name, scheme):
+    for ground in ("paper", "panel"):
+        assert contrast(COLOURS[name][scheme], COLOURS[ground][scheme]) >= 4.5
+
+
+def test_the_style_takes_every_colour_from_the_tokens():
+    rules = re.sub(r"--\w+:light-dark\(.*?\);", "", STYLE)
+    assert set(re.findall(r"var\(--(\w+)\)", rules)) <= COLOURS.keys() and len(COLOURS) == 15
+    assert set(re.findall(r"#[0-9a-f]{3,6}\b", rules)) <= {"#fff"}  # the paper of figures
+    assert not re.search(r"(?:^|[;{])color:(?!var)|url\(|@import", rules)
+
+
+def write(folder, *cells):
+    path = folder / "phase0.ipynb"
+    nbformat.write(v4.new_notebook(cells=list(cells)), path)
+    return path
+
+
+def run(*outputs):
+    return v4.new_code_cell("run()", execution_count=1, outputs=list(outputs))
+
+
+def soup_of(notebook):
+    return BeautifulSoup(page.write_html(notebook).read_text(encoding="utf-8"), "html.parser")
+
+
+def test_the_page_shows_images_and_errors_and_no_dead_progress_bar(tmp_path):
+    data = {WIDGET: {"model_id": "1", "version_major": 2}, "text/plain": "100% 3/3 cases"}
+    image = f'<img alt="a chart" src="data:image/png;base64,{hostile.PIXEL}">'
+    bars = [v4.new_output("display_data", given) for given in (data, {WIDGET: data[WIDGET]}, {"text/html": image})]
+    error = v4.new_output("error", ename="RankError", evalue="x", traceback=["Traceback: \x1b[31mrank 1\x1b[0m"])
+    text = str(soup_of(write(tmp_path, v4.new_markdown_cell("# A <'\"&"), run(*bars), run(error))))
+    assert hostile.PIXEL in text and 'alt="a chart"' in text and "Traceback" in text
+    assert "100% 3/3 cases" not in text and "widget-view" not in text
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    target = page.write_html(notebook := write(tmp_path))
+    before = target.read_text(encoding="utf-8")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(RecordError, match="disk full"):
+        page.write_html(notebook)
+    assert target.read_text(encoding="utf-8") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["phase0.html", "phase0.ipynb"]
+
+
+@pytest.mark.parametrize(
+    "facts, tone, state",
+    [
+        ({}, "good", None),
+        ({"status": "running"}, "good", None),
+        ({"verdict": "phase1: FAIL · x"}, "bad", None),
+        ({"status": "interrupted", "verdict": "phase1 interrupted: <b>"}, "warn", "interrupted"),
+        ({"status": "failed", "verdict": "phase1 failed: x"}, "bad", "failed"),
+    ],
+)
+def test_the_verdict_of_the_manifest_is_at_the_top(tmp_path, facts, tone, state):
+    notebook = write(tmp_path)
+    assert soup_of(notebook).find(class_="verdict") is None, "made up without a manifest"
+    known = json.loads((hostile.REFERENCE / manifest.FILE).read_text()) | {"started": "2026-11-20T17:07:16+01:00"}
+    (tmp_path / manifest.FILE).write_text(json.dumps(known | facts))
+    lock.hold(tmp_path)  # a run that says it is running and has no owner is read as interrupted
+    box = soup_of(notebook).header.find(class_="verdict")
+    assert tone in box["class"] and "CPU, 2 cores" in box.get_text() and "2026-11-20 16:07 UTC" in box.get_text()
+    assert (known | facts)["verdict"].split(" · ")[0] in box.get_text()
+    assert (box.find(class_="state").get_text() if state else box.find(class_="state")) == state
+    lock.release(tmp_path)
+
+
+def test_very_long_output_is_cut_and_says_so(tmp_path):
+    long = v4.new_output("stream", name="stdout", text="x" * 3_000_000)
+    soup = soup_of(write(tmp_path, run(long, v4.new_output("display_data", {"text/html": "<p>x</p>" * 400_000}))))
+    text = soup.main.get_text()
+    assert "2900000 more characters are left out" in text and "3200000 characters is left out" in text
+    assert len(str(soup)) < 200_000
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in hostile.REFERENCE.parent.iterdir()))
+def test_the_pages_of_the_reference_runs_are_small_and_show_every_figure(name, tmp_path):
+    source = next((hostile.REFERENCE.parent / name).glob("*.ipynb"))
+    soup = soup_of(shutil.copy(source, tmp_path))
+    assert (tmp_path / source.name).with_suffix(".html").stat().st_size < 1_000_000
+    shown = json.dumps(json.loads(source.read_text())["cells"])  # what a widget keeps for itself is no output
+    assert len(soup.find_all("img")) == shown.count("data:image/png;base64") > 0
+    assert all(len(image["alt"]) > 40 for image in soup.find_all("img"))
+    assert len(soup.find_all("table")) == source.read_text().count("<table") > 0
+
+
+@pytest.mark.parametrize(
+    "text, html",
+    [
+        ("plain <b> & 'x'\n", "plain &lt;b&gt; &amp; &#39;x&#39;"),
+        ("\x1b[31mred\x1b[0m on", '<span class="ansi-red-fg">red</span> on'),
+        ("\x1b[1;32mgreen\x1b[0m", '<span class="ansi-green-intense-fg ansi-bold">green</span>'),
+        ("\x1b[38;5;28mof a palette\x1b[39m", "of a palette"),
+        ("\x1b[7;41minverse on red\x1b[0m", "inverse on red"),
+        ("\x1b[2K\x1b[1Aup", "up"),
+        ("\x1b]8;;https://example.org\x07link\x1b]8;;\x07", "link"),
+        ("10%\r50%\r100%\ndone", "100%\ndone"),
+        ("windows\r\nlines\r\n", "windows\nlines"),
+        ("gone\r      \r", ""),
+        ("a\x00\x08\x7fb", "ab"),
+        (" \n\t\n", ""),
+    ],
+)
+def test_what_a_terminal_showed_is_what_the_page_shows(text, html):
+    assert sanitise.terminal(text) == html
+
+
+def test_no_colour_is_written_as_a_style():
+    text = "".join(f"\x1b[{kind};5;{n}mx" for kind in (38, 48) for n in range(256))
+    html = sanitise.terminal(text + "\x1b[38;2;999;1mx\x1b[38mx\x1b[;;mx")
+    assert re.sub(r'<span class="ansi-[a-z-]+">(x+)</span>', r"\1", html) == "x" * 515

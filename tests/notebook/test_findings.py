@@ -1,0 +1,207 @@
+import shutil
+
+import nbformat
+import pytest
+
+from blockshock_lib import files
+from blockshock_lib.__main__ import main
+from blockshock_lib.errors import RecordError
+from blockshock_lib.notebook import findings, workbook
+from blockshock_lib.notebook.findings import COUNTS, POOLED, weigh
+from blockshock_lib.runs import manifest, record
+from blockshock_lib.studies.linear import STUDY
+from tests import small_runs
+from tests.report import frames
+
+REFERENCE = files.ROOT / "outputs" / "reference"
+CPU = REFERENCE / "phase1-cpu"
+
+
+def copied(tmp_path, name="run", records_kept=99, **facts):
+    """A copy of the shipped phase 1 run on a CPU, its manifest with other facts."""
+    folder = small_runs.copied(CPU, tmp_path / name)
+    for path in sorted((folder / "records").glob("*.json"))[records_kept:]:
+        path.unlink()
+    manifest.note(folder, **{"files": manifest.digests(folder)} | facts)
+    return folder
+
+
+def rename(folder, run):
+    """The records' own name of their run, as a second run has another."""
+    for path in (folder / "records").glob("*.json"):
+        path.write_bytes(record.encode(record.read(path) | {"run": run}))
+    manifest.note(folder, files=manifest.digests(folder))
+
+
+def uses(*places):
+    return {source.folder.name: source.use for source in weigh(places, STUDY)}
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return findings.Findings(None, "reference", None)
+
+
+def test_every_shipped_run_counts_machines_are_never_put_together_and_gpus_come_first(shipped):
+    found = {source.folder.relative_to(REFERENCE).as_posix(): source.use for source in shipped.sources}
+    assert all(found[f"phase{n}-{kind}"] == COUNTS for n in range(4) for kind in ("cpu", "cuda"))
+    first, *others = shipped.frames
+    assert first.startswith("2x NVIDIA H200") and others and all("CPU" in name for name in others)
+    assert set(shipped.main["device"]) == {"cuda"}
+    for frame in shipped.frames.values():
+        assert frame["device"].nunique() == 1
+
+
+def read(**settings):
+    """Findings of these frames."""
+    made = findings.Findings(None, "all", None)
+    made.frames = settings
+    return made
+
+
+def test_the_line_holds_every_check_and_what_real_gpus_say():
+    gpu, cpu = (frames.make((256,), (16,), device=device, groups=2, repeats=2) for device in ("cuda", "cpu"))
+    line = read(gpu=gpu, cpu=cpu).line()
+    assert "PASS" in line and "on gpu · H1" in line and line.count("H1") == 1 and "no claim about speed: cpu" in line
+    assert "H2 no record of phase3 yet: make phase3" in line
+    assert "FAIL" in read(gpu=frames.fail(gpu, "dense")).line()
+    assert "NOTHING READ" in read().line() and read().numbers().empty
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"driver": "1"}, {"cpu": {"model": "other", "cores": 2}}, {"gpus": [{"name": "G", "power_limit_w": 350.0}]}],
+)
+def test_hosts_with_the_same_gpus_but_other_cards_are_not_put_together(tmp_path, other):
+    gpu = {"name": "G", "power_limit_w": 700.0}
+    card = manifest.read(CPU)["machine"] | {"title": "1x G", "gpus": [gpu], "driver": "0"}
+    copied(tmp_path, "here", machine=card)
+    copied(tmp_path, "there", machine=card | other)
+    assert uses(tmp_path) == {"here": COUNTS, "there": COUNTS}
+
+
+@pytest.mark.parametrize("what", ["code", "libraries"])
+def test_the_newest_of_equal_runs_counts_and_one_with_other_code_or_libraries_not_with_it(tmp_path, what):
+    card = manifest.read(CPU)["machine"] | {"libraries": {"torch": "9"}}
+    other = {"code": {"code": {"sources": "bbb"}}, "libraries": {"machine": card}}[what]
+    copied(tmp_path, "old", started="2026-01-01T00:00:00+00:00")
+    copied(tmp_path, "new", started="2026-01-02T00:00:00+00:00", **other)
+    found = uses(tmp_path)
+    assert found["new"] == COUNTS and found["old"].startswith(f"left out: other {what} than")
+
+
+def test_runs_of_the_same_cases_code_and_libraries_are_put_together(tmp_path):
+    for name, day in (("old", 1), ("new", 2)):
+        rename(copied(tmp_path, name, started=f"2026-01-0{day}T00:00:00+00:00"), name)
+    assert uses(tmp_path) == {"new": COUNTS, "old": POOLED}
+    pooled = findings.Findings(None, "all", tmp_path)
+    pooled.sources = weigh((tmp_path,), STUDY)
+    (frame,) = pooled.frames.values()
+    assert frame.groupby("case")["run"].nunique().eq(2).all(), "four groups stand behind each case"
+
+
+def test_a_smaller_newer_run_does_not_displace_a_larger_one(tmp_path):
+    copied(tmp_path, "old", started="2026-01-01T00:00:00+00:00")
+    copied(tmp_path, "new", records_kept=2, started="2026-01-02T00:00:00+00:00")
+    found = uses(tmp_path)
+    assert found["old"] == COUNTS and found["new"].startswith("left out: ") and "has 6" in found["new"]
+
+
+@pytest.mark.parametrize(
+    "facts, said",
+    [
+        ({"status": "interrupted", "reason": "by the user"}, "its status is interrupted: by the user"),
+        ({"status": "running"}, "its status is interrupted"),
+        ({"redrawn_from": "outputs/x"}, "it only redraws outputs/x"),
+        ({"received": {"zip": "a.zip"}}, "a colleague's"),
+        ({"phase": "phase9"}, "phase9 is no phase"),
+        ({"params": {}}, "does not say what was asked"),
+        ({"params": []}, "does not say what was asked"),
+    ],
+)
+def test_a_run_that_cannot_count_says_why(tmp_path, facts, said):
+    copied(tmp_path, **facts)
+    (use,) = uses(tmp_path).values()
+    assert use.startswith("left out: ") and said in use
+
+
+def damage(folder, record):
+    record.write_text(record.read_text().replace("8", "9", 1))
+
+
+def write_anew(folder, record):
+    known = manifest.read(folder)["files"]
+    rename(folder, "other")
+    manifest.note(folder, files=known)
+
+
+def remove_all(folder, record):
+    shutil.rmtree(folder / "records")
+    (folder / "records").mkdir()
+    manifest.note(folder, files={})
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (damage, "1 records are damaged, {record} first"),
+        (lambda folder, record: record.unlink(), "{record} is missing"),
+        (write_anew, "{record} is not as the run left it"),
+        (remove_all, "it holds no records"),
+        (lambda folder, record: (folder / manifest.FILE).write_text("{"), "holds no readable manifest.json"),
+    ],
+)
+def test_a_run_whose_files_are_not_whole_is_left_out_by_name(tmp_path, fault, said):
+    folder = copied(tmp_path)
+    record = min((folder / "records").glob("*.json"))
+    fault(folder, record)
+    (use,) = uses(tmp_path).values()
+    assert use.startswith("left out: ") and said.format(record=record.name) in use
+
+
+def test_without_a_run_it_says_what_to_make(tmp_path, monkeypatch):
+    monkeypatch.setattr(findings, "REFERENCE", tmp_path)
+    with pytest.raises(RecordError, match="make phase1"):
+        findings.open_findings("all", out=tmp_path / "empty").main  # noqa: B018
+
+
+@pytest.mark.long
+def test_the_manifest_holds_the_verdict_and_digests_of_what_it_rests_on(tmp_path, monkeypatch):
+    left = findings.Source(tmp_path / "redrawn", {}, "left out: it only redraws another")
+    monkeypatch.setattr(findings, "weigh", lambda *asked: [*weigh(*asked), left])
+    found = findings.open_findings("reference", out=tmp_path)
+    assert found.folder.name.endswith("-findings") and manifest.read(found.folder)["status"] == "running"
+    line = found.conclude()
+    facts = manifest.read(found.folder)
+    assert facts["status"] == "completed" and facts["verdict"] == line and "H1 refuted" in line
+    rests_on = {one["run"]: one["manifest"] for one in facts["rests_on"]}
+    assert rests_on["outputs/reference/phase1-cpu"] == files.sha256(CPU / manifest.FILE)
+    assert "outputs/reference/phase1-cuda" in rests_on
+    assert left.use in facts["left_out"].values()
+    table = found.numbers().loc[found.setting]
+    assert table.loc["H1", "verdict"] == "refuted" and table.loc["H3", "verdict"] == "supported"
+
+
+@pytest.mark.parametrize(
+    ("status", "concludes", "code", "verdict"),
+    [
+        ("completed", True, 0, "findings: PASS"),
+        ("completed", False, 1, "findings failed: the notebook did not conclude"),
+        ("failed", True, 1, "findings failed: planted"),
+        ("interrupted", True, 130, "findings interrupted: planted"),
+    ],
+)
+def test_the_command_writes_notebook_page_and_manifest(tmp_path, monkeypatch, capsys, status, concludes, code, verdict):
+    def run(folder, name, target, given):  # in place of the notebook's kernel
+        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Findings")]), target)
+        if concludes:
+            manifest.note(folder, verdict="findings: PASS")
+        return status, "" if status == "completed" else "planted"
+
+    monkeypatch.setattr(workbook, "run_notebook", run)
+    assert main(["findings", "--out", str(tmp_path)]) == code
+    (folder,) = tmp_path.glob("*/*-findings")
+    facts = manifest.read(folder)
+    assert facts["status"] == (status if concludes else "failed") and facts["verdict"] == verdict
+    assert set(facts["files"]) == {"findings.ipynb", "findings.html"} and facts["files"] == manifest.digests(folder)
+    assert "findings.html" in capsys.readouterr().out

@@ -1,0 +1,158 @@
+import json
+import os
+import subprocess
+import warnings
+
+import pytest
+from bs4 import BeautifulSoup
+from PIL import Image
+
+from blockshock_lib import files
+from blockshock_lib.errors import ShareError
+from blockshock_lib.notebook import share, workbook
+from blockshock_lib.runs import lock, manifest, records
+from tests.faults import hostile
+
+KNOWN = json.loads((hostile.REFERENCE / manifest.FILE).read_text())
+
+
+@pytest.fixture
+def run(tmp_path):
+    return hostile.small_run(tmp_path / "run")
+
+
+def noted(folder, **facts):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / manifest.FILE).write_text(json.dumps(KNOWN | facts))
+    return folder
+
+
+def listed(out):
+    """The runs of the list, a (heading, text, tag) each."""
+    text = share.write_index(out).read_text(encoding="utf-8")
+    runs = BeautifulSoup(text, "html.parser").find_all(class_="run")
+    return [(run.h2.get_text(), " ".join(run.get_text().split()), run) for run in runs]
+
+
+def test_a_packed_run_holds_what_a_colleague_needs_and_no_log(run):
+    (run / "notes.txt").write_text("x")
+    noted(run / "redrawn")
+    path = share.pack(run)
+    assert path == run.with_name("run.zip")
+    kinds = sorted(name if "/" not in name else name.split("/")[0] for name in hostile.contents(path))
+    assert kinds == ["manifest.json", "phase1_forward.html", "phase1_forward.ipynb", "records", "traces"]
+    assert sorted(one.name for one in run.parent.iterdir()) == ["run", "run.zip"]
+
+
+def test_the_same_run_gives_the_same_bytes(run, tmp_path):
+    first = share.pack(run, tmp_path / "a.zip").read_bytes()
+    for path in sorted(run.rglob("*"), reverse=True):
+        os.utime(path, (1, 1))
+        path.chmod(0o700)
+    assert share.pack(run, tmp_path / "b.zip").read_bytes() == first
+
+
+@pytest.mark.parametrize("kind", ["records", "traces"])
+def test_a_run_with_a_changed_or_lost_measurement_is_not_packed(run, kind):
+    one = min((run / kind).iterdir())
+    one.write_bytes(one.read_bytes() + b" ")
+    with pytest.raises(ShareError, match=f"{one.name} has changed"):
+        share.pack(run)
+    one.unlink()
+    with pytest.raises(ShareError, match=f"{one.name} is gone"):
+        share.pack(run)
+
+
+@pytest.mark.parametrize("name", ["records/a.json", "more"])
+def test_a_link_in_a_run_is_not_followed(run, name, tmp_path):
+    (run / name).symlink_to(tmp_path)
+    with pytest.raises(ShareError, match="a link"):
+        share.pack(run)
+
+
+@pytest.mark.parametrize(
+    "facts, words",
+    [
+        ({"status": "running"}, "still running"),
+        ({"redrawn_from": "outputs/x"}, "share that run"),
+        ({"params": "none"}, "is refused: params"),
+    ],
+)
+def test_a_run_that_a_colleague_could_not_open_is_not_packed(run, facts, words):
+    noted(run, files=manifest.digests(run), **facts)
+    lock.hold(run)  # or a run that says so is read as interrupted
+    with pytest.raises(ShareError, match=words):
+        share.pack(run)
+    lock.release(run)
+    assert not run.with_name("run.zip").exists()
+
+
+def test_what_is_unpacked_is_what_was_packed(run, tmp_path):
+    folder = share.unpack(share.pack(run), tmp_path / "received" / "theirs")
+    assert folder == tmp_path / "received" / "theirs" and folder.stat().st_mode & 0o777 == 0o755
+    for kind in ("records/*", "traces/*", "*.ipynb"):
+        there, here = ({p.name: p.read_bytes() for p in place.glob(kind)} for place in (folder, run))
+        assert there == here
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(records.load(folder, strict=True)) == len(records.load(run, strict=True)) > 0
+    found = manifest.read(folder)
+    assert found["received"]["zip"] == "run.zip" and found["files"] == manifest.digests(folder)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["received", "run", "run.zip"]
+
+
+def test_a_zip_is_unpacked_once_and_never_over_something_else(run, tmp_path):
+    path, into = share.pack(run), tmp_path / "into"
+    assert share.unpack(path, into) == share.unpack(path, into) == into
+    (into / "phase1_forward.ipynb").write_text("edited")
+    assert share.unpack(path, into) == tmp_path / "into-2"
+    assert (into / "phase1_forward.ipynb").read_text() == "edited"
+    (tmp_path / "taken").write_text("a file")
+    assert share.unpack(path, tmp_path / "taken") == tmp_path / "taken-2"
+
+
+def test_a_received_run_is_drawn_again(outputs):
+    path = share.pack(hostile.REFERENCE.with_name("phase0-cpu"), outputs / "theirs.zip")
+    folder = share.unpack(path, outputs / "received" / "theirs")
+    outcome = workbook.execute("phase0", redraw=files.shown(folder), out=outputs)
+    assert outcome.ok and "checks: 195 passed, 0 failed" in outcome.verdict
+    assert share.unpack(path, outputs / "received" / "theirs") == folder, "drawing has changed it"
+
+
+def test_the_list_has_every_run_newest_first(tmp_path):
+    out = tmp_path / "out"
+    noted(out / "21" / "b", started="2026-11-21T10:00:00+02:00", status="interrupted", verdict="x interrupted: y")
+    noted(out / "21" / "a", started="2026-11-21T08:30:00+00:00", status="failed", verdict="x failed: y")
+    noted(out / "reference" / "c", started="2026-11-20T10:00:00+00:00", machine={"title": "2x NVIDIA H200"})
+    noted(out / "22" / "d", started="2026-11-22T10:00:00+00:00", status="running", verdict="")
+    noted(out / ".half.zip")
+    (noted(out / "e") / manifest.FILE).write_text("{")
+    found = listed(out)
+    states = [run.find(class_="state") for _, _, run in found]
+    assert [(state.get_text(), *state["class"][1:]) for state in states] == [
+        *(("interrupted", "warn"), ("failed", "bad"), ("interrupted", "warn"), ("completed", "good")),
+        ("damaged", "bad"),
+    ]
+    assert found[3][0] == "phase1 · 2x NVIDIA H200" and "H1 undecided" in found[3][1]
+    assert "manifest cannot be read" in found[4][1]
+
+
+@pytest.mark.parametrize("file", ["figures/none.png", "../../other.png", "/etc/passwd", "figures/broken.png"])
+def test_a_run_without_a_figure_has_words_for_it(tmp_path, file):
+    Image.new("RGB", (9, 9)).save(tmp_path / "other.png")
+    run = noted(tmp_path / "out" / "a", figures=[{"name": "b", "file": file, "alt": "b"}, "nonsense"])
+    (run / "figures").mkdir()
+    (run / "figures" / "broken.png").write_bytes(b"PNG")
+    ((_, text, run),) = listed(tmp_path / "out")
+    assert run.img is None and ("cannot be read" if "broken" in file else "no figure is saved") in text
+
+
+def test_a_packed_table_of_records_is_shared_and_one_that_ends_its_reader_is_refused(run, tmp_path, monkeypatch):
+    records.pack(run)
+    path = share.pack(run, tmp_path / "a.zip")
+    assert (share.unpack(path, tmp_path / "received") / records.PARQUET).is_file()
+    dead = subprocess.CompletedProcess([], -11)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: dead)
+    with pytest.raises(ShareError, match="table of records cannot be opened"):
+        share.unpack(path, tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,225 @@
+import datetime as dt
+import hashlib
+import html
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import psutil
+import pytest
+
+from blockshock_lib import files
+from blockshock_lib.errors import ParamsError, RecordError
+from blockshock_lib.notebook import workbook
+from blockshock_lib.runs import machine, manifest, measure, records
+from blockshock_lib.runs import run as run_module
+from blockshock_lib.studies.linear import STUDY
+from tests.small_runs import TINY, written
+
+
+@pytest.fixture(scope="module")
+def done(outputs):
+    """A tiny phase 0 that really ran: notebook, kernel, two ranks."""
+    return workbook.execute("phase0", hardware="cpu", settings=TINY, out=outputs)
+
+
+def noted_by(outcome):
+    return manifest.read(outcome.notebook.parent)
+
+
+def printed(notebook):
+    """Source of each cell -> the text of its outputs."""
+    cells = nbformat.read(notebook, as_version=4).cells
+    return {
+        cell.source: [output.get("data", output).get("text/plain", output.get("text")) for output in cell.outputs]
+        for cell in cells
+        if cell.cell_type == "code"
+    }
+
+
+def planted(tmp_path, monkeypatch, *cells):
+    """The outcome of a phase 0 whose notebook holds these cells after the parameters."""
+    path, names = tmp_path / "planted.ipynb", "hardware = settings = run_dir = redraw = resume = None"
+    kernel = {"name": "python3", "display_name": "", "language": "python"}
+    cells = [nbformat.v4.new_code_cell(cell) for cell in (names, *cells)]
+    cells[0].metadata["tags"] = ["parameters"]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+    monkeypatch.setitem(STUDY.phases, "phase0", replace(STUDY.phases["phase0"], notebook=str(path)))
+    return workbook.execute("phase0", hardware="cpu", settings=TINY, out=tmp_path / "out")
+
+
+def test_two_runs_of_the_same_second_get_folders_of_their_own(outputs, monkeypatch):
+    clock = SimpleNamespace(now=lambda tz=None: dt.datetime(2030, 1, 2, 3, 4, 5, tzinfo=tz))
+    monkeypatch.setattr(run_module, "dt", SimpleNamespace(datetime=clock, UTC=dt.UTC))
+    first, second = (workbook.open_run("phase0", hardware="cpu", settings=TINY, out=outputs) for _ in range(2))
+    assert first.folder == outputs / "2030-01-02" / "030405-linear-phase0-cpu"
+    assert second.folder == outputs / "2030-01-02" / "030405-linear-phase0-cpu-2"
+
+
+def test_a_run_that_completes_leaves_notebook_page_records_verdict_and_digests(done):
+    noted, folder = noted_by(done), done.notebook.parent
+    assert (done.status, done.ok, noted["status"], noted["reason"]) == ("completed", True, "completed", "")
+    assert done.notebook == folder / "phase0_correctness.ipynb" and done.html == done.notebook.with_suffix(".html")
+    assert "PASS" in done.verdict and noted["verdict"] == done.verdict
+    assert done.verdict in "".join(map(str, printed(done.notebook).values()))
+    frame = records.load(folder, strict=True)
+    assert set(frame["run"]) == {noted["run"]} and set(frame["shape"]) == {"128x128"}
+    assert noted["started"] <= noted["ended"]
+    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+    del files["manifest.json"]
+    assert records.PARQUET in files
+    assert noted["files"] == {n: hashlib.sha256(p.read_bytes()).hexdigest() for n, p in files.items()}
+
+
+def test_the_manifest_says_what_ran_where_and_with_which_seed(done):
+    noted, card = noted_by(done), machine.probe()
+    assert noted["machine"] == card and noted["machine"]["libraries"]["torch"]
+    assert noted["params"]["seed"] == 0 and noted["params"]["sweep"]["n"] == [128]
+    assert noted["code"].keys() == {"commit", "dirty", "sources", "imported"}
+    assert re.fullmatch("[0-9a-f]{12}", noted["code"]["sources"]) and noted["code"]["imported"]
+
+
+def test_nothing_of_a_shared_run_names_a_path_of_this_machine(done):
+    folder = done.notebook.parent
+    places = [p for p in (files.ROOT, Path.home(), Path(tempfile.gettempdir()), Path(sys.prefix)) if len(p.parts) > 1]
+    for file in folder.glob("*.*"):
+        text = re.sub(r"base64,[A-Za-z0-9+/=\\n]+", "", file.read_bytes().decode("latin-1"))
+        assert not [place for place in places if f"{place}/" in text or f'{place}"' in text], file.name
+    assert noted_by(done)["run"] == folder.relative_to(files.ROOT).as_posix()
+
+
+def test_a_redrawn_run_makes_the_same_tables_and_measures_nothing(done, outputs):
+    # Given as an absolute path, as a shell completes it.
+    again = workbook.execute("phase0", redraw=str(done.notebook.parent), out=outputs)
+    folder = again.notebook.parent
+    assert (again.status, again.ok, again.verdict) == ("completed", True, done.verdict)
+    assert not records.any_in(folder) and not (folder / "logs").exists()
+    before, after = printed(done.notebook), printed(again.notebook)
+    compared = [cell for cell in before if re.search(r"table\(|proofs\(|conclude\(", cell)]
+    assert len(compared) == 8
+    for cell in compared:
+        assert before[cell] and before[cell] == after[cell], cell
+    assert noted_by(again)["redrawn_from"] == noted_by(done)["run"]
+    assert str(files.ROOT) not in again.notebook.read_text()
+
+
+def test_a_redrawn_run_never_reaches_the_launcher(done, outputs, monkeypatch):
+    monkeypatch.setattr(measure, "run", lambda *_, **__: pytest.fail("measured"))
+    run = workbook.open_run("phase0", redraw=str(done.notebook.parent), out=outputs)
+    assert run.redrawn and run.measure(progress=False) is run and len(run.frame)
+    with pytest.raises(pytest.fail.Exception, match="measured"):
+        workbook.open_run("phase0", hardware="cpu", settings=TINY, out=outputs).measure(progress=False)
+
+
+def test_one_failed_check_makes_the_outcome_bad_though_every_cell_ran(outputs):
+    source = written(outputs, failed="block_shock")
+    outcome = workbook.execute("phase0", redraw=source.name, out=outputs)
+    assert outcome.status == "completed" and not outcome.ok
+    assert "FAIL" in outcome.verdict and "1 failed" in outcome.verdict
+
+
+def test_run_all_in_jupyterlab_ends_completed_with_its_verdict_and_digests(outputs):
+    run = written(outputs)
+    assert manifest.read(run.folder)["status"] == "running"
+    line = run.conclude()
+    noted = manifest.read(run.folder)
+    assert (noted["status"], noted["verdict"]) == ("completed", line) and "ended" in noted
+    assert noted["files"] == manifest.digests(run.folder)
+    assert set(noted["files"]) == {"records.parquet", "figures/checks.png"}
+
+
+def test_a_record_that_is_lost_is_said_and_makes_the_outcome_bad(outputs):
+    source = written(outputs)
+    (record,) = source.folder.glob("records/*.json")
+    record.write_bytes(record.read_bytes()[:-40])
+    with pytest.warns(UserWarning, match="damaged|cut|record"):
+        outcome = workbook.execute("phase0", redraw=source.name, out=outputs)
+    assert not outcome.ok and "1 of 1 records damaged or missing" in outcome.verdict
+
+
+def test_a_page_that_cannot_be_made_costs_the_page_only(outputs, monkeypatch):
+    monkeypatch.setattr("blockshock_lib.notebook.pages.page.write_html", lambda path: 1 / 0)
+    with pytest.warns(UserWarning, match="no HTML page.*division by zero"):
+        outcome = workbook.execute("phase0", redraw=written(outputs).name, out=outputs)
+    assert outcome.ok and outcome.html is None and outcome.line().endswith(".ipynb")
+
+
+@pytest.mark.parametrize(
+    ("cell", "status", "reason"),
+    [
+        ("1 / 0", "failed", "ZeroDivisionError: division by zero"),
+        ("import os\nos._exit(0)", "interrupted", "the notebook's kernel died"),
+        ("raise KeyboardInterrupt", "interrupted", "KeyboardInterrupt"),
+    ],
+)
+def test_a_notebook_that_does_not_end_makes_a_run_that_says_so_with_reason_and_page(
+    tmp_path, monkeypatch, cell, status, reason
+):
+    outcome = planted(tmp_path, monkeypatch, cell, "print('never')")
+    noted = noted_by(outcome)
+    assert (outcome.status, outcome.ok, noted["status"], noted["reason"]) == (status, False, status, reason)
+    assert reason in outcome.verdict and reason in html.unescape(outcome.html.read_text()) and "ended" in noted
+
+
+def test_a_notebook_that_checks_nothing_is_not_well(tmp_path, monkeypatch):
+    outcome = planted(tmp_path, monkeypatch, "1 + 1")
+    assert outcome.status == "completed" and not outcome.ok
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_every_process_and_is_noted_as_interrupted(outputs):
+    out = outputs / "interrupted"
+    command = [sys.executable, "-m", "blockshock_lib", "run", "phase0", "--hardware", "cpu", "--out", str(out)]
+    with subprocess.Popen(command, cwd=files.ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            end = time.monotonic() + 90
+            while not list(out.rglob("records/*.json")) and process.poll() is None and time.monotonic() < end:
+                time.sleep(0.05)
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=60)[0].decode()
+        finally:
+            process.kill()
+    assert len(family) >= 3, "a kernel and two ranks were at work"
+    assert not psutil.wait_procs(family, timeout=10)[1]
+    (noted,) = (manifest.read(path.parent) for path in out.rglob("manifest.json"))
+    assert noted["status"] == "interrupted" and noted["reason"] == "interrupted by the user" and noted["ended"]
+    assert process.returncode == 130 and "phase0 interrupted" in said
+
+
+def test_runs_come_newest_first_and_a_damaged_manifest_is_skipped_with_a_warning(tmp_path):
+    known = {"run": "x", "phase": "phase0", "status": "completed", "params": {}, "machine": {"title": "CPU"}}
+    whole = {f"d{day}": json.dumps(known | {"started": f"2030-01-0{day}T00:00:00+00:00"}) for day in (2, 3, 1)}
+    for name, text in (whole | {"cut": '{"run": "x", "pha', "empty": "{}", "list": "[]"}).items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(text)
+    with pytest.warns(UserWarning, match="holds no readable manifest") as warned:
+        found = workbook.runs(tmp_path)
+    assert [Path(folder).name for folder in found["folder"]] == ["d3", "d2", "d1"]
+    assert {Path(str(w.message).split(" holds")[0]).name for w in warned} == {"cut", "empty", "list"}
+
+
+def test_a_redraw_that_cannot_be_is_refused_and_makes_no_folder(outputs, tmp_path):
+    source = written(outputs)
+
+    def refused(error, words, phase="phase0", **asked):
+        for verb in (workbook.open_run, workbook.execute):
+            with pytest.raises(error, match=words):
+                verb(phase, **{"redraw": source.name, "out": tmp_path} | asked)
+        assert not list(tmp_path.iterdir())
+
+    refused(ParamsError, "leave hardware and settings out", settings={"seed": 1})
+    refused(ParamsError, "leave hardware and settings out", hardware="cpu")
+    refused(RecordError, "is a run of phase0, not of phase1", phase="phase1")
+    refused(RecordError, "holds no readable manifest", redraw=str(outputs / "nowhere"))
+    refused(ParamsError, "holds the records of a run", redraw="", hardware="cpu", settings=TINY, run_dir=source.name)
+    manifest.note(source.folder, params=manifest.read(source.folder)["params"] | {"novel": 1})
+    refused(RecordError, "parameters that this version does not know")

@@ -1,0 +1,228 @@
+"""Groups of real processes: what a call gives, what is refused, and that nothing outlives a parent."""
+
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+
+import pytest
+
+from blockshock_lib.errors import LaunchError, RankError
+from blockshock_lib.files import ROOT
+from blockshock_lib.ranks import Lost, WorkerGroup, call, worker
+from tests.faults import workers
+from tests.processes import living, running, wait_for
+
+
+@pytest.fixture(scope="module", autouse=True)
+def temporary(tmp_path_factory):
+    """A temporary folder that these tests do not share, so that whatever is left in it is theirs."""
+    folder = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        yield
+    assert not list(folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    with WorkerGroup(2, logs=tmp_path_factory.mktemp("logs")) as group:
+        yield group
+
+
+def left_over(group):
+    with pytest.raises(LaunchError, match="has ended"):
+        group.call(workers.rank_and, seconds=1)
+    return living(group.pids)
+
+
+def test_a_rank_is_a_process_with_one_thread_whose_print_is_in_its_log(pair):
+    assert pair.call(workers.rank_and, "x", 2, seconds=30) == [(0, 2, "x", 2), (1, 2, "x", 2)]
+    facts = pair.call(workers.process_facts, seconds=30)
+    assert [f["threads"] for f in facts] == [1, 1] and [f["device"] for f in facts] == ["cpu", "cpu"]
+    assert [f["pid"] for f in facts] == pair.pids and os.getpid() not in pair.pids
+    for rank in range(2):
+        text = (pair._logs / f"rank{rank}.log").read_text()
+        assert f"said by rank {rank}" in text and "said by a program" in text
+
+
+def test_two_groups_add_up_at_once_though_torchs_port_is_taken(pair, monkeypatch):
+    with multiprocessing.connection.Listener(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("MASTER_PORT", str(taken.address[1]))
+        with WorkerGroup(3, threads=2) as other:
+            for group, total in ((pair, 3.0), (other, 6.0), (pair, 3.0)):
+                assert [float(x) for x in group.call(workers.total_of_ranks, seconds=30)] == [total] * len(group.pids)
+            assert [f["threads"] for f in other.call(workers.process_facts, seconds=30)] == [2, 2, 2]
+    assert not left_over(other) and pair.alive
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_any_world_size_answers_emits_and_loses_its_last_rank(size, light):
+    emitted = []
+    with WorkerGroup(size) as group:
+        found = group.call(workers.emits, 3, seconds=10, on_emit=lambda rank, value: emitted.append((rank, value)))
+        assert found == [(rank, size) for rank in range(size)]
+        assert sorted(emitted) == [(rank, number) for rank in range(size) for number in range(3)]
+        assert [value for rank, value in emitted if rank == 0] == [0, 1, 2], "in the order in which it sent them"
+        *others, last = group.call(workers.waits_for_a_loss, size - 1, seconds=10, may_lose={size - 1})
+        assert others == [[size - 1]] * (size - 1), "the others are told, and go on"
+        assert (last.rank, last.reason[:45]) == (size - 1, "SIGKILL: the process was ended by SIGKILL, as")
+        assert not group.alive
+    assert not left_over(group)
+
+
+def test_a_lost_rank_ends_its_peers_collective_and_they_go_on():
+    with WorkerGroup(3) as group:
+        first, last, lost = group.call(workers.adds_up_without, 2, seconds=30, may_lose={2})
+        assert lost == Lost(2, "ValueError: planted in rank 2")
+        assert first == last == ([2], "RuntimeError")
+
+
+def test_a_loss_that_the_call_does_not_allow_is_its_error(light):
+    with pytest.raises(RankError, match="rank 0 failed with ValueError: planted"), WorkerGroup(2) as group:
+        group.call(workers.raises_on, 0, seconds=10, may_lose={1})
+    assert not left_over(group)
+
+
+def test_an_error_of_the_listener_ends_the_group(light):
+    with pytest.raises(ZeroDivisionError), WorkerGroup(2) as group:
+        group.call(workers.emits, 1, seconds=10, on_emit=lambda rank, value: 1 / 0)
+    assert not left_over(group)
+
+
+@pytest.mark.parametrize("module", ["__main__", "tests.ranks.test_group"])
+def test_a_function_that_no_worker_can_import_is_refused_before_any_process_starts(module, nothing_starts):
+    def task(ctx):
+        pass
+
+    task.__module__ = module
+    with pytest.raises(LaunchError, match=r"move it into a \.py file"):
+        call(task)
+
+
+def test_a_refused_call_leaves_the_group_alive(pair):
+    for fn, values, why in ((lambda ctx: None, (), "move it"), (workers.rank_and, (lambda: None,), "cannot be sent")):
+        with pytest.raises(LaunchError, match=why):
+            pair.call(fn, *values, seconds=1)
+    assert pair.alive and pair.call(workers.rank_and, seconds=30) == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "message"),
+    [(workers.exits, "SystemExit", "3"), (workers.cannot_be_sent_back, "AttributeError|PicklingError", "lambda")],
+)
+def test_a_task_that_exits_or_gives_what_cannot_be_pickled_is_heard(task, kind, message, light):
+    with pytest.raises(RankError, match=message) as caught:
+        call(task, processes=1, seconds=10)
+    assert re.fullmatch(kind, caught.value.kind)
+
+
+def test_gloo_listens_on_the_loopback_interface_unless_told_otherwise(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    worker.use_loopback()
+    assert os.environ["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    worker.use_loopback()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_a_peers_complaint_that_comes_first_is_not_taken_for_the_cause(light):
+    with pytest.raises(RankError) as caught:
+        call(workers.complains_before_the_cause_dies)
+    assert (caught.value.rank, caught.value.kind) == (1, "SIGKILL")
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        [("RuntimeError", "[pair.cc:534] Connection closed by peer", 1.0), ("ValueError", "planted", 1.2)],
+        [("ValueError", "planted", 1.1), ("TypeError", "planted", 1.0)],
+        [("ValueError", "knocked on in words unknown", 1.0), ("SIGKILL", "ended", 1.2)],
+        [("SIGABRT", "peer lost", 1.2), ("ValueError", "planted", 1.0)],
+        [("RuntimeError", "Connection reset by peer", 1.0), ("RuntimeError", "Broken pipe", 0.9)],
+    ],
+)
+def test_the_cause_is_told_from_what_it_knocked_over(failures):
+    answers = [worker.Answer(kind=kind, message=message, time=when) for kind, message, when in failures]
+    assert worker.root_cause(dict(enumerate(answers))) == 1
+
+
+def test_a_groups_files_lie_in_the_runs_scratch_folder(tmp_path, monkeypatch, light):
+    monkeypatch.setenv("BLOCKSHOCK_SCRATCH", str(tmp_path))
+    with WorkerGroup(1):
+        assert [path.name[:11] for path in tmp_path.iterdir()] == ["blockshock-"]
+    assert not list(tmp_path.iterdir())
+
+
+PROGRAM = """
+from pathlib import Path
+from blockshock_lib.ranks import WorkerGroup
+from tests.faults import failing
+if __name__ == '__main__':
+    group = WorkerGroup(2, logs=Path('logs'))
+    print(*group.pids, flush=True)
+    try:
+        group.call(failing.helper_then_sleep, seconds=600)
+    except KeyboardInterrupt:
+        print('interrupted', group.alive)
+"""
+
+
+@contextmanager
+def parent(tmp_path):
+    """A program of its own, as a user would write it, whose two ranks each start a program too."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    (tmp_path / "tmp").mkdir()
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp")}
+    out, everyone = tmp_path / "out", []
+    with out.open("w") as file:
+        program = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, env=env, stdout=file, stderr=file)
+    try:
+        assert wait_for(lambda: len(helpers(tmp_path)) == 2, 120), out.read_text()
+        everyone += [*map(int, out.read_text().split()), *helpers(tmp_path)]
+        assert len(running(everyone)) == 4
+        yield program
+        assert wait_for(lambda: not running(everyone), 1.0), running(everyone)
+        assert not list((tmp_path / "tmp").glob("blockshock-*"))
+    finally:
+        program.kill()
+        program.wait()
+        for pid in running(everyone):
+            os.kill(pid, signal.SIGKILL)
+
+
+def helpers(tmp_path):
+    text = "".join(path.read_text() for path in (tmp_path / "logs").glob("rank*.log"))
+    return [int(pid) for pid in re.findall(r"helper (\d+)\n", text)]
+
+
+def test_a_killed_parent_leaves_no_process_and_no_file(tmp_path):
+    with parent(tmp_path) as program:
+        program.kill()
+        program.wait()
+
+
+def test_an_interrupted_parent_leaves_no_process_and_no_file(tmp_path):
+    with parent(tmp_path) as program:
+        program.send_signal(signal.SIGINT)
+        assert program.wait(timeout=10) == 0
+    assert (tmp_path / "out").read_text().endswith("interrupted False\n")
+
+
+def test_a_program_without_a_main_guard_is_told_what_it_lacks(tmp_path):
+    script = tmp_path / "unguarded.py"
+    script.write_text("import shutil\nfrom blockshock_lib.ranks import call\ncall(shutil.which, processes=1)\n")
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "unguarded.py starts groups, it needs `if __name__" in done.stderr
+
+
+@pytest.mark.parametrize(("processes", "backend"), [(2, "nccl"), (0, "gloo")])
+def test_nccl_needs_a_gpu_and_a_group_a_process(processes, backend):
+    with pytest.raises(LaunchError, match="no group of workers"):
+        WorkerGroup(processes, backend=backend)

@@ -1,0 +1,210 @@
+"""Two records frames in, what changed out; and what must not be said to have changed."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from blockshock_lib.report import changes
+from blockshock_lib.studies.linear.axes import AXES
+from tests.report import frames
+from tests.report.frames import title, words
+
+SMALL = dict(ns=(4096, 8192), bs=(16, 4096), methods=("dense", "row_parallel", "block_shock"), repeats=6, groups=5)
+
+
+def run(**changed):
+    return frames.make(**(SMALL | {"group_effect": 0.01} | changed))
+
+
+@pytest.fixture(scope="module")
+def old():
+    return run(seed=1)
+
+
+def compare(a, b, **how):
+    return changes.compare(a, b, AXES, **how)
+
+
+def that(rows, outcome=changes.REGRESSION):
+    return rows[rows["outcome"].eq(outcome)]
+
+
+def bad(a, b, **how):
+    return that(compare(a, b, **how).rows)
+
+
+def times(compared):
+    return compared.rows[compared.rows["unit"].eq("ms")]
+
+
+def test_another_run_of_the_same_code_shows_no_change_in_any_time(old):
+    for seed in range(2, 8):
+        compared = compare(old, run(seed=seed))
+        assert that(compared.rows).empty and set(times(compared)["outcome"]) == {changes.UNDECIDED}
+        assert compared.intervals == len(times(compared)) == 2 * 3 * 4
+        assert compared.each == pytest.approx(1 - 0.01 / 24)
+
+
+def test_a_method_slowed_by_10_percent_in_one_cell_is_found_there_and_nowhere_else():
+    slow = run(seed=2, speedup={("row_parallel", 8192, 4096): 1 / 1.1}, group_effect=0.003)
+    rows = bad(run(seed=1, group_effect=0.003), slow)
+    assert set(zip(rows["method"], rows["shape"], rows["batch"], strict=True)) == {("row_parallel", "8192x8192", 4096)}
+    assert set(rows["what"]) == {"kernel time", "call time"}
+    assert rows["ratio"].between(1.08, 1.12).all() and (rows["low"] > 1).all() and list(rows.index) == [0, 1]
+
+
+def test_the_ratio_is_the_newer_over_the_older_so_a_faster_one_is_no_regression(old):
+    fast = run(seed=1, speedup={("dense", 4096, 16): 2})
+    rows = compare(old, fast).rows
+    (row,) = that(rows, changes.IMPROVED).query("what == 'kernel time'").to_dict("records")
+    assert row["ratio"] == pytest.approx(0.5) and row["high"] < 1 and row["b"] == pytest.approx(row["a"] / 2)
+    assert that(rows).empty and not bad(fast, old).empty
+    same = compare(old, old).rows
+    assert np.allclose(same["ratio"].dropna(), 1) and that(same).empty
+
+
+@pytest.mark.parametrize("status", ["failed", "unsupported"])
+def test_a_check_that_passed_and_does_not_any_more_is_a_regression_with_its_reason(old, status):
+    b = frames.fail(old, "block_shock", n=8192, batch=16, status=status, reason="planted")
+    (row,) = bad(old, b).to_dict("records")
+    assert (row["what"], row["method"], row["shape"], row["batch"]) == ("check", "block_shock", "8192x8192", 16)
+    assert row["note"] == f"passed → {status}: planted" and np.isnan(row["ratio"])
+    (row,) = that(compare(b, old).rows, changes.IMPROVED).to_dict("records")
+    assert row["note"] == f"{status} → passed: planted"
+
+
+def test_one_group_that_fails_its_check_is_enough(old):
+    hit = frames.where(old, metric="check", method="dense", group=3, batch=16, n=4096)
+    assert hit.sum() == len(bad(old, old.assign(value=old["value"].mask(hit, 0.0)))) == 1
+
+
+def test_what_fails_in_both_runs_is_no_regression(old):
+    both = frames.fail(old, "dense")
+    rows = compare(both, both).rows
+    assert that(rows).empty and len(that(rows, changes.NEITHER)) == 4
+    assert not (rows["method"].eq("dense") & rows["unit"].ne("")).any(), "no valid check, no number"
+
+
+@pytest.mark.parametrize("metric, what", [("weight_bytes", "weight"), ("peak_bytes", "peak memory")])
+@pytest.mark.parametrize("factor, outcome", [(1.002, "regression"), (1.0005, "same"), (1, "same"), (0.99, "improved")])
+def test_memory_is_counted_and_may_grow_by_a_thousandth(old, metric, what, factor, outcome):
+    hit = frames.where(old, metric=metric, method="dense")
+    rows = compare(old, old.assign(value=old["value"].mask(hit, old["value"] * factor))).rows
+    rows = rows[rows["what"].eq(what)].set_index("method")
+    assert set(rows.loc["dense", "outcome"]) == {outcome} and set(rows.loc["block_shock", "outcome"]) == {"same"}
+    assert rows.loc["dense", "ratio"].to_numpy() == pytest.approx(factor)
+
+
+def test_memory_that_varies_over_groups_has_grown_only_where_every_group_has(old):
+    b = old.copy()
+    hit = frames.where(b, metric="peak_bytes", method="dense")
+    b.loc[hit & b["group"].ne(0), "value"] *= 1.01
+    assert bad(old, b).empty
+    b.loc[hit & b["group"].eq(0), "value"] *= 1.01
+    assert len(bad(old, b)) == 4
+
+
+def test_a_metric_that_could_not_be_measured_any_more_is_a_regression(old):
+    b, hit = old.copy(), frames.where(old, metric="forward_kernel", method="dense", n=4096, batch=16)
+    b.loc[hit, ["value", "status", "reason"]] = [np.nan, "failed", "planted"]
+    (row,) = bad(old, b).to_dict("records")
+    assert (row["what"], row["note"]) == ("kernel time", "in b: failed: planted")
+    assert bad(old, b[~hit]).empty, "b was not asked for it"
+
+
+@pytest.mark.parametrize("sides", [(1, 5), (5, 1), (1, 1)])
+def test_one_group_on_a_side_gives_no_interval_and_no_regression(sides):
+    compared = compare(run(groups=sides[0]), run(groups=sides[1], speedup={("dense", 4096, 16): 0.2}))
+    assert set(times(compared)["outcome"]) == {changes.NO_INTERVAL} and compared.intervals == 0
+    assert times(compared)["ratio"].max() == pytest.approx(5, rel=0.1) and that(compared.rows).empty
+
+
+@pytest.mark.parametrize(
+    "column, value",
+    [("mask", "random"), ("world_size", 4), ("phase", "phase2"), ("optimizer", "adamw"), ("device", "x")],
+)
+def test_cases_that_differ_are_not_compared_but_listed(old, column, value):
+    compared = compare(old, old.assign(**{column: value}))
+    assert compared.rows.empty and compared.only["run"].value_counts().to_dict() == {"a": 12, "b": 12}
+
+
+def test_a_lost_record_is_a_regression_where_the_newer_run_lacks_records(old):
+    b = old[~(old["n"].eq(4096) & old["batch"].eq(16))]
+    assert bad(old, b).empty
+    compared = compare(old, b, b_short=True)
+    assert list(that(compared.rows)["note"]) == ["passed → its record is missing"] * 3 and compared.only.empty
+
+
+def test_cases_of_other_dtypes_are_paired_only_where_told_and_where_it_is_clear_which():
+    a, b = run(groups=2), run(groups=2, dtypes=("fp16",))
+    assert compare(a, b).rows.empty
+    rows = compare(a, b, loose=["dtype"]).rows
+    assert set(rows["dtype"]) == {"bf16 → fp16"} and len(rows) == 3 * 4 * 5
+    both = run(groups=2, dtypes=("fp16", "bf16"))
+    assert set(compare(a, both, loose=["dtype"]).rows["dtype"]) == {"bf16"}
+    assert compare(a, run(groups=2, dtypes=("fp16", "fp32")), loose=["dtype"]).rows.empty
+
+
+def test_a_cpus_kernel_time_is_called_what_it_is():
+    cpu = run(device="cpu", ns=(256,), bs=(16,), groups=2, kernel=True)
+    assert changes.PLAIN in set(compare(cpu, cpu).rows["what"])
+
+
+def test_a_training_step_is_guarded_beside_its_forward_and_each_part_of_its_memory(old):
+    # As far as a comparison reads phase 3: the step's times are those of a forward.
+    times = old[old["metric"].isin(["forward_kernel", "forward_call"])]
+    held = old[old["metric"].eq("weight_bytes")]
+    parts = [held.assign(metric=f"{n}_bytes", value=k * held["value"]) for n, k in (("optimizer", 2), ("copies", 0))]
+    step = times.assign(metric=times["metric"].str.replace("forward", "step"))
+    a = pd.concat([old, step, *parts], ignore_index=True)
+    b = a.copy()
+    b.loc[frames.where(b, metric="step_kernel", method="block_shock", batch=16), "value"] *= 1.3
+    b.loc[frames.where(b, metric="copies_bytes", method="dense", batch=16), "value"] = 512.0
+    b.loc[frames.where(b, metric="optimizer_bytes", method="dense"), "value"] *= 1.01
+    rows = bad(a, b).set_index("what")
+    assert rows.groupby("what")["method"].agg(list).to_dict() == {
+        "kernel time, step": ["block_shock"] * 2,
+        "optimizer state": ["dense"] * 4,
+        "packed copies": ["dense"] * 2,
+    }
+    assert set(rows.loc["packed copies", "note"]) == {"0 B → 512 B"} and set(rows["work"]) == {"step", ""}
+    assert bad(a, a).empty
+
+
+def draw(rows):
+    return changes.ratios(rows, AXES, "old", "new", "How to read it.")
+
+
+def test_the_figure_marks_every_regression_on_its_line_and_counts_them_in_its_title():
+    slow = {("row_parallel", 8192, 4096): 1 / 1.3, ("block_shock", 4096, 16): 1.4}
+    b = frames.fail(run(seed=1, speedup=slow), "dense", n=4096, batch=16)
+    rows = compare(run(seed=1), b).rows
+    fig = draw(rows)
+    assert title(fig) == "b is worse than a in 2 cells: check in 1, call time in 1, kernel time in 1"
+    marks = {kind: [line for line in fig.axes[0].lines if line.get_marker() == kind] for kind in "Xv"}
+    assert [line.get_xdata()[0] for line in marks["X"][1:3]] == pytest.approx(list(that(rows)["ratio"].dropna()))
+    names = [label.get_text() for label in fig.axes[0].get_yticklabels()]
+    assert names[:2] == ["check, A, N=4096, B=16", f"{rows['what'][1]}, B1, N=8192, B=4096"]
+    assert [text.get_text().strip()[:15] for text in fig.axes[0].texts] == ["passed → failed"]
+    assert {names[line.get_ydata()[0]] for line in marks["v"] if len(line.get_ydata())} == {
+        f"{kind} time, Block-Shock, N=4096, B=16" for kind in ("kernel", "call")
+    }
+    assert "kernel time of B1 row-parallel at 8192x8192, B=4096: 1.30x [" in fig.alt
+    assert "check of A dense at 4096x4096, B=16: passed → failed" in fig.alt
+
+
+def test_the_figure_draws_the_largest_changes_either_way_and_counts_the_others(old, monkeypatch):
+    monkeypatch.setattr(changes, "MOST", 2)
+    fig = draw(compare(old, run(seed=1, speedup={("dense", 4096, 16): 2})).rows)
+    names = [label.get_text() for label in fig.axes[0].get_yticklabels()]
+    assert names == [f"{kind} time, A, N=4096, B=16" for kind in ("kernel", "call")]
+    assert "22 smaller changes are not drawn" in words(fig)
+
+
+def test_the_figure_makes_no_claim_of_a_cpu_and_says_where_there_is_nothing_to_draw():
+    cpu = frames.make(ns=(256,), bs=(16,), device="cpu", groups=2, repeats=2)
+    assert "no claim about speed: CPU" in words(draw(compare(cpu, cpu).rows))
+    checks = frames.make(ns=(4096,), bs=(16,), methods=("dense", "row_parallel"), groups=1, timed=False)
+    for nothing in (checks, pd.DataFrame()):
+        assert "nothing to draw" in words(draw(compare(nothing, nothing).rows))
+    assert "b is worse than a in 1 cell: check in 1" in words(draw(compare(checks, frames.fail(checks, "dense")).rows))

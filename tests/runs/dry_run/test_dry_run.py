@@ -1,0 +1,111 @@
+"""A dry run: what it prints, on what its time rests, and that nothing is started."""
+
+import datetime as dt
+import shutil
+
+import pytest
+
+from blockshock_lib import files, params
+from blockshock_lib.runs import dry_run, manifest
+from blockshock_lib.runs.dry_run import earlier
+from blockshock_lib.studies.linear import STUDY
+
+REFERENCE = files.ROOT / "outputs" / "reference"
+CPU, H200 = (manifest.read(REFERENCE / f"phase1-{kind}")["machine"] for kind in ("cpu", "cuda"))
+
+
+def asked(phase="phase1", hardware="cpu", **settings):
+    dotted = {key.replace("__", "."): value for key, value in settings.items()}
+    return params.load(STUDY, phase, dotted, choose={"hardware": hardware})
+
+
+def text_of(effective, card, out=None):
+    return dry_run.dry_run(STUDY, effective, card, out)
+
+
+def copy_of_cpu(folder, **facts):
+    """A copy of a shipped run with other facts in its manifest."""
+    shutil.copytree(REFERENCE / "phase1-cpu", folder)
+    manifest.note(folder, **facts)
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "cuda"])
+@pytest.mark.parametrize("phase", STUDY.phases)
+def test_a_dry_run_tells_every_case_starts_no_process_and_makes_no_folder(phase, hardware, tmp_path, nothing_starts):
+    effective = asked(phase, hardware)
+    text = text_of(effective, H200 if hardware == "cuda" else CPU, tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert max(map(len, text.splitlines())) <= 120
+    cases = STUDY.expand(effective)
+    for case in cases:
+        lines = [line for line in text.splitlines() if f"{case.out_features}x{case.in_features} " in line]
+        assert any(f" {case.batch} " in line and case.dtype in line for line in lines)
+        assert case.mask.name in text and case.workload.name in text
+    assert f"{len(cases) * effective.timing.groups} records" in text
+    for said in (f"base < linear < {phase}", f"sweeps/{phase}-{hardware}", "estimate", "outputs/reference", "fits"):
+        assert said in text
+    assert all(STUDY.axes.label(name) in text for name in effective.methods)
+
+
+def test_what_would_be_refused_is_said_and_the_cases_are_listed_all_the_same():
+    text = text_of(asked("phase1", "cuda-4"), CPU)
+    assert "would be refused here: hardware.device" in text and "40960x40960" in text
+    assert " 7/7 " in text and "cannot run" not in text and "what this machine has for it is not known" in text
+
+
+def test_a_method_that_cannot_run_has_its_reason():
+    card = H200 | {"unsupported": {"cslt": "this build of torch has no cuSPARSELt"}}
+    text = text_of(asked("phase0", "cuda-1", methods=["block_shock"], sweep__n=[512]), card)
+    assert "2 ranks in one process" in text and "cannot run: this build of torch has no cuSPARSELt" in text
+    both = asked(hardware="cuda", methods=["row_parallel", "block_shock"], sweep__n=[65664], sweep__b=[16])
+    text = " ".join(text_of(both, H200).split())
+    assert " 1/2 " in text and "cannot run: a weight of 65664x65664 has more than 2^32 entries" in text
+
+
+def test_a_wide_plan_keeps_room_for_its_last_column():
+    sweep = dict(workloads=["activation", "mlp_up", "mlp_down"], dtypes=["bf16", "fp32"], n=[512, 40960], b=[64, 65536])
+    wide = asked("phase3", **{f"sweep__{name}": values for name, values in sweep.items()})
+    assert "40960x40960" in text_of(wide, CPU)
+
+
+def test_a_case_that_cannot_fit_has_its_sentence_and_the_others_have_none(monkeypatch):
+    monkeypatch.setattr(dry_run, "machine_bytes", lambda *_: 3 * 2**30)
+    told = text_of(asked(sweep__n=[256, 16384], sweep__b=[16]), CPU)
+    assert told.count("needs up to") == 1 and "256x256 B=16 bf16 checkerboard gaussian needs" not in told
+    assert "16384x16384 B=16 bf16 checkerboard gaussian needs up to " in told
+    assert "of 3 GiB free here: it cannot" in " ".join(told.split())
+    assert " NO " in text_of(asked(sweep__n=[16384], sweep__b=[16]), CPU)
+
+
+def test_the_same_plan_takes_what_the_run_took_that_it_is_scaled_by(tmp_path):
+    effective, shipped = asked("phase1"), manifest.read(REFERENCE / "phase1-cpu")
+    own = earlier.estimate(STUDY, effective, CPU, tmp_path)
+    started, ended = (dt.datetime.fromisoformat(shipped[key]) for key in ("started", "ended"))
+    assert own.seconds == pytest.approx((ended - started).total_seconds() + earlier.COMMAND_SECONDS)
+    assert "outputs/reference/phase1-cpu, this machine" in own.why and own.low < own.seconds < own.high
+    copy_of_cpu(tmp_path / "slow", started="2026-11-23T10:00:00+00:00", ended="2026-11-23T10:01:40+00:00")
+    assert earlier.estimate(STUDY, effective, CPU, tmp_path).seconds == pytest.approx(100 + earlier.COMMAND_SECONDS)
+    more = asked("phase1", timing__groups=4)
+    assert earlier.estimate(STUDY, more, CPU, tmp_path).seconds > 1.7 * 100
+    elsewhere = earlier.estimate(STUDY, effective, CPU | {"title": "x"}, tmp_path)
+    assert elsewhere.high / elsewhere.low > own.high / own.low
+
+
+def test_a_damaged_run_does_not_stop_a_prediction(tmp_path):
+    for name, text in {"a": "{", "b": "[]", "c": '{"run": 1}'}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / manifest.FILE).write_text(text)
+    assert earlier.runs("cpu", machine=CPU["title"], out=tmp_path)
+
+
+def test_ceilings_come_from_the_newest_run_of_the_machine_else_from_the_shipped_one(tmp_path):
+    shipped = earlier.known_ceilings("cpu", "bf16", machine="another computer", out=tmp_path)
+    newest = max(REFERENCE.glob("phase[1-9]-cpu"), key=lambda folder: manifest.read(folder)["started"])
+    assert shipped.source == files.shown(newest) and "of another machine" in shipped.note
+    for day in ("2026-11-21", "2026-11-22", "2026-11-20"):
+        copy_of_cpu(tmp_path / day, started=f"{day}T10:00:00+00:00")
+    newest = earlier.known_ceilings("cpu", "bf16", machine=CPU["title"], out=tmp_path)
+    assert newest.source == str(tmp_path / "2026-11-22") and newest.note == "" and newest.ceilings.gemm_rate > 0
+    assert "measured in bf16, not fp32" in earlier.known_ceilings("cpu", "fp32", machine=CPU["title"]).note
+    assert "between 2 ranks, not 8" in earlier.known_ceilings("cuda", "bf16", machine=H200["title"], ranks=8).note
+    assert ("cpu", CPU["title"]) in [(device, card["title"]) for device, card in earlier.known_machines(tmp_path)]

@@ -1,0 +1,134 @@
+"""Which code a run rests on: what was imported, what is on disk now, and of which study."""
+
+import json
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import nbclient
+import nbformat
+import pytest
+
+from blockshock_lib import files
+from blockshock_lib.runs import code, manifest, record
+from tests.small_runs import TINY
+
+LINEAR = SimpleNamespace(name="linear", phases={"phase1": SimpleNamespace(notebook="n.ipynb")})
+LIBRARY = ("a.py", "report/b.py", "studies/__init__.py", "studies/linear/own.py", "studies/gpt/other.py")
+
+
+@pytest.fixture
+def project(tmp_path):
+    for name in LIBRARY:
+        path = tmp_path / "blockshock_lib" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {name}\n")
+    for name in ("notebooks", "outputs"):
+        (tmp_path / name).mkdir()
+    notebook(tmp_path, "n")
+    notebook(tmp_path, "others")
+    return tmp_path
+
+
+def notebook(folder, name, source="print(1)", asked="hardware = 'auto'", output="1"):
+    cells = [
+        {"cell_type": "code", "source": [asked], "metadata": {"tags": ["parameters"]}},
+        {"cell_type": "code", "source": [source], "metadata": {}, "outputs": [output]},
+    ]
+    (folder / "notebooks" / f"{name}.ipynb").write_text(json.dumps({"cells": cells}))
+
+
+def edit(name):
+    return lambda project: (project / "blockshock_lib" / name).write_text("# edited\n")
+
+
+OWN = {
+    "general": edit("report/b.py"),
+    "added": edit("c.py"),
+    "kernel": edit("report/kernel.cu"),
+    "removed": lambda project: (project / "blockshock_lib" / "a.py").unlink(),
+    "own study": edit("studies/linear/own.py"),
+}
+OTHER = {
+    "other study": edit("studies/gpt/other.py"),
+    "new study": edit("studies/toy.py"),
+    "table of studies": edit("studies/__init__.py"),
+    "notebook of another study": lambda project: notebook(project, "others", "print(2)"),
+    "output of a notebook": lambda project: notebook(project, "n", output="2"),
+    "what is asked for": lambda project: notebook(project, "n", asked="resume = 'latest'"),
+}
+
+
+@pytest.mark.parametrize("change", OWN)
+def test_what_a_run_rests_on_changes_its_fingerprint_and_not_that_of_what_was_imported(project, change):
+    before, then = code.digest(LINEAR, root=project), code.library(project)
+    assert code.digest(LINEAR, then, project) == before and len(before) == 12
+    OWN[change](project)
+    assert code.digest(LINEAR, root=project) != before == code.digest(LINEAR, then, project)
+
+
+@pytest.mark.parametrize("change", OTHER)
+def test_what_a_run_does_not_rest_on_leaves_its_fingerprint(project, change):
+    before = code.version(LINEAR, project)
+    OTHER[change](project)
+    assert code.version(LINEAR, project) == before
+
+
+def test_the_changed_files_of_a_study_are_named(project, monkeypatch):
+    monkeypatch.setattr(code, "library", lambda: {"blockshock_lib/a.py": "1", "blockshock_lib/studies/gpt/x.py": "1"})
+    monkeypatch.setattr(code, "AT_IMPORT", {"blockshock_lib/a.py": "2", "blockshock_lib/gone.py": "1"})
+    assert code.changed(LINEAR) == ["blockshock_lib/a.py", "blockshock_lib/gone.py"]
+    with pytest.warns(UserWarning, match="a.py, blockshock_lib/gone.py changed after .* restart the kernel"):
+        code.warn_if_stale({"imported": "1", "sources": "2"}, LINEAR)
+
+
+def test_a_study_outside_the_library_counts_with_its_own_file(tmp_path, monkeypatch):
+    (tmp_path / "planted_study.py").write_text("STUDY = None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("BLOCKSHOCK_STUDIES", "planted=planted_study:STUDY")
+    planted = SimpleNamespace(name="planted", phases={})
+    before = code.digest(planted)
+    (tmp_path / "planted_study.py").write_text("STUDY = 1\n")
+    assert code.digest(planted) != before
+
+
+def test_the_commit_is_known_and_only_outputs_may_differ_from_it(project):
+    def git(*args):
+        options = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+        return subprocess.run(["git", "-C", str(project), *options, *args], check=True, capture_output=True, text=True)
+
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    sha = git("rev-parse", "HEAD").stdout.strip()
+    (project / "outputs" / "new").write_text("x")
+    assert code.version(root=project).items() >= {"commit": sha, "dirty": False}.items()
+    edit("a.py")(project)
+    assert code.version(root=project).items() >= {"commit": sha, "dirty": True}.items()
+
+
+@pytest.mark.long
+def test_a_library_edited_after_a_kernel_imported_it_is_told_and_its_records_do_not_stand(tmp_path, monkeypatch):
+    copy = tmp_path / "project"
+    for name in ("blockshock_lib", "params"):
+        shutil.copytree(files.ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setenv("PYTHONPATH", str(copy))
+    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path / "cache"))
+    change = f"open({str(copy / 'blockshock_lib' / 'errors.py')!r}, 'a').write('# edited\\n')"
+    opened = f"run = workbook.open_run('phase0', hardware='cpu', settings={TINY!r})"
+    first = f"from blockshock_lib.notebook import workbook\n{opened}"
+    sources = (first, change, opened, "run.measure(progress=False)", "print(len(run.finished()))")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    options = dict(timeout=120, resources={"metadata": {"path": str(copy)}}, extra_arguments=["--log-level=40"])
+    nbclient.NotebookClient(notebook, **options).execute()
+    said = [json.dumps(cell.outputs) for cell in notebook.cells]
+    for place in (2, 3):
+        assert "blockshock_lib/errors.py changed after" in said[place] and "restart the kernel" in said[place], said
+    assert "changed after" not in said[0]
+    assert '"text": "0\\n"' in said[4], "no resumed run keeps a stale record"
+
+    fresh, stale = (manifest.read(path.parent)["code"] for path in sorted(copy.rglob(manifest.FILE)))
+    assert fresh["imported"] == fresh["sources"], "opened before the edit"
+    assert stale["imported"] == fresh["imported"] and stale["sources"] not in (fresh["sources"], "")
+    (found,) = map(record.read, copy.rglob("records/*.json"))
+    assert found["context"]["code"] == stale

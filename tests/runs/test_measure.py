@@ -1,0 +1,135 @@
+"""Cases in, records out: a sweep goes on after every failure, and what a case has said survives a kill."""
+
+import pytest
+
+from blockshock_lib import params
+from blockshock_lib.errors import RankError, RecordError
+from blockshock_lib.runs import measure, record, records
+from blockshock_lib.runs.measure import Part
+from blockshock_lib.studies.linear import STUDY
+from tests.cases import row
+from tests.faults import workers
+from tests.processes import living
+
+
+def run(tmp_path, cases, **settings):
+    events = []
+    named = dict(study=STUDY, run_name="r1", context=workers.CONTEXT, on_event=events.append)
+    measure.run(workers.params(**settings), cases, tmp_path, task=workers.measure, **named)
+    return records.load(tmp_path, strict=True), events
+
+
+def test_a_sweep_goes_on_after_every_kind_of_failure(tmp_path, light):
+    faults = ["", "", "oom", "cuda oom", "no time", "raise", ""]
+    frame, events = run(tmp_path, [workers.Case(str(i), fault) for i, fault in enumerate(faults)])
+    statuses = ["ok", "ok", "oom", "oom", "failed", "failed", "ok"]
+    assert [e["status"] for e in events] == [s for status in statuses for s in ("running", status)]
+    assert [e["done"] for e in events] == [d for i in range(7) for d in (i, i + 1)]
+    assert {e["total"] for e in events} == {7} and events[0]["case"] == "case 0"
+
+    failures = frame[frame.status != "ok"].set_index("case")
+    assert set(failures.metric) == {"check"} and set(failures.method) == {"row_parallel", "block_shock"}
+    reason = {case[-1]: failures.loc[case].reason.unique().tolist() for case in failures.index.unique()}
+    assert str(2**60) in reason["2"][0] and "Tried to allocate 20.00 GiB" in reason["3"][0]
+    assert "time of zero" in reason["4"][0] and reason["5"] == ["rank 0: ValueError: planted"]
+    assert all(len(texts) == 1 for texts in reason.values())
+
+    pids = frame[frame.metric == "flops"].value.tolist()
+    assert pids[0] == pids[1] != pids[-1], "a healthy group is kept from case to case, a failed case ends it"
+    assert not living(map(int, pids)) and not list(tmp_path.rglob("*.part"))
+
+
+SHORTAGES = [
+    ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB.", "oom", "CUDA out of memory. Tried to"),
+    ("DistBackendError", "NCCL error\nCuda failure 2 'out of memory'", "oom", "Cuda failure 2 'out of mem"),
+    ("MemoryError", "", "oom", "no message"),
+    ("ValueError", "\nsecond line", "failed", "second line"),
+]
+
+
+@pytest.mark.parametrize("kind, message, status, reason", SHORTAGES)
+def test_a_shortage_of_memory_is_told_from_other_failures_by_the_line_that_says_so(kind, message, status, reason):
+    rows = measure.failure_rows(STUDY, workers.Case("0"), RankError(1, kind, message, "trace"))
+    record.validate(rows, STUDY.metrics)
+    assert [row["method"] for row in rows] == ["row_parallel", "block_shock"]
+    assert {row["status"] for row in rows} == {status} and {row["detail"] for row in rows} == {"logs/rank1.log"}
+    assert all(row["reason"].startswith(f"rank 1: {kind}: {reason}") for row in rows)
+
+
+def test_a_hung_case_times_out_and_every_repeat_has_a_fresh_group(tmp_path, light):
+    frame, _ = run(tmp_path, [workers.Case("0"), workers.Case("1", "hang")], groups=2, case_seconds=3)
+    late = frame[frame.status == "timeout"]
+    assert late.case.tolist() == ["000000000001"] * 4 and "within 3 s" in late.reason.iloc[0]
+    assert "measure" in (tmp_path / "logs" / "rank0.stacks").read_text()
+    times = frame[(frame.metric == "forward_kernel") & (frame.method == "row_parallel")]
+    assert times.groupby("group").value.apply(list).to_dict() == {0: [1.5, 1.5], 1: [2.5, 2.5]}
+    assert frame[frame.metric == "flops"].value.nunique() == 2
+
+
+CASE, CONTEXT = workers.Case("0"), workers.CONTEXT
+ROWS = [row("block_shock", "loss", 1.0 / step, repeat=step) for step in range(1, 4)]
+
+
+def said(folder, context=CONTEXT):
+    return Part(folder, CASE, 0, context).rows
+
+
+@pytest.fixture
+def part(tmp_path):
+    """The file of a case that was killed after three messages."""
+    made = Part(tmp_path, CASE, 0, CONTEXT)
+    assert made.rows == []
+    for one in ROWS:
+        made.add([one])
+    return made.path
+
+
+def test_what_a_stopped_case_said_is_there_again_and_more_can_follow(part, tmp_path):
+    again = Part(tmp_path, CASE, 0, CONTEXT)
+    assert again.rows == ROWS and not again.silent
+    again.add(ROWS[:1])
+    assert said(tmp_path) == [*ROWS, ROWS[0]]
+    assert Part(tmp_path, CASE, 0, CONTEXT).silent, "the attempt before it left nothing"
+    again.remove()
+    assert said(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "damage, kept",
+    [
+        (lambda lines: [*lines[:3], lines[3][:-9]], 2),  # cut by a kill
+        (lambda lines: [*lines[:3], lines[3].rstrip("\n")], 2),
+        (lambda lines: [*lines[:2], lines[2].replace("0.5", "0.6"), lines[3]], 1),
+        (lambda lines: [lines[0], *lines[2:]], 0),  # one is missing: what follows is not what was written
+        (lambda lines: lines[1:], 0),
+        (lambda lines: ["\xff\n"], 0),
+    ],
+)
+def test_only_what_is_whole_of_a_damaged_file_is_gone_on_with(damage, kept, part, tmp_path):
+    part.write_text("".join(damage(part.read_text().splitlines(keepends=True))))
+    assert said(tmp_path) == ROWS[:kept]
+    assert said(tmp_path) == ROWS[:kept], "the damage is gone"
+
+
+@pytest.mark.parametrize("other", [{"code": {"sources": "abd"}}, {"code": {"sources": ""}}, {"machine": "another"}])
+def test_rows_of_other_code_or_another_machine_are_begun_anew(other, part, tmp_path):
+    assert said(tmp_path, CONTEXT | other) == []
+
+
+def test_a_part_that_cannot_be_written_says_so(tmp_path):
+    (tmp_path / "records").touch()
+    with pytest.raises(RecordError, match=r"000000000000-0.part could not be written"):
+        Part(tmp_path, CASE, 0, CONTEXT)
+
+
+@pytest.mark.long
+def test_two_real_ranks_measure_a_small_sweep_of_every_method(tmp_path):
+    sizes = {"sweep.n": [128], "sweep.b": [16], "timing.groups": 1, "timing.samples": 2, "profile": "none"}
+    effective = params.load(STUDY, "phase1", sizes, choose={"hardware": "cpu"})
+    measure.run(effective, STUDY.expand(effective), tmp_path, study=STUDY, run_name="r1", context=workers.CONTEXT)
+    frame = records.load(tmp_path, strict=True)
+    checks = frame[frame.metric == "check"].set_index("method").status
+    assert set(checks.index) == set(effective.methods) and set(checks) <= {"ok", "unsupported"}
+    assert checks["block_shock"] == checks["row_parallel"] == "ok"
+    times = frame[frame.metric == "forward_kernel"]
+    assert set(times.method) == set(checks[checks == "ok"].index) and (times.groupby("method").size() == 2).all()

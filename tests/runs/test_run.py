@@ -1,0 +1,262 @@
+"""A run that is stopped says so; resumed, it repeats nothing that stands, and everything that does not."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from blockshock_lib import files
+from blockshock_lib.errors import Interrupted, LaunchError, ParamsError, RecordError
+from blockshock_lib.notebook import workbook
+from blockshock_lib.runs import code, machine, manifest, measure, record, records
+from blockshock_lib.runs.run import new_folder
+from tests.cases import row, write
+from tests.processes import command, flags, wait_for
+from tests.small_runs import TINY, written
+
+SMALL = TINY | {"sweep.masks": ["checkerboard", "random"], "timing.groups": 2}
+OTHER = "0123456789ab"
+
+
+def opened(out, settings=SMALL):
+    return workbook.open_run("phase0", hardware="cpu", settings=settings, out=out)
+
+
+def measured(params, cases, folder, *, study, run_name, context, on_event, finished):
+    """In place of measure.run: writes a record of each case that is not finished."""
+    done = 0
+    for group in range(params.timing.groups):
+        for case in cases:
+            event = {"total": len(cases) * params.timing.groups, "case": case.label, "group": group}
+            if (case.id, group) not in finished:
+                on_event(event | {"done": done, "status": "running"})
+                rows = [row(method, "check", 1.0) for method in case.methods]
+                write(folder, run=run_name, case=case, group=group, rows=rows, context=context)
+            done += 1
+            on_event(event | {"done": done, "status": "ok"})
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(measure, "run", measured)
+
+
+@pytest.fixture
+def half(outputs, quick):
+    """A run of two cases in two groups that was interrupted after two records."""
+    run = opened(outputs)
+
+    def heard(event):
+        if event["done"] == 2:
+            raise Interrupted("enough")
+
+    with pytest.raises(Interrupted, match="enough"):
+        run.measure(progress=False, on_event=heard)
+    return run
+
+
+def test_a_run_that_its_listener_interrupts_says_so_and_is_free(half):
+    noted = manifest.read(half.folder)
+    assert [noted[key] for key in ("status", "verdict")] == ["interrupted", "phase0 interrupted: enough"]
+    assert noted["ended"] >= noted["started"] and half.stopped == "interrupted"
+    with files.locked(half.folder, 0):
+        pass
+
+
+def test_ctrl_c_and_an_error_are_told_apart(outputs, monkeypatch):
+    for error, status in ((KeyboardInterrupt(), "interrupted"), (LaunchError("no group\nmore"), "failed")):
+
+        def fail(*_, error=error, **__):
+            raise error
+
+        monkeypatch.setattr(measure, "run", fail)
+        run = opened(outputs)
+        with pytest.raises(type(error)) as raised:
+            run.measure(progress=False)
+        noted = manifest.read(run.folder)
+        reason = "interrupted by the user" if status == "interrupted" else "no group"
+        assert (noted["status"], noted["reason"]) == (status, reason)
+        assert status == "failed" or "fail" not in [entry.name for entry in raised.traceback], "a long traceback"
+
+
+def test_measuring_again_goes_on_where_it_was_stopped(half):
+    before = {path: path.stat().st_mtime_ns for path in half.folder.glob("records/*.json")}
+    assert len(before) == 2 and half.lost()
+    half.measure(progress=False)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert half.lost() == "" and manifest.read(half.folder)["status"] == "running"
+    half.conclude()
+    noted = manifest.read(half.folder)
+    assert (noted["status"], noted["reason"]) == ("completed", "")
+
+
+def test_a_run_that_is_measured_twice_is_measured_anew_also_once_it_was_concluded(outputs, quick):
+    run = opened(outputs).measure(progress=False)
+    before = {path: path.stat().st_ino for path in run.folder.glob("records/*.json")}
+    run.measure(progress=False)
+    assert not [path for path, inode in before.items() if path.stat().st_ino == inode]
+    run.conclude()
+    run.measure(progress=False)
+    assert not (run.folder / "records.parquet").exists() and list(run.folder.glob("records/*.json"))
+    run.conclude()
+    assert (run.folder / "records.parquet").exists() and not (run.folder / "records").exists()
+
+
+def rewritten(path, code=None, **context):
+    """The same record, whole, made under other circumstances."""
+    found = record.read(path)
+    context = found["context"] | context | {"code": found["context"]["code"] | (code or {})}
+    path.write_bytes(record.encode(found | {"context": context}))
+    assert record.read(path)["context"] == context
+
+
+def replaced(path):
+    path.write_bytes(next(other for other in path.parent.iterdir() if other != path).read_bytes())
+
+
+SPOILT = {
+    "missing": lambda path: path.unlink(),
+    "damaged": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "of another machine": lambda path: rewritten(path, machine=OTHER),
+    "of other code": lambda path: rewritten(path, {"sources": OTHER, "imported": OTHER}),
+    "of a stale kernel": lambda path: rewritten(path, {"imported": OTHER}),
+    "of another case": replaced,
+}
+
+
+@pytest.mark.parametrize("why", SPOILT)
+def test_a_record_that_does_not_stand_is_measured_again(why, outputs, quick):
+    run = opened(outputs).measure(progress=False)
+    assert len(run.finished()) == 4
+    spoilt, *kept = sorted(run.folder.glob("records/*.json"))
+    SPOILT[why](spoilt)
+    run._stop("interrupted", "planted")
+    case, group = spoilt.stem.split("-")
+    assert run.finished() == {(c.id, g) for c in run.cases for g in (0, 1)} - {(case, int(group))}
+
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in kept}
+    again = workbook.open_run("phase0", resume=run.name, out=outputs)
+    (noted,) = manifest.read(run.folder)["resumed"]
+    assert noted["finished"] == 3 and noted["again"] == {"damaged" if why == "of another case" else why: 1}
+    again.measure(progress=False)
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in kept} == before
+    assert record.read(spoilt)["context"] == again.context and again.lost() == ""
+    again.conclude()
+    assert manifest.read(run.folder)["status"] == "completed"
+
+
+def test_a_resumed_run_keeps_its_parameters_and_its_start(half, outputs):
+    before = manifest.read(half.folder)
+    run = workbook.open_run("phase0", resume=str(half.folder), out=outputs)
+    noted = manifest.read(half.folder)
+    assert run.resumes and run.folder == half.folder and run.params == half.params
+    assert all(noted[key] == before[key] for key in ("started", "params", "run"))
+    assert noted["status"] == "running" and not noted.keys() & {"ended", "verdict", "reason"}
+
+
+def test_latest_is_the_newest_run_of_the_phase_that_is_not_completed(outputs, quick, monkeypatch):
+    out = outputs / "latest"
+    with pytest.raises(RecordError, match="no run of phase0 that was stopped: nothing to resume"):
+        workbook.open_run("phase0", resume="latest", out=out)
+    times = iter(f"2030-01-01T00:00:{second:02}+00:00" for second in range(60))
+    monkeypatch.setattr("blockshock_lib.runs.open.now", times.__next__)
+    older, newer, done = (opened(out) for _ in range(3))
+    done.measure(progress=False).conclude()
+    for run in (older, newer, workbook.open_run("phase1", hardware="cpu", out=out)):
+        run._stop("failed", "planted")
+    workbook.open_run("phase0", redraw=str(done.folder), out=out)
+    assert workbook.open_run("phase0", resume="latest", out=out).folder == newer.folder
+
+
+def test_what_cannot_be_resumed_is_refused_and_left_as_it_was(outputs, quick, half):
+    def refused(error, match, phase="phase0", **asked):
+        before = (half.folder / manifest.FILE).read_bytes()
+        with pytest.raises(error, match=match):
+            workbook.open_run(phase, **({"resume": half.name, "out": outputs} | asked))
+        assert (half.folder / manifest.FILE).read_bytes() == before
+
+    for more in ({"settings": TINY}, {"hardware": "cpu"}, {"redraw": half.name}, {"run_dir": "x"}):
+        refused(ParamsError, "leave hardware, settings, run_dir and redraw out", **more)
+    refused(RecordError, "is a run of phase0, not of phase1", phase="phase1")
+    refused(RecordError, "holds no readable manifest", resume=str(outputs / "nowhere"))
+    with files.locked(half.folder):
+        refused(LaunchError, f"{half.folder.name}: this run is still going on")
+    card = machine.probe() | {"gpus": [], "unsupported": {"cuda": "no NVIDIA GPU is visible"}}
+    asked = manifest.read(half.folder)["params"]
+    manifest.note(half.folder, params=asked | {"hardware": asked["hardware"] | {"device": "cuda", "backend": "nccl"}})
+    refused(ParamsError, "no NVIDIA GPU is visible", card=card)
+    manifest.note(half.folder, params=asked | {"novel": 1})
+    refused(RecordError, "parameters that this version does not know")
+    drawn = workbook.open_run("phase0", redraw=written(outputs).name, out=outputs)
+    refused(RecordError, "measures nothing: nothing to resume", resume=drawn.name)
+
+
+def test_a_library_edited_while_it_measures_is_in_the_records_that_come_after(outputs, quick, monkeypatch):
+    run = opened(outputs)
+
+    def edit(event):
+        if event["done"] == 2:
+            monkeypatch.setattr(code, "digest", lambda *_, **__: OTHER)
+
+    with pytest.warns(UserWarning, match="restart the kernel"):
+        monkeypatch.setattr(code, "changed", lambda *_: ["blockshock_lib/plan.py"])
+        made = code.version(run.study)
+        monkeypatch.setattr(code, "version", lambda *_: made | {"sources": code.digest(run.study)})
+        run.measure(progress=False, on_event=edit)
+    found = [record.read(path)["context"]["code"]["sources"] for path in run.folder.glob("records/*.json")]
+    assert sorted(found) == sorted([made["sources"]] * 2 + [OTHER] * 2)
+
+
+@pytest.mark.long
+def test_a_killed_run_is_resumed_and_no_finished_case_is_repeated(outputs):
+    out, settings = outputs / "killed", {"sweep.n": [128]}
+    with command(os.environ, *flags(settings), "--out", out) as process:
+        assert wait_for(lambda: len(list(out.rglob("records/*.json"))) > 5, 90)
+        process.send_signal(signal.SIGKILL)
+    (folder,) = (path.parent for path in out.rglob(manifest.FILE))
+    assert wait_for(lambda: manifest.read(folder)["status"] == "interrupted", 2)
+    time.sleep(1.5)  # its kernel ends once it misses its parent
+    damaged, *kept = sorted(folder.glob("records/*.json"))
+    assert len(kept) < 30, "killed half way"
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    before = {path: path.read_bytes() for path in kept}
+    log = (folder / "logs" / "rank0.log").read_bytes()
+
+    outcome = workbook.execute("phase0", resume="latest", out=out)
+    assert outcome.ok and outcome.notebook.parent == folder, outcome
+    assert len(records.load(folder, strict=True)["case"].unique()) == 35
+    noted = manifest.read(folder)
+    assert noted["status"] == "completed" and noted["files"] == manifest.digests(folder)
+    (once,) = noted["resumed"]
+    assert once["again"] == {"damaged": 1, "missing": 34 - len(kept)} and once["finished"] == len(kept)
+    assert (folder / "logs" / "rank0.log").read_bytes().startswith(log)
+    records.unpack(folder)
+    assert {path: path.read_bytes() for path in kept} == before
+
+
+def test_a_completed_run_ships_one_sealed_table_and_goes_on_as_files_only_where_records_are_lost(outputs, quick):
+    run = opened(outputs).measure(progress=False)
+    before, frame = sorted(path.name for path in run.folder.glob("records/*.json")), records.load(run.folder)
+    assert "-linear-phase0-cpu" in run.folder.name and len(before) == 4
+    run.conclude()
+    assert not (run.folder / "records").exists() and records.load(run.folder, strict=True).equals(frame)
+    noted = manifest.read(run.folder)
+    assert noted["files"] == manifest.digests(run.folder) and records.PARQUET in noted["files"]
+    assert (noted["study"], noted["phase"]) == ("linear", "phase0")
+    with pytest.raises(RecordError, match="completed, and its records are whole: nothing to resume"):
+        workbook.open_run("phase0", resume=run.name, out=outputs)
+    records.unpack(run.folder)  # one record is lost, and the table sealed again
+    min(run.folder.glob("records/*.json")).unlink()
+    records.pack(run.folder)
+    again = workbook.open_run("linear/phase0", resume=run.name, out=outputs)
+    assert len(again.finished()) == 3 and "files" not in manifest.read(run.folder)
+    again.measure(progress=False).conclude()
+    assert records.load(run.folder, strict=True).drop(columns="seconds").equals(frame.drop(columns="seconds"))
+
+
+@pytest.mark.parametrize("name", ["../../up", "a/b", "a\nb", "'; rm", "cuda-1"])
+def test_names_stay_one_component_of_the_folder(name, tmp_path):
+    folder = new_folder(tmp_path, "phase0", name)
+    assert folder.parent.parent == tmp_path and folder.is_dir() and folder.resolve() == folder
+    assert name != "cuda-1" or folder.name.endswith("-phase0-cuda-1")

@@ -1,0 +1,66 @@
+"""Cases of the linear study measured in this process, their ranks as threads; and what two spawned ranks measure."""
+
+import copy
+
+import torch
+
+from blockshock_lib import params
+from blockshock_lib.comm import Group, local
+from blockshock_lib.engine import experiment
+from blockshock_lib.studies.linear import STUDY
+from blockshock_lib.studies.linear.problem import LinearProblem
+from tests.cases import case
+
+CPU = torch.device("cpu")
+QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01, "profile": "none"}
+
+
+def asked(phase: str, hardware: str = "cpu", **settings):
+    return params.load(STUDY, phase, QUICK | settings, choose={"hardware": hardware})
+
+
+def problem(params=None, repeat=0, on=CPU, **changes) -> LinearProblem:
+    return LinearProblem(case(**changes), params, device=on, repeat=repeat)
+
+
+def rows_of(own: LinearProblem, traces=None) -> list[dict]:
+    return experiment.measure(own, own.params, STUDY, traces)
+
+
+def measured(params, **changes) -> list[dict]:
+    """The rows of a case on threads: its weight's first one, not its run's smallest or last one unless that is said."""
+    flags = {name: changes.pop(name) for name in ("first", "smallest", "last") if name in changes}
+    own = problem(params, **{"phase": params.phase} | changes)
+    vars(own).update({"first": True, "smallest": False, "last": False} | flags)
+    return rows_of(own)
+
+
+def picked(rows, method, metric):
+    return [row for row in rows if (row["method"], row["metric"]) == (method, metric)]
+
+
+def details(rows, metric, method):
+    return [row["detail"] for row in picked(rows, method, metric)]
+
+
+def on_ranks(own: LinearProblem, fn) -> list:
+    """fn(the problem on a rank) for every rank, as threads."""
+
+    def ranked(group):
+        mine = copy.copy(own)
+        mine.group = group
+        return fn(mine)
+
+    return local.run(own.case.world_size, ranked)
+
+
+METHODS = ("dense", "row_parallel", "block_shock")
+
+
+def on_two_ranks(ctx, features: int = 128, dtype: str = "fp32", methods: tuple[str, ...] = METHODS) -> list[dict]:
+    """The rows of a batch of 1024, on one of two spawned ranks."""
+    fields = dict(in_features=features, out_features=features, batch=1024, dtype=dtype, device=ctx.device.type)
+    one = case(phase="phase1", methods=methods, emulated=False, bias=False, **fields)
+    own = LinearProblem(one, asked("phase1"), device=ctx.device, group=Group.of())
+    own.first = False
+    return rows_of(own)

@@ -1,0 +1,23 @@
+import pandas as pd
+import pytest
+
+from blockshock_lib.studies.linear.explore import make_what_if
+from tests.report import frames
+from tests.studies.linear.report.training_frames import training_frame
+
+
+@pytest.fixture(scope="module")
+def frame():
+    first = frames.make((4096, 16384), (16, 4096), groups=3, repeats=3, noise=0.001)
+    return pd.concat([first, training_frame((16384,), (4096,), groups=2, repeats=2)], ignore_index=True)
+
+
+def test_a_faster_kernel_lifts_every_case(frame):
+    view = make_what_if(frame, s=1.0)
+    assert "faster than B1 in 0 of 4 cases" in view.figure.value
+    view.controls["s"].value = 3.0
+    assert "faster than B1 in 4 of 4 cases" in view.figure.value
+
+
+def test_without_records_of_phase_1_it_says_that_there_is_nothing():
+    assert "nothing to draw" in make_what_if(pd.DataFrame()).figure.value

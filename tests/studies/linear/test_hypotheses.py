@@ -1,0 +1,141 @@
+"""The verdicts: H1, H2 and H3, and what may be said of phase 2."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from blockshock_lib.report import verdicts
+from blockshock_lib.report.verdicts import interval_text, ratio
+from blockshock_lib.studies.linear.axes import AXES
+from blockshock_lib.studies.linear.hypotheses import HYPOTHESES, h1, h3, summary
+from blockshock_lib.studies.linear.report.findings import numbers, words
+from tests.report import frames
+from tests.studies.linear.report.training_frames import training_frame
+
+
+def one_line(frame):
+    return verdicts.one_line(frame, AXES, HYPOTHESES, summary)
+
+
+PAIR = ("row_parallel", "masked_dense", "block_shock")
+SMALL = dict(ns=(4096, 8192), bs=(16, 4096), methods=PAIR, repeats=6)
+LARGEST = ("block_shock", 8192, 4096)
+
+
+def test_an_interval_that_straddles_1_is_never_called_faster():
+    rng, outcomes = np.random.default_rng(0), set()
+    for seed in range(20):
+        speedup = {LARGEST: rng.uniform(1.1, 1.3)}
+        frame = frames.make(**(SMALL | dict(ns=(8192,), bs=(4096,))), speedup=speedup, group_effect=0.02, seed=seed)
+        row = ratio(frame, AXES, "row_parallel", "block_shock").iloc[0]
+        outcomes.add(row["outcome"])
+        if row["low"] <= 1 <= row["high"]:
+            assert row["outcome"] == h1(frame).verdict == "undecided"
+    assert {"undecided", "faster"} <= outcomes, "both sides must be reached"
+
+
+@pytest.mark.parametrize(
+    ("speedup", "verdict", "why"),
+    [
+        ({}, "refuted", "slower in all 4 cells"),
+        ({LARGEST: 1.5}, "supported", "8192x8192, B=4096, the largest cell; faster in 1 of 4 cells"),
+        ({("block_shock", 4096, 4096): 1.6}, "undecided", "1 faster, 3 slower, 0 undecided"),
+        ({LARGEST: None}, "undecided", "0 faster, 3 slower, 1 undecided"),
+    ],
+    ids=["slower in every cell", "faster in the largest", "faster in a smaller one", "one straddles 1"],
+)
+def test_h1_is_decided_by_the_largest_cell_and_refuted_by_all(speedup, verdict, why):
+    if None in speedup.values():  # as fast as B1
+        speedup = {LARGEST: 1 / h1(frames.make(**SMALL)).ratio}
+    found = h1(frames.make(**SMALL, speedup=speedup))
+    assert found.verdict == verdict and why in found.why
+    assert {"refuted": found.high < 1, "supported": found.low > 1}.get(verdict, True)
+
+
+def test_every_one_of_equally_large_cells_must_be_faster():
+    frame = frames.make(**SMALL, masks=("checkerboard", "random"), speedup={LARGEST: 1.5})
+    assert h1(frame).verdict == "supported"
+    slow = frame["mask"].eq("random") & frame["method"].eq("block_shock") & frame["unit"].eq("ms")
+    frame["value"] = frame["value"].where(~slow, frame["value"] * 2)
+    assert h1(frame).verdict == "undecided"
+
+
+def test_h3_is_supported_where_c_is_slower_in_the_largest_cell():
+    verdict = h3(frames.make(**SMALL))
+    assert verdict.verdict == "supported"
+    assert verdict.ratio == pytest.approx((0.73 + 0.26) / (0.467 + 0.26), rel=0.1)
+
+
+@pytest.mark.parametrize("change, why", [({"device": "cpu"}, "CPU"), ({"emulated": True}, "emulated on one GPU")])
+def test_cpu_and_emulated_are_undecided_whatever_they_measure(change, why):
+    frame = frames.make(**SMALL).assign(**change)
+    verdict = h1(frame)
+    assert verdict.verdict == "undecided" and why in verdict.why
+    assert set(verdict.cells["outcome"]) == {"no claim"}
+    assert "slower" not in verdict.line and "faster" not in verdict.line
+
+
+def test_emulated_cells_do_not_count_beside_real_ones():
+    real = frames.make(**SMALL)
+    fake = frames.make(**(SMALL | dict(ns=(16384,))), emulated=True, speedup={("block_shock", 16384, 4096): 2.0})
+    verdict = h1(pd.concat([real, fake], ignore_index=True))
+    assert verdict.verdict == "refuted"
+    assert verdict.ratio == h1(real).ratio, "the largest real cell is shown, not the larger emulated one"
+
+
+def test_a_failed_check_removes_its_cell_and_is_counted_in_the_reason():
+    frame = frames.make(**SMALL, speedup={LARGEST: 1.5})
+    assert h1(frame).verdict == "supported"
+    verdict = h1(frames.fail(frame, "block_shock", n=8192, batch=4096))
+    assert verdict.verdict == "refuted" and len(verdict.cells) == 3
+    assert "1 case without valid times of both left out" in verdict.why
+
+
+@pytest.mark.parametrize(("change", "why"), [({"kernel": False}, "kernel time"), ({"groups": 1}, "a single group")])
+def test_call_time_alone_or_one_group_of_processes_supports_no_claim_on_a_gpu(change, why):
+    verdict = h1(frames.make(**SMALL, **change))
+    assert verdict.verdict == "undecided" and why in verdict.why
+
+
+def test_nothing_measured_is_undecided():
+    for frame in (pd.DataFrame(), frames.make((64,), (16,), device="cpu", timed=False, groups=1)):
+        verdict = h1(frame)
+        assert verdict.verdict == "undecided" and "no case" in verdict.why and verdict.cells.empty
+
+
+def test_the_last_line_says_checks_and_verdicts():
+    line = one_line(frames.make(**SMALL))
+    assert line.startswith("phase1: PASS · checks: 36 passed, 0 failed, 0 unsupported · H1 refuted: ")
+    assert "H3 supported" in line
+    assert one_line(frames.fail(frames.make(**SMALL), "masked_dense")).startswith("phase1: FAIL")
+    assert "H1" not in one_line(frames.make((64,), (16,), device="cpu", timed=False, phase="phase0"))
+    nothing = one_line(frames.fail(frames.make(**SMALL), "block_shock", status="unsupported", reason="no GPU"))
+    assert "not run: Block-Shock ·" in nothing and "H1 undecided: no case holds valid times" in nothing
+    assert one_line(pd.DataFrame()) == "no phase: NOTHING CHECKED · checks: none was made"
+
+
+def test_h1_and_h3_read_no_forward_of_a_run_that_keeps_what_backward_needs():
+    forward = frames.make(**SMALL)
+    both = pd.concat([forward, training_frame(ns=(16384,), speedup={("block_shock", "forward_kernel"): 9})])
+    for rule in (h1, h3):
+        assert rule(both) == rule(forward)
+
+
+def test_each_phase_speaks_of_its_own_hypotheses():
+    small = dict(ns=(4096,), bs=(256,), methods=("row_parallel", "block_shock", "block_shock_recompress"))
+    forward, step = frames.make(**SMALL), training_frame(**small)
+    assert list(numbers(forward).index) == ["H1", "H3"] and list(numbers(step).index) == ["H2"]
+    assert list(numbers(pd.concat([step, forward])).index) == ["H1", "H2", "H3"]
+    pd.testing.assert_frame_equal(words(step), words(training_frame(**small, seed=5)))
+    line = one_line(step)
+    assert line.startswith("phase3: PASS · checks: 18 passed, 0 failed, 0 unsupported · H2 supported: s1/f ")
+
+
+def test_the_line_of_phase_2_gives_the_pass_in_its_largest_cell():
+    small = dict(phase="phase2", ns=(4096, 16384), bs=(256,), methods=("row_parallel", "block_shock"))
+    frame = training_frame(**small)
+    row = ratio(frame, AXES, "row_parallel", "block_shock", "pass_kernel").iloc[-1]
+    said = f"forward + dX of Block-Shock: {interval_text(row)} of B1's speed at 16384x16384, B=256, slower"
+    assert one_line(frame).endswith(said)
+    assert one_line(frame.assign(device="cpu")).endswith("forward + dX against B1: no claim about speed: CPU")
+    assert "no case holds" in one_line(frames.fail(frame, "row_parallel"))

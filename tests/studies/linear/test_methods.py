@@ -1,0 +1,78 @@
+"""The table of methods agrees with the layers that it names."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from blockshock_lib.kernels.sparse24.mask import Mask
+from blockshock_lib.layers.dense import RowParallelLinear
+from blockshock_lib.layers.sharded import Part
+from blockshock_lib.runs import records
+from blockshock_lib.studies.linear.methods import METHODS
+from blockshock_lib.studies.linear.report import FIGURES, TABLES
+from tests.cases import case, write
+from tests.studies.linear.measuring import asked, measured
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_shards_are_those_of_the_layers_own_parts(name, world_size):
+    method, size = METHODS[name], 1024
+    layer = method.load()
+    for rank in range(layer.ranks(world_size)):
+        part = layer.part(rank, world_size, size, size)
+        shards = size // (part.cols.stop - part.cols.start), size // (part.rows.stop - part.rows.start)
+        assert shards == method.shards(world_size)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_needs_a_periodic_mask_says_so_in_the_table(name):
+    method = METHODS[name]
+    reason = method.load().unsupported(
+        Mask.named("random"), torch.device("cpu"), torch.bfloat16, **method.options("auto")
+    )
+    assert method.periodic_only == ("periodic" in reason)
+
+
+def test_the_table_and_the_parameters_import_no_torch():
+    modules = "blockshock_lib.params, blockshock_lib.studies.linear.params, blockshock_lib.report.axes"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class InterleavedLinear(RowParallelLinear):
+    """A method that a stranger might add: rank r holds every world_size-th input column, from column r on."""
+
+    @classmethod
+    def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:
+        return Part(None, slice(0, out_features), slice(rank, in_features, world_size))
+
+    def local(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x[:, self.cols].contiguous(), self.weight)
+
+
+INTERLEAVED = replace(
+    METHODS["row_parallel"],
+    name="interleaved",
+    label="I interleaved",
+    short="I",
+    colour="#7A5195",
+    marker="8",
+    layer="tests.studies.linear.test_methods:InterleavedLinear",
+)
+
+
+def test_one_file_and_one_row_are_enough_for_a_new_method(monkeypatch, tmp_path):
+    monkeypatch.setitem(METHODS, "interleaved", INTERLEAVED)
+    one = case(phase="phase1", methods=("row_parallel", "interleaved"))
+    rows = measured(asked("phase1"), methods=one.methods)
+    context = {"code": {}, "machine": "m", "libraries": {}, "emulated": True}
+    write(tmp_path, run="r", case=one, group=0, rows=rows, context=context)
+    frame = records.load(tmp_path)
+    assert TABLES["correctness"](frame)["I interleaved"].tolist() == ["pass"]
+    assert "I interleaved" in TABLES["speed"](frame)["method"].tolist()
+    assert FIGURES["time over N"](frame).axes

@@ -1,0 +1,122 @@
+"""Inputs come from independent seeds; truths are float64, of autograd and torch's optimizers; baselines are plain."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from blockshock_lib.kernels.sparse24 import backends
+from blockshock_lib.studies.linear import training
+from tests.cases import METHODS
+from tests.studies.linear import measuring
+
+
+def trained_problem(**changes):
+    return measuring.problem(phase="phase3", optimizer="sgd", **changes)
+
+
+@pytest.fixture
+def problem():
+    return trained_problem()
+
+
+def test_weight_and_input_do_not_share_a_seed():
+    p = measuring.problem(batch=128, out_features=128, bias=False, dtype="fp32")
+    both = torch.stack([p.weight.flatten(), p.x.flatten()])
+    assert abs(torch.corrcoef(both)[0, 1]) < 0.02
+
+
+def test_the_same_case_gives_the_same_numbers_and_another_draw_changes_the_input_alone():
+    one, same, other = (measuring.problem(repeat=repeat) for repeat in (0, 0, 1))
+    for name in ("weight", "bias", "x"):
+        assert torch.equal(getattr(one, name), getattr(same, name))
+        assert torch.equal(getattr(one, name), getattr(other, name)) == (name != "x")
+
+
+def test_activation_inputs_have_heavy_tails_and_outlier_channels():
+    x = measuring.problem(workload="activation", batch=4096, dtype="fp32").x
+    spread = x.abs().quantile(0.5, dim=0)
+    assert (spread > 8 * spread.median()).sum() == 2
+    calm = x[:, spread < 2 * spread.median()]
+    assert calm.abs().max() > 8 * calm.std()
+
+
+def test_a_term_that_the_2_4_library_multiplies_wrongly_is_unsupported_and_only_there(monkeypatch):
+    names = ("masked_dense", "block_shock", "block_shock_torch")
+
+    def refused(features=None, **changes):
+        own = measuring.problem(methods=names, **changes)
+        return [name for name in names if "wrong values" in own.too_large(name, features)]
+
+    assert refused(65536, device="cuda") == [] and refused(65600, device="cuda") == ["block_shock", "block_shock_torch"]
+    assert refused(device="cuda") == []  # 128x256, the case's own
+    assert refused(65600, device="cuda", world_size=4) == []  # its terms have half of the columns
+    assert refused(131072, device="cuda", product="reference") == ["block_shock_torch"]
+    assert refused(131072) == ["block_shock_torch"]  # on a CPU "auto" is the reference
+    own = measuring.problem(methods=names, product="cslt")
+    everywhere = replace(backends.BACKENDS["cslt"], unsupported=lambda device, dtype: "")
+    monkeypatch.setitem(backends.BACKENDS, "cslt", everywhere)
+    assert own.unsupported("block_shock") == own.unsupported("block_shock", 65536) == ""
+    assert "wrong values" in own.unsupported("block_shock", 65600)
+
+
+def test_truths_are_those_of_autograd_in_float64(problem):
+    x, w, b = (t.double().requires_grad_() for t in (problem.x, problem.weight, problem.bias))
+    y = torch.nn.functional.linear(x, w, b)
+    y.backward(problem.dy.double())
+    for name, wanted in {"y": y.detach(), "dx": x.grad, "dw": w.grad, "db": b.grad}.items():
+        truth = getattr(problem.reference, name)
+        assert truth.dtype == torch.float64
+        torch.testing.assert_close(truth, wanted, rtol=1e-12, atol=1e-12 if name == "y" else 1e-14)
+
+
+def test_truths_are_the_same_in_chunks(problem, monkeypatch):
+    monkeypatch.setattr("blockshock_lib.studies.linear.reference.TRUTH_ROWS", 48)
+    other = trained_problem()
+    after = [one.reference.trained(lambda ps: training.make_optimizer("adamw", ps, 0.01)) for one in (other, problem)]
+    for what in ("y", "dx", "dw"):
+        torch.testing.assert_close(getattr(other.reference, what), getattr(problem.reference, what), rtol=0, atol=1e-12)
+    torch.testing.assert_close(*(one.exact_weight for one in after), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("sgd", 0.5), ("adamw", 0.001)])
+def test_trained_weights_are_those_of_plain_training_in_float64(problem, name, rate):
+    trained = problem.reference.trained(lambda ps: training.make_optimizer(name, ps, rate))
+    w, b = (torch.nn.Parameter(t.double()) for t in (problem.weight, problem.bias))
+    plain = training.make_optimizer(name, [w, b], rate)
+    for _ in range(trained.steps):
+        plain.zero_grad()
+        torch.nn.functional.linear(problem.x.double(), w, b).backward(problem.dy.double())
+        plain.step()
+    torch.testing.assert_close(trained.exact_weight, w.detach(), rtol=0, atol=1e-12)
+    y = torch.nn.functional.linear(problem.x.double(), w, b).detach()
+    torch.testing.assert_close(trained.y, y, rtol=0, atol=1e-11)
+    moved = (w.detach() - problem.weight.double()).square().mean() / problem.weight.double().square().mean()
+    assert moved > 1e-3 and trained.weight.dtype == problem.dtype
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_baseline_of_each_sharding_is_right_up_to_rounding(name, world_size):
+    problem = measuring.problem(world_size=world_size, in_features=512, phase="phase2", dtype="fp32")
+    for what in ("y", "dx"):
+        expected, truth = problem.expected(name, what), getattr(problem.reference, what)
+        off = (expected.double() - truth).square().mean() / truth.square().mean()
+        assert expected.dtype == torch.float32 and off.sqrt() < 1e-6
+
+
+def test_the_gradients_seed_is_its_own_and_follows_the_draw(problem):
+    assert not torch.equal(trained_problem(repeat=1).dy, problem.dy) and torch.equal(trained_problem().dy, problem.dy)
+    assert problem.dy.shape == (problem.case.batch, problem.case.out_features)
+
+
+def test_gradient_entries_are_as_large_as_the_weights():
+    wide = trained_problem(in_features=1024, out_features=256, batch=64)
+    ratio = wide.reference.dw.square().mean().sqrt() / wide.weight.double().square().mean().sqrt()
+    assert ratio == pytest.approx(1, rel=0.1)
+
+
+def test_batches_of_the_curve_differ_by_step_and_the_teacher_is_another_weight(problem):
+    assert not torch.equal(problem.batch(0), problem.batch(1)) and torch.equal(problem.batch(1), problem.batch(1))
+    both = torch.stack([problem.teacher.float().flatten(), problem.weight.float().flatten()])
+    assert abs(torch.corrcoef(both)[0, 1]) < 0.02

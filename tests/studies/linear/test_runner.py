@@ -1,0 +1,146 @@
+"""What a method must pass before it may be timed, and what is sampled of it; the faults are in faults/test_planted."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from blockshock_lib.engine import experiment, memory
+from blockshock_lib.kernels.sparse24 import backends
+from blockshock_lib.layers.block_shock import BlockShockLinear
+from blockshock_lib.studies.linear import training
+from blockshock_lib.studies.linear.methods.method import FORMULAS
+from blockshock_lib.studies.linear.problem import LinearProblem
+from blockshock_lib.studies.linear.training import Trainer
+from tests.studies.linear.measuring import asked, measured, picked, problem
+
+QUICK = asked("phase3", loss_steps=4)
+
+
+def run(**changes):
+    return measured(QUICK, **{"methods": ("row_parallel",), "optimizer": "sgd", "in_features": 128} | changes)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_every_tensor_of_a_right_method_is_checked_and_weighed(optimizer):
+    rows = run(methods=("block_shock", "permuted_dense"), optimizer=optimizer)
+    for method in ("block_shock", "permuted_dense"):
+        assert [row["value"] for row in picked(rows, method, "check")] == [1]
+        assert [row["detail"] for row in picked(rows, method, "error_max_ratio")] == ["", "dx", "dw", "db", "weight"]
+        for metric in (*FORMULAS, "weight_bytes"):
+            (held,), (formula,) = picked(rows, method, metric), picked(rows, method, f"{metric}_formula")
+            assert held["value"] == pytest.approx(formula["value"], rel=1e-3)
+
+
+@pytest.mark.parametrize("mask", ["random", "transposable_random", "uniform_1010"])
+def test_other_masks_train_too(mask):
+    rows = run(methods=("block_shock", "block_shock_recompress"), mask=mask)
+    for method in ("block_shock", "block_shock_recompress"):
+        assert picked(rows, method, "check")[0]["value"] == 1
+        way = "2:4" if mask == "transposable_random" else "dense masked"
+        assert {row["detail"] for row in picked(rows, method, "dx_kernel")} == {way}
+
+
+def test_a_method_that_cannot_run_gets_a_row_with_its_reason_and_the_others_go_on():
+    rows = measured(asked("phase1"), mask="random", methods=("permuted_dense", "block_shock_torch", "row_parallel"))
+    for method, word in (("permuted_dense", "periodic"), ("block_shock_torch", "NVIDIA")):
+        (row,) = picked(rows, method, "check")
+        assert row["status"] == "unsupported" and word in row["reason"]
+    assert picked(rows, "row_parallel", "check")[0]["status"] == "ok"
+
+
+def test_a_timed_step_with_a_wrong_gradient_gives_no_number(monkeypatch):
+    right, timed, started = Trainer.step, experiment.Session.time, []
+    monkeypatch.setattr(experiment.Session, "time", lambda self, runners: started.append(1) or timed(self, runners))
+
+    def wrong(self, x, dy):
+        y, dx, dw, db = right(self, x, dy)
+        return y, dx, dw * 1.5 if started else dw, db
+
+    monkeypatch.setattr(Trainer, "step", wrong)
+    rows = run()
+    assert [row["status"] for row in picked(rows, "row_parallel", "check")] == ["ok", "failed"]
+    assert "gradient of the timed step is off" in picked(rows, "row_parallel", "check")[1]["reason"]
+    assert not picked(rows, "row_parallel", "step_kernel")
+
+
+@pytest.mark.parametrize("status", ["oom", "unsupported"])
+def test_a_step_that_does_not_fit_or_is_multiplied_wrongly_is_refused_before_it_is_built(monkeypatch, status):
+    wrong = replace(backends.BACKENDS["reference"], too_large=lambda shape: f"{shape}: no")
+    if status == "oom":
+        monkeypatch.setattr(memory, "free", lambda device: 60_000)
+    else:
+        monkeypatch.setitem(backends.BACKENDS, "reference", wrong)
+    monkeypatch.setattr(LinearProblem, "build", lambda self, name: pytest.fail("it was built"))
+    (row,) = picked(run(methods=("block_shock",), optimizer="adamw"), "block_shock", "check")
+    reasons = {"oom": "a training step with adamw needs", "unsupported": "(128, 128): no"}
+    assert row["status"] == status and reasons[status] in row["reason"]
+
+
+def test_an_optimizer_state_that_runs_out_of_memory_is_a_row_and_the_others_go_on(monkeypatch):
+    right = Trainer.update
+
+    def update(self):
+        if self.layer.weight.shape == (128, 128):  # of the method that runs on one rank
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.13 GiB.")
+        right(self)
+
+    monkeypatch.setattr(Trainer, "update", update)
+    rows = run(methods=("dense", "row_parallel"), optimizer="adamw")
+    (row,) = picked(rows, "dense", "check")
+    assert row["status"] == "oom" and "3.13 GiB" in row["reason"] and not picked(rows, "dense", "step_kernel")
+    assert picked(rows, "row_parallel", "step_kernel")
+
+
+def test_a_loss_that_is_not_finite_stops_its_method_and_names_step_and_tensor(monkeypatch):
+    right = training.one_step
+
+    def poisoned(problem, trainer, step):
+        if step == 2 and type(trainer.layer) is BlockShockLinear:
+            trainer.layer.weight.fill_(float("nan"))
+        return right(problem, trainer, step)
+
+    monkeypatch.setattr(training, "one_step", poisoned)
+    rows = run(methods=("row_parallel", "block_shock"), smallest=True)
+    assert picked(rows, "row_parallel", "step_kernel") and not picked(rows, "block_shock", "step_kernel")
+    assert len(picked(rows, "row_parallel", "loss")) == 4 and len(picked(rows, "block_shock", "loss")) == 2
+    assert "loss is NaN at step 2 (tensor y)" in picked(rows, "block_shock", "check")[-1]["reason"]
+
+
+def test_a_loss_that_overflows_where_every_tensor_is_finite_is_named():
+    own = problem(QUICK, phase="phase3", optimizer="sgd", world_size=1)
+    trainer = Trainer(own.layer("dense"), "sgd", 0.1)
+    with torch.no_grad():
+        trainer.layer.weight.fill_(1e25)
+        assert training.one_step(own, trainer, 7)[1] == "loss is infinite at step 7 (tensor loss)"
+
+
+def test_the_loss_falls_and_packed_weights_follow_the_dense_ones():
+    rows = run(methods=("dense", "block_shock", "block_shock_recompress"), smallest=True)
+    curves = {m: [row["value"] for row in picked(rows, m, "loss")] for m in ("dense", "block_shock")}
+    assert curves["dense"] == sorted(curves["dense"], reverse=True) and len(curves["dense"]) == 4
+    assert curves["block_shock"] == pytest.approx(curves["dense"], rel=0.01)
+
+
+def test_the_largest_weight_fits_and_the_next_does_not(monkeypatch):
+    monkeypatch.setattr(memory, "total", lambda device: 32 * 2**30)  # of two ranks
+    rows = run(methods=("dense", "block_shock"), last=True)
+    own, room = problem(QUICK, phase="phase3", optimizer="sgd", in_features=128), 0.95 * 16 * 2**30
+    for method in ("dense", "block_shock"):
+        (row,) = picked(rows, method, "largest_n")
+        n = int(row["value"])
+        assert row["detail"] == "memory" and n % 4096 == 0 and n > 0
+        needed = [own.training_bytes(method, size).peak + 16 * size * 2 for size in (n, n + 4096)]
+        assert needed[0] <= room < needed[1]
+
+
+@pytest.mark.parametrize(("world_size", "most"), [(2, 65536), (4, 90112)])
+def test_the_largest_weight_is_one_that_the_2_4_library_multiplies_rightly(monkeypatch, world_size, most):
+    """Two terms of 2^32 weights; with 4 ranks a term has half of the columns, and N^2 / 2 <= 2^32 up to 92681."""
+    everywhere = replace(backends.BACKENDS["cslt"], unsupported=lambda device, dtype: "")
+    monkeypatch.setitem(backends.BACKENDS, "cslt", everywhere)
+    own = problem(phase="phase3", optimizer="sgd", in_features=128, product="cslt", world_size=world_size)
+    n, bound = training.largest_n(own, "dense", 4 << 40)
+    assert bound == "memory" and n > 2 * most
+    assert training.largest_n(own, "block_shock", 4 << 40) == (most, "2:4 library")
+    assert training.largest_n(own, "block_shock", 4 << 30)[1] == "memory"  # where memory ends first, it is what bounds

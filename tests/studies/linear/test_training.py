@@ -1,0 +1,77 @@
+"""A training step on its pieces: it is the step that a user takes, and timing it moves no weight."""
+
+import pytest
+import torch
+
+from blockshock_lib.studies.linear import training
+from blockshock_lib.studies.linear.training import NEGLIGIBLE_LR, Trainer, eager_step
+from tests.cases import METHODS
+from tests.studies.linear.measuring import on_ranks, problem
+
+TRAINED = (*METHODS, "block_shock_recompress")
+
+
+@pytest.fixture(scope="module")
+def own():
+    return problem(phase="phase3", methods=TRAINED, optimizer="sgd")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_bf16_weight_moves_by_the_rate(name):
+    # PyTorch 2.13's fused SGD on a CPU leaves a weight of this size as it was.
+    weight = torch.nn.Parameter(torch.ones(128, 256, dtype=torch.bfloat16))
+    weight.grad = torch.ones_like(weight)
+    training.make_optimizer(name, [weight], 0.25).step()
+    torch.testing.assert_close(weight.detach(), torch.full_like(weight, 0.75), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_step_on_the_pieces_is_the_step_through_autograd(own, name, optimizer):
+    def both(mine):
+        pieces, user = mine.layer(name), mine.layer(name)
+        if not pieces.active:
+            return
+        trainer = Trainer(pieces, optimizer, 0.1)
+        other, leaf = Trainer(user, optimizer, 0.1).optimizer, mine.x.detach().requires_grad_()
+        for _ in range(2):
+            with torch.no_grad():
+                trainer.step(mine.x, mine.dy)
+            eager_step(user, other, leaf, mine.dy)
+        assert torch.equal(pieces.weight, user.weight) and torch.equal(pieces.bias, user.bias)
+        with torch.no_grad():
+            assert torch.equal(pieces.multiply(mine.x), user(mine.x))
+
+    on_ranks(own, both)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_step_that_is_timed_moves_no_weight(own, name, optimizer):
+    def still(mine):
+        trainer = Trainer(mine.layer(name), optimizer, NEGLIGIBLE_LR)
+        before = [weight.detach().clone() for weight in trainer.parameters[:1]]
+        with torch.no_grad():
+            for _ in range(5 if before else 0):
+                trainer.step(mine.x, mine.dy)
+        assert all(map(torch.equal, trainer.parameters, before))
+
+    on_ranks(own, still)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_reset_gives_back_the_first_weights_and_all_copies_of_them(own, name):
+    def again(mine):
+        layer, fresh = mine.layer(name), mine.layer(name)
+        if not layer.active:
+            return
+        with torch.no_grad():
+            trainer = Trainer(layer, "sgd", 0.5)
+            trainer.step(mine.x, mine.dy)
+            assert not torch.equal(layer.multiply(mine.x), fresh(mine.x))
+            trainer.reset(mine.weight, mine.bias)
+            assert torch.equal(layer.multiply(mine.x), fresh(mine.x)) and layer.weight.grad is None
+            dx, wanted = (one.start_dgrad(one.local_dgrad(mine.dy)).wait() for one in (layer, fresh))
+            assert torch.equal(dx, wanted)
+
+    on_ranks(own, again)

@@ -1,0 +1,116 @@
+"""Tuning ahead of a run, with a made-up GPU and searches. Real ones: tests/gpu."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from blockshock_lib import params
+from blockshock_lib.__main__ import main
+from blockshock_lib.engine.roofline import Ceilings
+from blockshock_lib.errors import ParamsError
+from blockshock_lib.kernels.sparse24 import cslt
+from blockshock_lib.kernels.sparse24 import tune as search
+from blockshock_lib.kernels.sparse24.plans import Setting
+from blockshock_lib.kernels.sparse24.small import Config
+from blockshock_lib.kernels.tuning.search import Error, Found, Trial
+from blockshock_lib.studies.linear import STUDY, tune
+from blockshock_lib.studies.linear.tune import Product
+
+CONFIG, CPU = Config(1, 2, 1, 4, 1), torch.device("cpu")
+RIGHT, WRONG = Error(1.0, 1.0), Error(40.0, 9.0)
+FOUND = Found((Trial(CONFIG, RIGHT, 0.02), Trial(Setting(17), RIGHT, 0.05), Trial(Setting(3), WRONG)))
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    """The problems that were searched for, and what each search finds."""
+    seen = SimpleNamespace(problems=[], found=FOUND)
+
+    def searched(problem, device):
+        seen.problems.append(problem)
+        if kept := [best for kind in (Setting, Config) if (best := seen.found.best(kind))]:
+            search.STORE.keep(problem, search.versions(device), {best.way: best.ms for best in kept})
+        return seen.found
+
+    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
+    monkeypatch.setattr(cslt, "unsupported", lambda device, dtype: "")
+    monkeypatch.setattr(search, "searched", searched)
+    monkeypatch.setattr(search, "versions", lambda device: {"driver": "580"})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
+    monkeypatch.setattr(tune.roofline, "measure", lambda device, dtype, group: Ceilings(4000.0, 700.0, 0.0))
+    return seen
+
+
+def load(phase="phase1", hardware="cuda", b=(16, 64), **settings):
+    given = {"sweep.n": [4096], "sweep.b": [*b]} | {key.replace("__", "."): v for key, v in settings.items()}
+    return params.load(STUDY, phase, given, choose={"hardware": hardware})
+
+
+def tuned(products, gpu):
+    said = []
+    return tune.tune_products(products, CPU, said.append), said
+
+
+@pytest.mark.parametrize(("n", "k", "b"), [(100, 64, 1), (64, 96, 1), (64, 64, 0), (0, 64, 1)])
+def test_a_size_that_no_product_has_is_refused(n, k, b):
+    with pytest.raises(ParamsError, match="multiples of 64"):
+        tune.of_shapes([n], [k], [b], "bf16")
+
+
+def test_a_phase_asks_for_the_term_of_each_rank_and_batch_once():
+    assert tune.of_phase(load()) == [Product(4096, 4096, b, "bf16") for b in (16, 64)]
+    assert tune.of_phase(load(hardware="cuda-4")) == [Product(4096, 2048, b, "bf16") for b in (16, 64)]
+
+
+def test_a_phase_that_goes_backward_asks_for_the_transposed_term_too_where_its_mask_allows():
+    both = [Product(4096, 2048, 16, "bf16"), Product(2048, 4096, 16, "bf16")]
+    for mask, count in (("checkerboard", 2), ("random", 1)):
+        assert tune.of_phase(load("phase2", "cuda-4", b=[16], mask=mask)) == both[:count]
+
+
+def test_the_ranks_sums_are_those_of_y_and_backward_of_dx_by_size_class():
+    assert tune.sums_of_phase(load()) == [16 * 4096 * 2, 64 * 4096 * 2]
+    wide = {"sweep__n": [], "sweep__features": [[8192, 4096]], "b": [16]}
+    assert tune.sums_of_phase(load(**wide)) == [1 << 17]
+    assert tune.sums_of_phase(load("phase2", **wide)) == [1 << 17, 1 << 18]
+    assert tune.sums_of_phase(load(hardware="cuda-1")) == []
+
+
+def test_a_product_is_searched_once_and_its_line_tells_the_best_of_each_kind(gpu):
+    product = Product(4096, 4096, 13, "bf16")
+    done, said = tuned([product], gpu)
+    least = 1000 * (4096 * 4096 * 9 / 8 + 2 * 13 * 4096 * 2) / 4e12
+    assert done and [problem["B"] for problem in gpu.problems] == [16]
+    assert said[0] == (
+        "4096x4096 B=16 bfloat16: small tiles 1 warpgroups 2 unroll 1 depth 4 split 1 0.0200 ms "
+        f"({100 * least / 0.02:.0f}% of floor), cslt alg_id 17 split_k 1 split_k_mode -1 0.0500 ms "
+        "[3 tried: 1 wrong, 0 refused, 0 crashed]"
+    )
+    assert said[1].endswith("sparse24.json")
+    again, said = tuned([product], gpu)
+    assert again and len(gpu.problems) == 1 and said[0].endswith("[kept before]") and "0.0200 ms" in said[0]
+
+
+def test_a_product_without_a_right_way_is_told_and_fails(gpu):
+    gpu.found = Found((Trial(Setting(), WRONG),), failed="given up after 1 crashes")
+    done, said = tuned([Product(128, 128, 8, "bf16"), Product(128, 128, 16, "bf16")], gpu)
+    assert not done and len(gpu.problems) == 2
+    assert said[0].startswith("128x128 B=8 bfloat16: nothing is right [1 tried: 1 wrong")
+    assert "given up after 1 crashes" in said[0]
+
+
+@pytest.mark.parametrize("flags", [[], ["--phase", "phase3"], ["--n", "4096", "--b", "16"]])
+def test_a_machine_without_a_gpu_says_why_nothing_can_be_tuned(capsys, flags):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert main(["tune", *flags]) == 2
+    assert capsys.readouterr().err == "error: nothing can be tuned on this machine: no CUDA device is available\n"
+
+
+@pytest.mark.parametrize(("right", "status"), [(True, 0), (False, 1)])
+def test_the_verb_tunes_what_is_named_and_its_status_says_whether_all_is_right(gpu, capsys, right, status):
+    gpu.found = FOUND if right else Found(failed="given up")
+    assert main(["tune", "--n", "128", "--k", "192", "--b", "8", "16", "--dtype", "fp16"]) == status
+    assert gpu.problems == [{"N": 128, "K": 192, "B": b, "dtype": "float16", "gpu": "some GPU"} for b in (8, 16)]
+    assert capsys.readouterr().out.count("128x192") == 2

@@ -1,0 +1,153 @@
+"""Every piece of a method, and every way of a piece, is timed by its name on every copy of the weight."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from blockshock_lib.comm import Group
+from blockshock_lib.engine.timing import Timer
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.ranks import call
+from blockshock_lib.studies.linear import ways, works
+from blockshock_lib.studies.linear.works import ORDERS
+from tests.studies.linear import measuring
+from tests.studies.linear.measuring import asked, details, measured, on_ranks, picked, problem
+
+
+def fakes(events, device="cuda", active=True, emulated=False):
+    """Copies of a method whose layers only say what is asked of them."""
+    place = SimpleNamespace(device=torch.device(device), x="x", case=SimpleNamespace(emulated=emulated))
+    graphed = {name: lambda name=name: lambda x: events.append(f"{name} called") for name in "AB"}
+    layers = [SimpleNamespace(name=name, graphed=graphed[name]) for name in "AB"]
+    return [SimpleNamespace(problem=place, layer=layer, active=active) for layer in layers]
+
+
+@pytest.fixture
+def two_ways(monkeypatch):
+    events = []
+    both = lambda layer, x: {w: lambda w=w: events.append(f"{layer.name} {w} of {x}") for w in ("cslt", "small")}  # noqa: E731
+    monkeypatch.setattr(ways, "products", both)
+    return events
+
+
+def test_each_product_is_timed_on_every_copy_of_the_weight(two_ways):
+    found = ways.of_product(fakes(two_ways, device="cpu"))
+    assert [(work.metric, work.detail) for work in found] == [("product_by_kernel", way) for way in ("cslt", "small")]
+    for one in found[1].calls:
+        one()
+    assert two_ways == ["A small of x", "B small of x"]
+
+
+def test_a_rank_that_stands_by_captures_nothing_but_has_the_same_works(two_ways):
+    works = (ways.of_product(fakes(two_ways, active=active)) for active in (True, False))
+    every, idle = [[(work.metric, work.detail, work.heavy, len(work.calls)) for work in found] for found in works]
+    assert every == idle and two_ways == ["A called", "B called"]
+    assert "forward_graph_call" not in {w.metric for w in ways.of_product(fakes(two_ways, emulated=True))}
+
+
+def test_each_way_of_the_product_is_tuned_by_itself_on_the_layers_one_packed_weight(monkeypatch):
+    """`tuned` as the layer packs it, with backends that tell what they were given."""
+    own, seen = problem(dtype="fp32"), []
+    own.group = Group(1, 2)
+    layer = own.layer("block_shock")
+
+    def backend(name):
+        def tune(x, packed):
+            packed.extra[x.shape[0]] = name
+
+        linear = lambda x, packed: seen.append((name, packed))  # noqa: E731
+        return SimpleNamespace(name=name, linear=linear, tune=tune, unsupported=lambda *_: "")
+
+    monkeypatch.setattr(ways, "BACKENDS", {name: backend(name) for name in ("cslt", "small")})
+    layer.store.backend = SimpleNamespace(name="tuned")
+    layer.store.packed = replace(layer.packed, backend="tuned", extra={"its": "own"})
+    for call_ in ways.products(layer, torch.ones(16, 256)).values():
+        call_()
+    assert [name for name, _ in seen] == ["cslt", "small"]
+    for name, packed in seen:
+        assert packed.backend == name and packed.extra == {16: name}
+        assert packed.values.data_ptr() == layer.packed.values.data_ptr()
+    assert layer.packed.extra == {"its": "own"}
+
+
+def test_both_orientations_of_a_known_mask_are_packed_as_the_library_would():
+    def packed(own):
+        (one,) = ways.compressions(own.build("block_shock"))
+        return one.calls[0]()
+
+    own = problem(methods=("block_shock",), mask="transposable_random")
+    for rank, (forward, turned) in enumerate(on_ranks(own, packed)):
+        keep, half = (own.keep, ~own.keep)[rank], own.weight.shape[1] // 2
+        assert torch.equal(forward.view(-1)[: 128 * half], own.weight[keep])
+        assert torch.equal(turned.view(-1)[: 256 * 64], own.weight.t()[keep.t()])
+
+
+@pytest.fixture(scope="module")
+def training():
+    return asked("phase3", loss_steps=0)
+
+
+def timed(rows, method):
+    return {row["metric"] for row in rows if row["method"] == method and row["unit"] == "ms"}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(torch.OutOfMemoryError("CUDA out of memory"), "oom"), (UnsupportedError("no compiler"), "unsupported")],
+)
+def test_a_compression_that_cannot_run_says_so_and_condemns_no_method(monkeypatch, error, status):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(ways, "compressions", fails)
+    rows = measured(asked("phase1"), methods=("block_shock",))
+    (missing,) = picked(rows, "block_shock", "compress_by_kernel")
+    assert (missing["status"], missing["reason"]) == (status, f"rank 0: {error}")
+    assert picked(rows, "block_shock", "check")[0]["status"] == "ok" and picked(rows, "block_shock", "forward_kernel")
+
+
+def test_a_pass_is_timed_where_weights_are_frozen():
+    rows = measured(asked("phase2"), methods=("block_shock",))
+    times = timed(rows, "block_shock")
+    assert {"pass_kernel", "pass_call", "backward_kernel", "dx_kernel", "forward_kernel", "floor_pass"} <= times
+    assert not {"step_kernel", "dw_kernel", "optimizer_kernel"} & times
+    assert details(rows, "error_max_ratio", "block_shock") == ["", "dx"]
+
+
+def test_a_step_is_timed_with_its_pieces(training):
+    rows = measured(training, methods=("block_shock", "block_shock_recompress"), optimizer="sgd", in_features=128)
+    both = {"step_kernel", "step_call", "backward_kernel", "dw_kernel", "optimizer_kernel", "forward_kernel"}
+    both |= {"compute_kernel", "dx_kernel", "floor_step", "floor_dw", "floor_dx", "floor_optimizer"}
+    for method, own in (("block_shock", {"refresh"}), ("block_shock_recompress", {"remask", "compress"})):
+        times = timed(rows, method)
+        assert both | {f"{stage}_kernel" for stage in own} | {f"floor_{stage}" for stage in own} <= times
+        assert not {f"{stage}_kernel" for stage in {"refresh", "remask", "compress"} - own} & times
+        assert set(details(rows, "dw_strategy_kernel", method)) == {"full", "periodic", "exchange"}
+        assert set(details(rows, "dw_kernel", method)) == {"periodic"}
+    assert set(details(rows, "backward_kernel", "block_shock")) == {""}, "emulated ranks have one order"
+    assert not details(rows, "backward_order_kernel", "block_shock")
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_the_faster_order_of_the_backward_is_taken_and_both_are_shown(training, monkeypatch, faster):
+    """The choice follows samples of its own: here they say that the order `faster` takes half of the other's time."""
+    monkeypatch.setattr(Timer, "fastest", lambda self, works: faster)
+    monkeypatch.setattr(works.Works, "has_orders", True)
+    rows = measured(training, methods=("row_parallel",), optimizer="sgd", in_features=128)
+    assert set(details(rows, "backward_kernel", "row_parallel")) == {ORDERS[faster]}
+    assert set(details(rows, "backward_order_kernel", "row_parallel")) == set(ORDERS.values())
+
+
+def test_of_a_large_batch_on_ranks_every_cut_and_every_way_to_add_up_is_timed_and_the_taken_one_is_named(tmp_path):
+    for rows in call(measuring.on_two_ranks, processes=2, logs=tmp_path, seconds=120):
+        for method in ("row_parallel", "block_shock"):
+            (taken,) = set(details(rows, "forward_kernel", method))
+            assert taken in ("1", "2")
+            assert sorted(details(rows, "forward_chunks_kernel", method)) == sorted(["1", "2"] * 2)
+        assert details(rows, "forward_chunks_kernel", "dense") == []
+        assert set(details(rows, "forward_kernel", "dense")) == {""}
+        found = [(row["method"], row["detail"]) for row in rows if row["metric"] == "reduce_by_kernel"]
+        assert found == [("row_parallel", "gloo")] * 2
+        assert set(details(rows, "reduce_kernel", "row_parallel")) == {"gloo"}

@@ -1,0 +1,143 @@
+"""A study is one file: the toy goes all the way, and nothing of the house was changed for it."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blockshock_lib import params, studies
+from blockshock_lib.errors import ParamsError
+from blockshock_lib.files import ROOT
+from blockshock_lib.notebook import explore, share, workbook
+from blockshock_lib.runs import machine, measure, records
+from blockshock_lib.runs.compare import compare
+from blockshock_lib.runs.dry_run import dry_run
+from tests.faults.workers import CONTEXT
+from tests.processes import wait_for
+from tests.studies import toy
+
+NAMED = "toy=tests.studies.toy:STUDY"
+QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.1}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def named():
+    """The toy is in the table of studies, here and in every process that is started."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BLOCKSHOCK_STUDIES", NAMED)
+        yield
+
+
+def asked(phase="sort_time", hardware="cpu", **settings):
+    return params.load(studies.load("toy"), phase, QUICK | settings, choose={"hardware": hardware})
+
+
+def run(folder, **settings):
+    """The records of the toy's cases on two ranks."""
+    effective = asked(**settings)
+    measure.run(effective, toy.expand(effective), Path(folder), study=toy.STUDY, run_name="toy", context=CONTEXT)
+    return records.load(folder, strict=True)
+
+
+def test_its_parameters_are_checked_and_become_cases():
+    cases = toy.expand(asked())
+    assert [case.label for case in cases] == ["64 numbers, random", "2048 numbers, random"]
+    assert len({case.id for case in cases}) == 2 and studies.of_phase("sort_time").name == "toy"
+    with pytest.raises(ParamsError, match="pace"):
+        asked(pase=2.0)
+
+
+@pytest.fixture(scope="module")
+def frame(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.mark.long
+def test_two_ranks_measure_it_and_its_table_figure_and_verdict_are_drawn(frame):
+    assert set(frame.study) == {"toy"} and set(frame.n) == {64, 2048}
+    wrong = frame[frame.status.eq("failed")]
+    assert set(zip(wrong.method, wrong.n, strict=True)) == {("careless", 2048)}
+    sorts = toy.STUDY.tables["sorts"](frame)
+    right = {(method, n) for method in ("whole", "shared", "careless") for n in (64, 2048)} - {("careless", 2048)}
+    assert set(zip(sorts.method, sorts.n, strict=True)) == right
+    assert toy.STUDY.figures["lead"](frame).axes[0].lines
+    (rule,) = toy.STUDY.hypotheses["sort_time"]
+    assert rule(frame).verdict == "supported"
+    assert (frame[frame.metric.eq("lead")].value < 0).any(), "a value below zero may be measured"
+
+
+@pytest.mark.long
+def test_a_rank_that_may_be_lost_is_and_the_case_goes_on(tmp_path):
+    found = run(tmp_path, n=[64], orders=["mortal"], methods=["whole", "shared"])
+    assert found[found.metric.eq("lead") & found.method.eq("shared")].value.tolist() == [1, -2, 3, -4]
+    assert set(found[found.metric.eq("check")].status) == {"ok"}
+    assert set(found[found.metric.eq("sort_kernel")].method) == {"whole", "shared"}
+
+
+@pytest.mark.long
+def test_what_does_not_fit_together_is_measured_one_at_a_time_and_the_record_says_so(tmp_path):
+    found = run(tmp_path, n=[64], sort_bytes=1e15)
+    assert found[found.metric.eq("one_at_a_time")].detail.str.startswith("whole repeated between").all()
+    kernels = found[found.metric.eq("sort_kernel")].groupby("method").size()
+    assert kernels.to_dict() == {"whole": 4, "shared": 2, "careless": 2}
+
+
+@pytest.mark.long
+def test_a_run_killed_in_a_case_loses_at_most_the_step_that_it_was_in(tmp_path):
+    """Kept rows have the pace of the first run, later ones that of the second: no case's id holds it."""
+    settings = dict(n=[64], methods=["whole"], steps=8)
+    code = f"from tests.studies import test_any_study as t; t.run({str(tmp_path)!r}, step_seconds=0.5, **{settings!r})"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "BLOCKSHOCK_STUDIES": NAMED}
+    process = subprocess.Popen([sys.executable, "-c", f"if __name__ == '__main__': {code}"], env=environment)
+
+    def lines():
+        return [line for path in tmp_path.glob("records/*.part") for line in path.read_text().splitlines()]
+
+    assert wait_for(lambda: len(lines()) >= 4, 60), "no row was kept"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = sum("lead" in json.dumps(line) for line in lines())
+    assert 3 <= kept < 8
+    values = run(tmp_path, pace=10.0, **settings).query("metric == 'lead'").sort_values("repeat").value.tolist()
+    steps = [(-1) ** step * (step + 1) for step in range(8)]
+    assert values == steps[:kept] + [10 * one for one in steps[kept:]]
+
+
+KERNEL = {"name": "python3", "language": "python", "display_name": "Python 3"}
+GIVEN = ("settings", "run_dir", "redraw", "resume", "hardware")
+CELLS = (
+    'hardware = "auto"\nsettings = {}\nrun_dir = ""\nredraw = ""\nresume = ""',
+    f"""from blockshock_lib.notebook.workbook import open_run
+run = open_run("toy/sort_time", {", ".join(f"{name}={name}" for name in GIVEN)})""",
+    *("run.measure(progress=False);", 'run.table("sorts")', 'run.figure("lead");'),
+)
+
+
+@pytest.mark.long
+def test_a_notebook_of_it_makes_a_page_and_the_run_is_listed_compared_and_explored(outputs, tmp_path, monkeypatch):
+    import nbformat.v4 as nb
+
+    cells = [nb.new_code_cell(source) for source in CELLS]
+    cells[0].metadata["tags"] = ["parameters"]
+    notebook = tmp_path / "toy_sort_time.ipynb"
+    notebook.write_text(json.dumps(nb.new_notebook(cells=cells, metadata={"kernelspec": KERNEL})))
+    phase = dataclasses.replace(toy.STUDY.phases["sort_time"], notebook=str(notebook))
+    monkeypatch.setitem(toy.STUDY.phases, "sort_time", phase)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    settings = QUICK | {"n": [64]}
+    text = dry_run(toy.STUDY, asked(n=[64]), machine.probe(), outputs)
+    assert "64 numbers, random" in text or "1 case" in text
+    done = workbook.execute("toy/sort_time", hardware="cpu", settings=settings, out=outputs)
+    assert done.ok and done.status == "completed", done
+    assert "1 cases were sorted" in done.verdict and "supported" in done.verdict, done.verdict
+    assert "shared" in done.html.read_text()
+    folder = done.notebook.parent
+    assert "toy" in share.write_index(outputs).read_text()
+    assert compare(folder, folder, allow="dirty").ok
+    assert "<img" in explore.figure(folder, "lead")
