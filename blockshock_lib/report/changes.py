@@ -102,7 +102,8 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, loose: Iterable[str] =
     table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(_NUMBERS, float))
     bare, regressed = table["ratio"].isna(), table["outcome"].eq(REGRESSION)
     table["place"] = np.select([regressed & bare, regressed, ~bare], [0, 1, 2], 3)
-    table = table.sort_values(["place", "ratio"], ascending=[True, False], kind="stable", ignore_index=True)
+    ties = {"kind": "stable", "key": lambda column: column.round(9)}  # the last bits depend on the processor
+    table = table.sort_values(["place", "ratio"], ascending=[True, False], ignore_index=True, **ties)
     return Compared(table[columns], pd.DataFrame(only, columns=["run", "method", *_key(axes)]), each, intervals)
 
 
