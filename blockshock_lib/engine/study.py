@@ -35,6 +35,7 @@ ROW_COLUMNS = ("method", "metric", "unit", "value", "repeat", "rank", "status", 
 
 CORE: dict[str, Metric] = {
     **dict.fromkeys(("error_max_ratio", "error_rms_ratio"), Metric("x")),  # over the error of a plain product
+    "error_line_ratio": Metric("x"),  # of the worst row or column, over what is allowed there
     **dict.fromkeys(("error_max", "error_rms"), Metric("1")),  # over the RMS of the float64 truth
     **dict.fromkeys(("entries_checked", "entries_total"), Metric("1", zero=False)),  # where the truth is a sample
     # one_at_a_time: the methods did not fit beside each other, and the baseline was repeated between them. lost: a rank

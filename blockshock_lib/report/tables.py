@@ -34,7 +34,7 @@ def error_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     """
     columns = {
         "error_max_ratio": "worst max ratio (x, gate 2)",
-        "error_rms_ratio": "worst RMS ratio (x, gate 1.25)",
+        "error_rms_ratio": "worst RMS ratio (x, gate 1.05)",
         "error_max": "worst max error (of truth's RMS)",
         "error_rms": "worst RMS error (of truth's RMS)",
     }

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from blockshock_lib.engine import case_run
 from blockshock_lib.engine.case_run import errors, judge
 from blockshock_lib.engine.study import Check
 
@@ -69,8 +70,10 @@ def test_an_exact_baseline_allows_no_error():
 def test_errors_are_the_same_in_chunks(product, monkeypatch):
     y, truth = product
     whole = errors(y, truth)
-    monkeypatch.setattr("blockshock_lib.engine.case_run.CHUNK", 3 * truth.shape[1])
+    lines = case_run.worst_line(y * 1.01, y, truth)
+    monkeypatch.setattr(case_run, "CHUNK", 3 * truth.shape[1])
     assert errors(y, truth) == pytest.approx(whole)
+    assert case_run.worst_line(y * 1.01, y, truth) == (pytest.approx(lines[0]), lines[1])
     assert errors(one_value(y, math.nan), truth) == (math.inf, math.inf)
 
 
@@ -78,3 +81,39 @@ def test_without_a_baseline_it_must_be_the_truth_up_to_a_few_roundings(product):
     y, _ = product
     assert refusal(y * 1.001, None, y) == "" and "is off by inf" in refusal(y * math.nan, None, y)
     assert refusal(y * 1.05, None, y, "dw").startswith("dw is off by")
+
+
+def product_of(k, b=64, some=8):
+    """(y [b, 40960] in bf16, truth, y with one dropped weight): `some` rows of W [40960, k], in turns."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(b, k, generator=g).bfloat16()
+    w = (torch.randn(some, k, generator=g) * k**-0.5).bfloat16()
+    lost = w.clone()
+    lost[3, (w[3].abs() - k**-0.5).abs().argmin()] = 0  # as large as most
+    y, truth = ((x.to(kind) @ w.to(kind).t()).repeat(1, 40960 // some) for kind in (torch.float32, torch.float64))
+    wrong = y.clone()
+    wrong[:, 3] = x.float() @ lost[3].float()
+    return y.bfloat16(), truth, wrong.bfloat16()
+
+
+def test_one_dropped_weight_of_40960_squared_fails_by_its_column(monkeypatch):
+    y, truth, wrong = product_of(40960)
+    reason = refusal(wrong, y, truth)
+    assert refusal(y, y, truth) == "" and "RMS error of column 3 is" in reason and "largest" not in reason, reason
+    assert "row 3 is" in refusal(wrong.t(), y.t(), truth.t())
+    monkeypatch.setattr(case_run, "LINE", math.inf)
+    assert refusal(wrong, y, truth) == "", "without a look at each column it is not seen"
+
+
+@pytest.mark.parametrize("b", [1, 4, 16, 256])
+def test_rounding_alone_fails_no_line_also_where_tokens_differ_in_size(b):
+    g = torch.Generator().manual_seed(b)
+    size = torch.logspace(-2, 2, b)[:, None] if b > 1 else 1.0
+    halves = [torch.randn(b, 20480, generator=g, dtype=torch.float64) * size for _ in range(2)]
+
+    def summed():  # as the sums of two ranks' kernels that add in another order
+        noise = [1e-4 * size * torch.randn(b, 20480, generator=g) for _ in halves]
+        return sum((half + off).bfloat16() for half, off in zip(halves, noise, strict=True))
+
+    reason, found = judge(Check("y", summed(), summed(), sum(halves)))
+    assert reason == "" and 0 < found["error_line_ratio"] < 1

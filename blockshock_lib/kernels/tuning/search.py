@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, get_type_hints
 from blockshock_lib.errors import BlockShockError, first_line
 
 MAX_RATIO, RMS_RATIO = 2.0, 1.25
-"""How wrong a product may be, here and at the engine's gate: the worst that correct code has shown against a
-low-precision baseline sharded the same way is 1.42 and 1.04."""
+"""How wrong a candidate's product may be, against the rounding of the true values alone; the engine's gate is narrower,
+for it has a low-precision product to compare with."""
 
 Way = Any  # a NamedTuple of numbers and names; one that has `valid()` is refused where that is False
 
