@@ -117,7 +117,7 @@ class BlockShockLinear(TermParallelLinear):
 
     @property
     def dgrad_by(self) -> str:
-        return "2:4" if (self.store.kept_pattern or self.mask).transposable else "dense masked"
+        return "2:4" if self.store.transposable else "dense masked"
 
     def local_dgrad(self, dy: Tensor) -> Tensor:
         if self.dgrad_by == "2:4":

@@ -24,7 +24,9 @@ class PackedValues:
 
     def __init__(self, backend: Backend, dense: Tensor, keep: Tensor | None, frozen: bool = False):
         self.backend, self.packed_t = backend, None
-        self.kept_pattern = None if keep is None or frozen else Pattern.of(keep)
+        pattern = None if keep is None else Pattern.of(keep)
+        self.kept_pattern = None if frozen else pattern
+        self.transposable = pattern is not None and pattern.transposable  # also once the pattern is read off
         if keep is None:
             self.packed = backend.pack_magnitude(dense)
         elif self.recompresses and self.kept_pattern.transposable and backend.pack_both:
@@ -35,20 +37,18 @@ class PackedValues:
     @property
     def pattern(self) -> Pattern:
         if self.kept_pattern is None:
-            values = self.packed.values.data  # which has a version of its own: the weight does not change
-            held = values.clone()
-            values.fill_(1)
-            self.kept_pattern = Pattern.of(self.unpacked() != 0)
-            values.copy_(held)
+            # Never by way of the weight's own values: what interrupts this, or runs beside it, must not meet ones.
+            self.kept_pattern = Pattern.of(self.unpacked(self.packed.ones()) != 0)
         return self.kept_pattern
 
-    def unpacked(self) -> Tensor:
-        """W(g), by its products with the columns of the identity."""
-        columns = self.packed.shape[1]
-        dense = torch.empty(self.packed.shape, dtype=self.packed.dtype, device=self.packed.values.device)
+    def unpacked(self, packed: Packed | None = None) -> Tensor:
+        """W(g), or what `packed` holds, by its products with the columns of the identity."""
+        packed = packed or self.packed
+        columns = packed.shape[1]
+        dense = torch.empty(packed.shape, dtype=packed.dtype, device=packed.values.device)
         for start in range(0, columns, _COLUMNS):
             one = torch.eye(min(_COLUMNS, columns - start), columns, dtype=dense.dtype, device=dense.device)
-            dense[:, start : start + one.shape[0]] = self.backend.linear(one.roll(start, 1), self.packed).t()
+            dense[:, start : start + one.shape[0]] = self.backend.linear(one.roll(start, 1), packed).t()
         return dense
 
     def transposed(self, weight: Tensor) -> Packed:
@@ -56,8 +56,9 @@ class PackedValues:
             # By value, as a stock user does. Its metadata are no mask: a kept zero may have been given another place.
             self.packed_t = stock.compress(self.unpacked().t().contiguous())
         elif self.packed_t is None:
-            self.packed_t = self.backend.blank(self.pattern.t(), self.packed.dtype)
-            self.pattern.transpose_values(self.packed.values, out=self.packed_t.values)
+            packed_t = self.backend.blank(self.pattern.t(), self.packed.dtype)
+            self.pattern.transpose_values(self.packed.values, out=packed_t.values)
+            self.packed_t = packed_t  # once it is whole
         return self.packed_t
 
     def dense(self, weight: Tensor) -> Tensor:

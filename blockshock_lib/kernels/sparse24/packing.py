@@ -7,7 +7,7 @@ A weight [N, K] of which a mask keeps two of every four along K becomes
 The order of the index bits is the hardware's (PTX ISA, "Sparse matrix storage", mma.sp for 16-bit types).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,16 @@ class Packed:
         """A view of the kept weights [N, K/2], `weight[mask]` row by row (but see stock.py for kept zeros)."""
         rows, columns = self.shape
         return self.data[0].view(-1)[: rows * columns // 2].view(rows, columns // 2)
+
+    def ones(self) -> "Packed":
+        """The same metadata under values of one, in storage of its own."""
+        first, extra = self.data[0].clone(), self.extra
+        if isinstance(extra, Tensor):  # PyTorch's wrapper of the same buffer
+            _, context = extra.__tensor_flatten__()
+            extra = extra.__tensor_unflatten__({"packed": first}, context, None, None)
+        ones = replace(self, data=(first, *self.data[1:]), extra=extra)
+        ones.values.fill_(1)
+        return ones
 
     @property
     def nbytes(self) -> int:
