@@ -10,6 +10,10 @@ def first_line(text: object) -> str:
 class BlockShockError(Exception):
     """Base of every failure that this library raises on purpose."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows in the place of a traceback: the sentence. `%tb` still gives the frames."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ParamsError(BlockShockError):
     """A parameter is unknown, misspelt, mistyped or impossible. Raised before any process or kernel starts."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from blockshock_lib import studies
-from blockshock_lib.errors import ShareError, first_line
+from blockshock_lib.errors import RecordError, ShareError, first_line
 from blockshock_lib.runs import manifest
 
 MAX_FILES = 10_000
@@ -48,9 +48,11 @@ def read_into(folder: Path, file: BinaryIO, name: str) -> dict:
         raise ShareError(f"{name} is no whole zip: {first_line(error)}") from None
     try:
         found = json.loads((folder / manifest.FILE).read_bytes())
-    except (ValueError, RecursionError):
+        _refuse(name, _shape_fault(found))
+        manifest.read(folder)
+    except (ValueError, RecursionError, RecordError):
         raise ShareError(f"{name}: its {manifest.FILE} cannot be read") from None
-    _refuse(name, _shape_fault(found) or _digest_fault(found["files"], digests) or _traces_fault(folder))
+    _refuse(name, _digest_fault(found["files"], digests) or _traces_fault(folder))
     return found
 
 
@@ -73,11 +75,10 @@ def _shape_fault(found: Any) -> str:
         if value not in allowed:
             return f"{what} {str(value)[:40]!r} is unknown; this version knows {', '.join(allowed)}"
     shapes = {
-        "run": isinstance(found["run"], str),
+        **{name: isinstance(found[name], str) for name in ("run", "started")},
         "params": isinstance(found["params"], dict),
-        "started": isinstance(found["started"], str),
         "verdict": isinstance(found.get("verdict", ""), str),
-        "redrawn_from": not found.get("redrawn_from"),
+        "redrawn_from": found.get("redrawn_from", "") == "",
         "code": isinstance(found.get("code", {}), dict),
         "machine": isinstance(card, dict) and isinstance(card.get("title"), str) and _texts(card.get("libraries")),
         "machine.unsupported": isinstance(card, dict) and _texts(card.get("unsupported", {})),

@@ -79,8 +79,9 @@ class Timing(Frozen):
 class Limits(Frozen):
     """Deadlines in seconds: for a group to start, and for a case."""
 
-    start_seconds: Positive
-    case_seconds: Positive
+    # The system's `poll` counts milliseconds in 31 bits.
+    start_seconds: Annotated[Positive, Field(le=2_147_483)]
+    case_seconds: Annotated[Positive, Field(le=2_147_483)]
 
 
 class RunParams(Frozen):

@@ -73,17 +73,33 @@ def _cells(data: bytes) -> bytes:
 
 
 def version(study: Study | None = None, root: Path = HERE) -> dict[str, Any]:
-    """Which code this is. commit: sha; outside git what BLOCKSHOCK_COMMIT says, or "". dirty: whether anything but
-    outputs/ differs from it; None outside git. sources: `digest`. imported: the same with the library as this process
-    imported it; only for the project's own code.
+    """Which code this is. commit: sha; outside git what BLOCKSHOCK_COMMIT says, or "". dirty: whether the study's
+    code, a notebook's cells or parameters differ from it; None outside git. sources: `digest`. imported: the same with
+    the library as this process imported it; only for the project's own code.
     """
     digits = {"sources": digest(study, root=root)}
     if root == HERE:
         digits["imported"] = digest(study, AT_IMPORT)
     # Only this project's own repository: installed elsewhere, git would speak of whatever folder surrounds it.
     commit = _git(root, "rev-parse", "--verify", "HEAD") if (root / ".git").exists() else ""
-    dirty = bool(_git(root, "status", "--porcelain", "--", ".", ":(exclude)outputs")) if commit else None
+    dirty = any(_differs(root, name, study) for name in _touched(root)) if commit else None
     return {"commit": commit or os.environ.get("BLOCKSHOCK_COMMIT", ""), "dirty": dirty, **digits}
+
+
+def _touched(root: Path) -> list[str]:
+    asked = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--")
+    found = _git(root, *asked, "blockshock_lib", "notebooks", "params").split("\0")
+    return [line.lstrip()[2:].lstrip() for line in found if line]
+
+
+def _differs(root: Path, name: str, study: Study | None) -> bool:
+    """Whether a file that git calls changed, or does not know, can change what a run of the study does."""
+    if name.startswith("notebooks/"):  # opened and saved, it has other outputs; one that is not committed runs nothing
+        then, path = _git(root, "show", f"HEAD:{name}"), root / name
+        return bool(then) and (not path.exists() or _cells(path.read_bytes()) != _cells(then.encode()))
+    if name.startswith("params/"):
+        return name.endswith(".yaml")
+    return Path(name).suffix in (".py", ".cu") and _counts(name, study)
 
 
 def _git(root: Path, *args: str) -> str:

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 from blockshock_lib import files
@@ -85,6 +86,7 @@ def scratch(**environment: str) -> Iterator[Path]:
     """
     with _guard, contextlib.ExitStack() as stack:
         if not _scratch and not (RUN in os.environ and SCRATCH in os.environ):
+            resource_tracker.ensure_running()  # multiprocessing's own, which must outlive what is started in here
             sweep_stale()
             _scratch.append(stack.enter_context(_new_scratch()))
             stack.callback(_scratch.clear)

@@ -13,7 +13,8 @@ from blockshock_lib.files import shown
 from blockshock_lib.runs import lock
 
 FILE = "manifest.json"
-KEYS = {"run", "phase", "status", "params", "machine", "started"}  # what every manifest holds from the start
+TEXTS = {"run", "phase", "status", "started", "study"}
+KEYS = TEXTS - {"study"} | {"params", "machine"}  # what every manifest holds from the start
 
 STOPPED = {
     "free": ("interrupted", "the process that ran it ended before the run did"),
@@ -27,10 +28,12 @@ def read(folder: Path) -> dict:
         found = {"study": "linear"} | json.loads((folder / FILE).read_text())  # the only one before manifests named it
         if lacks := KEYS - found.keys():
             raise ValueError(f"it lacks {', '.join(sorted(lacks))}")
-        words = [found["machine"]["title"], *(found[key] for key in ("study", "phase", "status", "started"))]
-        if not all(isinstance(word, str) for word in words):
-            raise ValueError("study, phase, status, started or the machine's title is no text")
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate is no text
+        texts = {"machine's title": found["machine"]["title"]}
+        texts |= {key: found.get(key, "") for key in (*TEXTS, "verdict", "reason", "redrawn_from")}
+        if wrong := [key for key, text in texts.items() if not isinstance(text, str) or "\0" in text]:
+            raise ValueError(f"its {', '.join(wrong)} cannot be so")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
         raise RecordError(f"{shown(folder)} holds no readable {FILE}: {why}") from None
     if found["status"] == "running" and (state := lock.state(folder)) in STOPPED:
@@ -59,7 +62,7 @@ def note(folder: Path, **facts: object) -> None:
     path = folder / FILE
     try:
         known = json.loads(path.read_text()) if path.exists() else {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{shown(path)} could not be read: {getattr(error, 'strerror', None) or error}") from None
     facts = {key: value for key, value in (known | facts).items() if value is not None}
     files.write_atomic(path, json.dumps(facts, indent=1) + "\n")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pandas as pd
 
@@ -58,7 +58,7 @@ def _fault(row: Any, metrics: Mapping[str, Metric]) -> str:
     metric, value = metrics.get(row["metric"]), row["value"]
     if not row["method"] or metric is None or metric.unit != row["unit"]:
         return f"{name}: unit is {row['unit']!r}, should be {metric.unit if metric else 'unknown metric'!r}"
-    if type(row["repeat"]) is not int or row["repeat"] < 0 or type(row["rank"]) is not int or row["rank"] < -1:
+    if not _whole(row["repeat"], 0) or not _whole(row["rank"], -1):
         return f"{name}: repeat is a count from 0, rank one from -1"
     if row["status"] not in STATUSES:
         return f"{name}: status {row['status']!r} is none of {', '.join(STATUSES)}"
@@ -72,6 +72,14 @@ def _fault(row: Any, metrics: Mapping[str, Metric]) -> str:
     if value == 0 and not metric.zero:
         return f"{name}: a {'time' if metric.unit in ('ms', 'us') else 'value'} of zero was not measured"
     return f"{name}: {value!r} is neither 0 nor 1" if metric.unit == "bool" and value not in (0, 1) else ""
+
+
+def _whole(value: Any, least: int) -> bool:
+    return type(value) is int and least <= value < 1 << 63
+
+
+def _fit(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value and _encodable(value) == value
 
 
 def _encodable(text: str) -> str:
@@ -145,9 +153,29 @@ def parse(document: Any) -> dict[str, Any]:
         if not isinstance(found, dict) or set(found) != keys:
             raise RecordError(f"a {what} has exactly the keys {', '.join(sorted(keys))}")
     record["rows"] = [*record["rows"], *(row for one in series for row in _unfold(one))]
+    if fault := _head_fault(record):
+        raise RecordError(f"its {fault} cannot be so")
     validate(record["rows"], study_of(record["study"]).metrics)
-    case_columns(record)
     return record
+
+
+def _head_fault(record: Mapping[str, Any]) -> str:
+    """The first key whose value no run writes; what stands in a frame's columns must be fit for tables."""
+    context, case, seconds = record["context"], record["case"], record["seconds"]
+    for key, kind in (("code", dict), ("machine", str), ("libraries", dict), ("emulated", bool)):
+        if not isinstance(context[key], kind):
+            return f"context.{key}"
+    fit = {name: _fit(record[name]) for name in ("run", "phase", "id")} | {"case": isinstance(case, dict)}
+    fit |= {"group": _whole(record["group"], 0)}
+    fit |= {"seconds": seconds is None or (type(seconds) in (int, float) and 0 <= seconds < math.inf)}
+    if wrong := [name for name, right in fit.items() if not right]:
+        return wrong[0]
+    kinds = get_type_hints(study_of(record["study"]).case)
+    for name in {name for name, kind in kinds.items() if kind in (int, str, bool)} & case.keys():
+        if type(case[name]) is not kinds[name] or (kinds[name] is int and not _whole(case[name], 0)):
+            return f"case.{name}"
+    columns = case_columns(record).items()
+    return next((k for k, v in columns if not _fit(v) and not isinstance(v, int | float | None)), "")
 
 
 def _fold(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:

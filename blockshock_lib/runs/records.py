@@ -66,7 +66,7 @@ def scan(folder: Path | str) -> tuple[list[dict[str, Any]], dict[str, RecordErro
 
 def find(folder: Path) -> tuple[Path, str] | None:
     """The table of a run, its SHA-256 ("" if unsealed); None while files hold the records, also beside a table."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         sealed = json.loads((folder / manifest.FILE).read_text())["files"]
         if named := [name for name in NAMES if name in sealed]:
             return folder / named[0], sealed[named[0]]

@@ -198,13 +198,15 @@ def test_ctrl_c_ends_every_process_and_is_noted_as_interrupted(outputs):
 def test_runs_come_newest_first_and_a_damaged_manifest_is_skipped_with_a_warning(tmp_path):
     known = {"run": "x", "phase": "phase0", "status": "completed", "params": {}, "machine": {"title": "CPU"}}
     whole = {f"d{day}": json.dumps(known | {"started": f"2030-01-0{day}T00:00:00+00:00"}) for day in (2, 3, 1)}
-    for name, text in (whole | {"cut": '{"run": "x", "pha', "empty": "{}", "list": "[]"}).items():
+    odd = {"null": json.dumps(known | {"started": "2030", "redrawn_from": "\0"}), "deep": "[" * 200_000}
+    odd |= {"half": json.dumps(known | {"started": "2030", "verdict": "\ud800"}), "empty": "{}", "list": "[]"}
+    for name, text in (whole | {"cut": '{"run": "x", "pha'} | odd).items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text(text)
     with pytest.warns(UserWarning, match="holds no readable manifest") as warned:
         found = workbook.runs(tmp_path)
     assert [Path(folder).name for folder in found["folder"]] == ["d3", "d2", "d1"]
-    assert {Path(str(w.message).split(" holds")[0]).name for w in warned} == {"cut", "empty", "list"}
+    assert {Path(str(w.message).split(" holds")[0]).name for w in warned} == {"cut", *odd}
 
 
 def test_a_redraw_that_cannot_be_is_refused_and_makes_no_folder(outputs, tmp_path):

@@ -44,6 +44,8 @@ VALUES = [
     ({"seed": 1 << 63}, "seed", "less than 9223372036854775808"),
     ({"timing.samples": 0}, "timing.samples", "at least 1"),
     ({"limits.case_seconds": 0}, "limits.case_seconds", "more than 0"),
+    ({"limits.case_seconds": 3e6}, "limits.case_seconds", "at most 2147483"),
+    ({"limits.start_seconds": 1e30}, "limits.start_seconds", "at most 2147483"),
     ({"mask": {"name": "x", "family": "uniform", "pattern": "1110"}}, "mask.pattern", "two of four"),
     ({"mask": {"name": "x", "family": "random", "pattern": "1100"}}, "mask.pattern", "allowed: ''"),
     ({"methods": ["permuted_dense"], "mask": "random"}, "methods", "random is not periodic"),

@@ -92,7 +92,7 @@ def test_a_study_outside_the_library_counts_with_its_own_file(tmp_path, monkeypa
     assert code.digest(planted) != before
 
 
-def test_the_commit_is_known_and_only_outputs_may_differ_from_it(project):
+def test_a_run_is_dirty_where_code_or_parameters_differ_from_the_commit_and_by_no_stray_file(project):
     def git(*args):
         options = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
         return subprocess.run(["git", "-C", str(project), *options, *args], check=True, capture_output=True, text=True)
@@ -101,10 +101,30 @@ def test_the_commit_is_known_and_only_outputs_may_differ_from_it(project):
     git("add", ".")
     git("commit", "-m", "first")
     sha = git("rev-parse", "HEAD").stdout.strip()
-    (project / "outputs" / "new").write_text("x")
-    assert code.version(root=project).items() >= {"commit": sha, "dirty": False}.items()
-    edit("a.py")(project)
-    assert code.version(root=project).items() >= {"commit": sha, "dirty": True}.items()
+
+    def dirty(change):
+        change(project)
+        noted = code.version(LINEAR, project)
+        git("clean", "-fd")
+        git("checkout", "--", ".")
+        assert noted["commit"] == sha and code.version(LINEAR, project)["dirty"] is False
+        return noted["dirty"]
+
+    def new(name):
+        def make(project):
+            (project / name).parent.mkdir(exist_ok=True)
+            (project / name).write_text("x")
+
+        return make
+
+    for name in ("outputs/new", "new.log", "blockshock_lib/note.txt", "params/x.yaml~", "notebooks/Untitled.ipynb"):
+        assert not dirty(new(name)), name
+    for what in ("output of a notebook", "what is asked for", "other study"):
+        assert not dirty(OTHER[what]), what
+    for what in OWN:
+        assert dirty(OWN[what]), what
+    assert dirty(new("params/x.yaml")) and dirty(new("blockshock_lib/ä b.cu"))
+    assert dirty(lambda project: notebook(project, "n", "print(2)"))
 
 
 @pytest.mark.long

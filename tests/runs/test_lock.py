@@ -92,6 +92,20 @@ def test_what_a_killed_process_started_and_its_scratch_go_when_the_next_one_star
         assert not scratch.exists() and wait_for(lambda: not running([child]), 2)
 
 
+def test_multiprocessing_keeps_its_tracker_from_scratch_to_scratch(tmp_path):
+    program = """
+from multiprocessing import get_context, resource_tracker
+from blockshock_lib.runs import lock
+for _ in range(2):
+    with lock.scratch():
+        get_context("spawn").Lock()  # registers with the tracker, and starts it where none is
+        print(resource_tracker._resource_tracker._pid)
+"""
+    env = os.environ | {"PYTHONPATH": str(files.ROOT), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert len(set(done.stdout.split())) == 1 and not done.stderr, done.stderr
+
+
 def test_an_owner_that_ends_in_order_sweeps_its_own_scratch(owner, folder):
     process, child, scratch = owner
     process.stdin.close()
