@@ -1,27 +1,35 @@
 """python -m blockshock_lib run | tune | report | findings | compare | share | list"""
 
+from __future__ import annotations
+
 import argparse
-import functools
+import contextlib
+import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from blockshock_lib import params, studies
+from blockshock_lib import studies
 from blockshock_lib.errors import BlockShockError, ParamsError
 from blockshock_lib.files import shown, write_atomic
-from blockshock_lib.notebook import findings, workbook
-from blockshock_lib.ranks import torchrun
-from blockshock_lib.runs import machine, manifest
-from blockshock_lib.runs.run import OUTPUTS
+from blockshock_lib.notebook import terminal
+from blockshock_lib.runs import manifest
+from blockshock_lib.runs.manifest import OUTPUTS
 
-PRESETS = {kind: table for name in studies.names() for kind, table in studies.load(name).presets.items()}
+if TYPE_CHECKING:  # what a verb needs it imports itself: pandas and torch take seconds, and a list needs neither
+    from blockshock_lib.notebook import workbook
+
 DONE, WRONG, REFUSED, STOPPED = 0, 1, 2, 130  # 130: what a shell says of Ctrl-C
+LIST = ("started", "study", "phase", "status", "verdict", "machine", "folder")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(asked: str = "") -> argparse.ArgumentParser:
+    """`asked`: the verb, if it is known; only `run` and the help need what the studies bring."""
     top = argparse.ArgumentParser(prog="python -m blockshock_lib", description=__doc__)
     verbs = top.add_subparsers(dest="verb", required=True)
-    phases = ", ".join(name for study in studies.names() for name in studies.load(study).phases)
+    brought = [studies.load(name) for name in studies.names()] if asked in ("", "run") else []
+    phases = ", ".join(name for study in brought for name in study.phases)
 
     def verb(name: str, do, about: str, out: bool = True):
         made = verbs.add_parser(name, help=about)
@@ -33,9 +41,9 @@ def parser() -> argparse.ArgumentParser:
     add = verb("run", _run, "run a phase into a dated, executed notebook with page and records")
     add("phase", help=f"one of {phases}; or study/phase")
     add("--hardware", default="auto", metavar="NAME", help="a file in params/hardware, without its ending")
-    add("--sweep", metavar="NAME", help="a file in params/<study>/sweeps, without its ending")
-    for kind, table in PRESETS.items():
-        add(f"--{kind}", metavar="NAME", help=f"one of {', '.join(table)}")
+    add("--sweep", metavar="NAME", dest="layers.sweep", help="a file in params/<study>/sweeps, without its ending")
+    for kind, table in ((kind, table) for study in brought for kind, table in study.presets.items()):
+        add(f"--{kind}", metavar="NAME", dest=f"layers.{kind}", help=f"one of {', '.join(table)}")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. sweep.n=[4096,8192]; may be repeated")
     add("--dry-run", action="store_true", help="list the cases, their bytes and an estimate of time; start nothing")
     about = "go on with a run that was stopped (default: the latest of this phase); no finished case is repeated"
@@ -56,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     add("a", metavar="A", help="folder of the older run")
     add("b", metavar="B", help="folder of the newer run")
     add("--allow", default="", metavar="WHAT", help="compare all the same: any of hardware,dtype,dirty, by commas")
+    add("--all", action="store_true", help="list what is the same, too")
     add("--figure", type=Path, metavar="PNG", help="keep the figure")
 
     add = verb("share", _share, "write index.html of all runs; or pack one run as a zip")
@@ -64,15 +73,23 @@ def parser() -> argparse.ArgumentParser:
     add = verb("findings", _findings, "weigh all records and write the answer page; measures nothing")
     add("--runs", choices=("all", "reference"), default="all", help="the shipped references alone, or also your own")
 
-    verb("list", _list, "list the runs, newest first")
+    add = verb("list", _list, "list the runs, newest first")
+    add("--study", default="", metavar="NAME", help="runs of this study alone")
+    add("--phase", default="", metavar="NAME", help="runs of this phase alone")
+    add("-n", type=int, metavar="N", help="the newest N alone")
+    add("--json", action="store_true", help="as JSON, with absolute paths and whole verdicts")
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 all is well, 1 the run, a check or a comparison failed, 2 refused, 130 interrupted."""
-    args = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    verb = words[0] if words and not {"-h", "--help"} & set(words) else ""
+    quiet = not verb or os.environ.get("RANK", "0") != "0"  # of a job, rank 0 speaks
     try:
-        done = args.do(args)
+        with contextlib.nullcontext() if quiet else terminal.working(" ".join(words[:2])):
+            args = parser(verb).parse_args(words)
+            done = args.do(args)
         sys.stdout.flush()
         return done
     except BrokenPipeError:  # whoever read what is printed, `head` for one, has had enough
@@ -87,9 +104,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from blockshock_lib import params
+    from blockshock_lib.ranks import torchrun
+    from blockshock_lib.runs import machine
+
     study = studies.of_phase(args.phase)  # refuses a misspelt one before anything is made
     settings = dict(params.parse_override(text) for text in args.set)
-    settings |= {f"layers.{kind}": name for kind in ("sweep", *PRESETS) if (name := getattr(args, kind))}
+    settings |= {key: name for key, name in vars(args).items() if key.startswith("layers.") and name}
     if args.dry_run:
         from blockshock_lib.runs import dry_run
 
@@ -97,8 +118,10 @@ def _run(args: argparse.Namespace) -> int:
             raise ParamsError("--dry-run lists the cases of a new run: leave out --resume")
         choose = {"hardware": args.hardware}
         asked = params.load(study, args.phase, settings, choose=choose, detect=machine.auto_hardware)
-        print(dry_run.dry_run(study, asked, machine.probe(), args.out))
+        terminal.say(dry_run.dry_run(study, asked, machine.probe(), args.out))
         return DONE
+    from blockshock_lib.notebook import workbook
+
     asked = dict(hardware=args.hardware, settings=settings, resume=args.resume, out=args.out)
     job = torchrun.job()
     return _say(workbook.execute_job(args.phase, job, **asked) if job else workbook.execute(args.phase, **asked))
@@ -107,29 +130,30 @@ def _run(args: argparse.Namespace) -> int:
 def _say(outcome: workbook.Outcome | None) -> int:
     if outcome is None:  # a rank that another one speaks for
         return DONE
-    print(outcome.line())
+    terminal.say(terminal.coloured(outcome.text()))
     return DONE if outcome.ok else STOPPED if outcome.status == "interrupted" else WRONG
 
 
 def _tune(args: argparse.Namespace) -> int:
+    from blockshock_lib import params
+    from blockshock_lib.runs import machine
     from blockshock_lib.studies.linear import tune
 
     if bool(args.n) != bool(args.b) or (not args.n and (args.k or args.dtype)):
         raise ParamsError("--n and --b go together, --k and --dtype with them; without any of these a phase is tuned")
-    say = functools.partial(print, flush=True)
     if args.n:
         products = tune.of_shapes(args.n, args.k, args.b, args.dtype or "bf16")
-        return DONE if tune.tune_products(products, tune.require_gpu(), say) else WRONG
+        return DONE if tune.tune_products(products, tune.require_gpu(), terminal.say) else WRONG
     chosen = params.load(studies.of_phase(args.phase), args.phase, detect=machine.auto_hardware)
     device = tune.require_gpu()
     machine.admit(chosen, machine.probe())
-    done = tune.tune_products(tune.of_phase(chosen), device, say)
-    tune.tune_sums(tune.sums_of_phase(chosen), chosen.hardware.processes, device, say)
+    done = tune.tune_products(tune.of_phase(chosen), device, terminal.say)
+    tune.tune_sums(tune.sums_of_phase(chosen), chosen.hardware.processes, device, terminal.say)
     return DONE if done else WRONG
 
 
 def _report(args: argparse.Namespace) -> int:
-    from blockshock_lib.notebook import share
+    from blockshock_lib.notebook import share, workbook
 
     folder = share.unpack(args.run, args.out / "received" / args.run.stem) if args.run.is_file() else args.run
     return _say(workbook.execute(manifest.read(folder)["phase"], redraw=shown(folder), out=args.out))
@@ -142,27 +166,44 @@ def _compare(args: argparse.Namespace) -> int:
     found = compare(args.a, args.b, allow=tuple(filter(None, args.allow.split(","))))
     if args.figure:
         write_atomic(args.figure, png(found.figure()))
-    print(found.text())
+    terminal.say(found.text(whole=args.all))
     return DONE if found.ok else WRONG
 
 
 def _share(args: argparse.Namespace) -> int:
     from blockshock_lib.notebook import share
 
-    print(shown(share.pack(args.run) if args.run else share.write_index(args.out)))
+    terminal.say(shown(share.pack(args.run) if args.run else share.write_index(args.out)))
     return DONE
 
 
 def _findings(args: argparse.Namespace) -> int:
+    from blockshock_lib.notebook import findings
+
     return _say(findings.execute(args.runs, out=args.out))
 
 
 def _list(args: argparse.Namespace) -> int:
-    found = workbook.runs(args.out)
-    for run in found.itertuples():
-        print(f"{run.started}  {run.phase}  {run.status}  {run.machine}\n    {run.folder}\n    {run.verdict}")
-    if found.empty:
-        print(f"no runs under {shown(args.out)}")
+    if args.n is not None and args.n < 1:
+        raise ParamsError(f"list -n: {args.n}; allowed: a whole number from 1")
+    rows = []
+    for folder, noted in manifest.every(args.out):
+        about = {"verdict": ""} | noted | {"machine": noted["machine"]["title"], "folder": str(folder.absolute())}
+        if args.study in ("", about["study"]) and args.phase in ("", about["phase"]):
+            rows.append({name: about[name] for name in LIST})
+    rows = sorted(rows, key=lambda row: (row["started"], row["folder"]), reverse=True)[: args.n]
+    if args.json:
+        terminal.say(json.dumps(rows, indent=1))
+    elif not rows:
+        terminal.say(f"no such runs under {shown(args.out)}")
+    else:
+        short = [
+            {**row, "started": row["started"][:16].replace("T", " "), "folder": shown(row["folder"])} for row in rows
+        ]
+        for row in short:  # PASS or FAIL; the rest of the sentence stands on the run's page
+            row["verdict"] = str(row["verdict"]).partition(" · ")[0].removeprefix(f"{row['phase']}: ")[:24]
+            row["machine"] = row["machine"] if len(row["machine"]) <= 32 else f"{row['machine'][:31]}…"
+        terminal.say(terminal.coloured(terminal.columns([LIST, *(tuple(row.values()) for row in short)])))
     return DONE
 
 

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_ctrl_c_is_one_word_and_130(monkeypatch, capsys):
 
     monkeypatch.setattr(workbook, "execute", stopped)
     assert main(["run", "phase0"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
 
 
 def test_a_report_of_a_zip_unpacks_it_first(asked, outputs, tmp_path):
@@ -64,24 +65,25 @@ def test_a_report_of_a_zip_unpacks_it_first(asked, outputs, tmp_path):
     assert records.load(received).equals(records.load(source.folder))
 
 
-def test_the_last_line_has_the_verdict_and_both_paths(outputs):
+def test_a_run_says_its_verdict_a_fact_a_line_and_where_notebook_and_page_are(outputs):
     out = outputs / "line"
     line = [sys.executable, "-m", "blockshock_lib", "run", "phase0", "--hardware", "cpu", *TINY_FLAGS, "--out", out]
     ran = subprocess.run(line, cwd=files.ROOT, capture_output=True, text=True, timeout=120)
     (folder,) = (path.parent for path in out.rglob("manifest.json"))
-    verdict, *places = ran.stdout.splitlines()[-1].rsplit(" · ", 2)
+    *verdict, notebook, page = ran.stdout.splitlines()
     assert ran.returncode == 0, ran.stderr
-    assert verdict == manifest.read(folder)["verdict"] and verdict.startswith("phase0: PASS")
-    named = [folder / f"phase0_correctness.{kind}" for kind in ("ipynb", "html")]
-    assert [files.ROOT / place for place in places] == named
-    assert all((files.ROOT / place).is_file() for place in places)
+    assert " · ".join(verdict) == manifest.read(folder)["verdict"] and verdict[0] == "phase0: PASS"
+    assert notebook == f"notebook {folder}/phase0_correctness.ipynb" and Path(notebook.split()[1]).is_file()
+    assert page == f"page     file://{folder}/phase0_correctness.html" and Path(page.split("://")[1]).is_file()
+    told = ran.stderr.splitlines()
+    assert told[0].startswith("run phase0: ") and any(one.startswith("phase0: 0 of 1, ") for one in told)
 
 
 def test_a_failed_check_of_a_redrawn_folder_ends_the_command_with_1(outputs, capsys):
     source = written(outputs, failed="row_parallel")
     assert main(["report", str(source.folder), "--out", str(outputs)]) == 1
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("phase0: FAIL") and last.endswith(".html") and ".ipynb · " in last
+    first, *_, notebook, page = capsys.readouterr().out.splitlines()
+    assert first == "phase0: FAIL" and notebook.endswith(".ipynb") and page.endswith(".html")
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,7 @@ def test_a_refused_request_ends_with_2_and_one_sentence_and_starts_nothing(
     args = ["run", "phase0", *([] if {"--hardware", "--resume"} & set(flags) else ["--hardware", "cpu"]), *flags]
     assert main([*args, "--out", str(tmp_path)]) == 2
     said = capsys.readouterr()
-    (sentence,) = said.err.splitlines()
+    *_, sentence = said.err.splitlines()
+    assert len([line for line in said.err.splitlines() if not line.startswith("run phase0: ")]) == 1
     assert said.out == "" and sentence.startswith("error: ") and all(word in sentence for word in words)
     assert not list(tmp_path.iterdir())

@@ -22,7 +22,7 @@ def refresh(folder: Path, scratch: Path) -> str:
     records.pack(folder)
     done = workbook.execute(manifest.read(folder)["phase"], redraw=shown(folder), out=scratch)
     if not done.ok:
-        sys.exit(f"{shown(folder)}: {done.line()}")
+        sys.exit(f"{shown(folder)}: {done.text()}")
     drawn = done.notebook.parent
     for old in (*folder.glob("*.html"), *folder.glob("*.png")):
         old.unlink()
@@ -38,7 +38,7 @@ def refresh_findings(folder: Path, scratch: Path) -> str:
     """Weighs the shipped runs anew, after all of them were drawn."""
     done = findings.execute("reference", out=scratch)
     if not done.ok:
-        sys.exit(done.line())
+        sys.exit(done.text())
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(done.notebook.parent, folder)
     manifest.note(folder, run=shown(folder))

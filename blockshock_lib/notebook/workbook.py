@@ -3,19 +3,17 @@
 import contextlib
 import json
 import os
-import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from tqdm import tqdm
 
 from blockshock_lib import files
 from blockshock_lib.errors import RecordError, first_line
 from blockshock_lib.files import ROOT, shown
+from blockshock_lib.notebook import terminal
 from blockshock_lib.ranks.torchrun import Job
 from blockshock_lib.report import verdicts
 from blockshock_lib.runs import lock, machine, manifest
@@ -33,9 +31,11 @@ class Outcome:
     html: Path | None
     ok: bool
 
-    def line(self) -> str:
-        where = " · ".join(shown(path) for path in (self.notebook, self.html) if path is not None)
-        return f"{self.verdict} · {where}"
+    def text(self) -> str:
+        """A fact a line: those of the verdict, then where notebook and page are."""
+        pages = [("notebook", str(self.notebook.absolute()))]
+        pages += [("page", self.html.absolute().as_uri())] if self.html else []
+        return "\n".join([*self.verdict.split(" · "), *(f"{what:<9}{place}" for what, place in pages)])
 
 
 def execute(phase: str, **asked) -> Outcome:
@@ -84,7 +84,7 @@ def _finish(run: Run, **asked: object) -> Outcome:
     phase = run.params.phase
     source = ROOT / "notebooks" / run.study.phases[phase].notebook
     given = dict(hardware="auto", settings={}, run_dir="", redraw="", resume="") | asked
-    with _terminal_progress(run):
+    with terminal.working(run.params.phase, _measured(run)):
         return finish(run.folder, phase, source, given, conclude)
 
 
@@ -104,6 +104,7 @@ def finish(folder: Path, phase: str, source: Path, given: dict, conclude: Callab
         manifest.note(folder, status=status, reason=reason, verdict=verdict, ended=now())
     html = None
     if target.exists():
+        terminal.note("making the page")
         from blockshock_lib.notebook.pages import page  # a kernel, which makes none, starts in half the time without it
 
         try:
@@ -133,6 +134,7 @@ def run_notebook(folder: Path, source: Path, target: Path, given: dict) -> tuple
                     cwd=ROOT / "notebooks",
                     kernel_name="python3",
                     progress_bar=False,
+                    on_cell_start=_say_cell,
                     # ipykernel warns at each start that its loopback sockets are not encrypted; that is no news.
                     extra_arguments=["--log-level=40"],
                     # A kernel that is busy measuring would be waited for; past its last cell it has nothing left to do.
@@ -157,6 +159,11 @@ def run_notebook(folder: Path, source: Path, target: Path, given: dict) -> tuple
     return "completed", ""
 
 
+def _say_cell(cell: dict, cell_index: int) -> None:
+    line = cell["source"].strip().rpartition("\n")[2]
+    terminal.note(f"notebook, cell {cell_index + 1}{f': {line:.60}' if cell['cell_type'] == 'code' else ''}")
+
+
 def runs(out: Path = OUTPUTS) -> pd.DataFrame:
     """Every run under `out`, newest first."""
     columns = ["started", "phase", "machine", "status", "verdict", "folder"]
@@ -167,22 +174,16 @@ def runs(out: Path = OUTPUTS) -> pd.DataFrame:
     return pd.DataFrame(facts, columns=columns).sort_values(["started", "folder"], ascending=False, ignore_index=True)
 
 
-@contextlib.contextmanager
-def _terminal_progress(run: Run) -> Iterator[None]:
-    """A bar in the terminal while the notebook's kernel measures: it counts the records as they appear."""
+def _measured(run: Run) -> Callable[[], tuple[int, int, str]]:
+    """How many of how many records are there, and the case that is being measured: what a bar shows."""
     total = 0 if run.redrawn else len(run.cases) * run.params.timing.groups
-    stop = threading.Event()
+    labels, most = {case.id: case.label for case in run.cases}, 0
 
-    def watch() -> None:
-        with tqdm(total=total, desc=run.params.phase, disable=not sys.stderr.isatty(), leave=False) as bar:
-            while not stop.wait(0.3):
-                bar.n = sum(1 for _ in (run.folder / "records").glob("*.json"))
-                bar.refresh()
+    def look() -> tuple[int, int, str]:
+        nonlocal most
+        names = os.listdir(run.folder / "records") if (run.folder / "records").is_dir() else []
+        most = max(most, sum(name.endswith(".json") for name in names))  # a finished run packs them
+        begun = [labels.get(name.partition("-")[0], "") for name in names if name.endswith(".part")]
+        return most, total, ", ".join(begun)
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+    return look

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import matplotlib as mpl
 import numpy as np
-import seaborn as sns
 from IPython.display import HTML
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -31,6 +30,8 @@ _RC = {
 @contextmanager
 def theme() -> Iterator[None]:
     """matplotlib settings of all figures, for the time of one drawing; nothing global is changed."""
+    import seaborn as sns  # half a second, which only a drawing needs
+
     with sns.axes_style("ticks"), mpl.rc_context(_RC):
         yield
 

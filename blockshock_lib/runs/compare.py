@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -116,15 +117,21 @@ class Comparison:
             parts.append(f"{lone} times without an interval (one group), so without a claim")
         return " · ".join([*parts, *self.notes])
 
-    def text(self) -> str:
-        """For a terminal."""
-        first = len(self.regressions) + SHOWN
-        more = f"\n... and {len(self.table) - first} more rows" if len(self.table) > first else ""
-        return f"{self.table[:first].to_string(index=False)}{more}\n{self.caption()}\n{self.line()}"
+    def text(self, whole: bool = False) -> str:
+        """For a terminal: what changed as a table (`whole`: what is equal too), and a fact a line."""
+        told = self.table[self._told | whole]
+        rest = Counter(self.rows["outcome"][~self._told])
+        kinds = [f"{count} {name}" for name, count in rest.items()]
+        more = [] if self._told.all() or whole else [f"not listed without --all: {', '.join(kinds)}"]
+        shown = [] if told.empty else [told.to_string(index=False), self.caption()]
+        return "\n".join([*shown, *self.line().split(" · "), *more])
+
+    @property
+    def _told(self) -> np.ndarray:
+        return self.rows["outcome"].isin([changes.REGRESSION, changes.IMPROVED]).to_numpy()
 
     def _repr_html_(self) -> str:
-        told = self.rows["outcome"].isin([changes.REGRESSION, changes.IMPROVED]).to_numpy()
-        first = told | ((~told).cumsum() <= SHOWN)
+        first = self._told | ((~self._told).cumsum() <= SHOWN)
         # What a record says stays text: to_html escapes.
         short, long = (part.to_html(index=False, border=0) for part in (self.table[first], self.table[~first]))
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)

@@ -1,6 +1,7 @@
 """The manifest of a run: what was asked, of which code and machine, how it ended, and a digest of every file."""
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from blockshock_lib.errors import RecordError
 from blockshock_lib.files import shown
 from blockshock_lib.runs import lock
 
+# Where dated folders go. The environment variable lets a test re-run notebooks without a trace under outputs/.
+OUTPUTS = files.ROOT / os.environ.get("BLOCKSHOCK_OUTPUTS", "outputs")
+REFERENCE = files.ROOT / "outputs" / "reference"
 FILE = "manifest.json"
 TEXTS = {"run", "phase", "status", "started", "study"}
 KEYS = TEXTS - {"study"} | {"params", "machine"}  # what every manifest holds from the start

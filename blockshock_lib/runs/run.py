@@ -20,10 +20,9 @@ from blockshock_lib.errors import Interrupted, ParamsError, RecordError, first_l
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.report import figures, tables, verdicts
 from blockshock_lib.runs import code, lock, machine, manifest, measure, records
+from blockshock_lib.runs.manifest import OUTPUTS as OUTPUTS
+from blockshock_lib.runs.manifest import REFERENCE as REFERENCE
 
-# Where dated folders go. The environment variable lets a test re-run notebooks without a trace under outputs/.
-OUTPUTS = ROOT / os.environ.get("BLOCKSHOCK_OUTPUTS", "outputs")
-REFERENCE = ROOT / "outputs" / "reference"
 CACHE = ROOT / ".cache" / "blockshock"
 
 

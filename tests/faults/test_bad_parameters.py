@@ -37,7 +37,7 @@ def test_an_odd_value_is_refused_as_the_data_it_is_and_nothing_is_written(key, v
     out = tmp_path / "out"
     assert main(["run", "phase0", "--hardware", "cpu", "--set", given, "--out", str(out)]) == 2
     said = capsys.readouterr()
-    assert not said.out and said.err.startswith(f"error: --set: {key}: ") and repr(value)[:60] in said.err
+    assert not said.out and f"\nerror: --set: {key}: " in f"\n{said.err}" and repr(value)[:60] in said.err
     assert not list(tmp_path.iterdir())
 
 

@@ -149,7 +149,7 @@ def test_a_page_that_cannot_be_made_costs_the_page_only(outputs, monkeypatch):
     monkeypatch.setattr("blockshock_lib.notebook.pages.page.write_html", lambda path: 1 / 0)
     with pytest.warns(UserWarning, match="no HTML page.*division by zero"):
         outcome = workbook.execute("phase0", redraw=written(outputs).name, out=outputs)
-    assert outcome.ok and outcome.html is None and outcome.line().endswith(".ipynb")
+    assert outcome.ok and outcome.html is None and outcome.text().endswith(".ipynb")
 
 
 @pytest.mark.parametrize(

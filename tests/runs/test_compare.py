@@ -64,7 +64,10 @@ def test_a_run_against_itself_has_no_regression_and_ratios_of_1(capsys):
     assert found.rows["ratio"].dropna().to_numpy() == pytest.approx(1)
     assert "no regression in 700" in found.line() and "hold at 99% together" in found.caption()
     assert main(["compare", str(CPU), str(CPU)]) == 0
-    assert "no regression in 150" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no regression in 150" in said and len(said.splitlines()) < 8 and "not listed without --all: 72 same" in said
+    assert main(["compare", str(CPU), str(CPU), "--all"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 150
 
 
 def test_a_method_slowed_by_10_percent_is_found_and_the_command_fails(old, new, capsys):

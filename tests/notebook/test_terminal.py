@@ -1,0 +1,114 @@
+import io
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from blockshock_lib import files
+from blockshock_lib.__main__ import main
+from blockshock_lib.notebook import terminal, workbook
+from blockshock_lib.runs import manifest
+from tests.small_runs import written
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_without_a_terminal_a_plain_line_comes_at_once_and_again_and_names_the_case(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "FIRST", 0.01)
+    monkeypatch.setattr(terminal, "EVERY", 0.1)
+    with terminal.working("run phase1"):
+        time.sleep(0.15)
+        with terminal.working("phase1", lambda: (3, 12, "512x512 B=16")):
+            time.sleep(0.5)
+        terminal.note("making the page")
+        time.sleep(0.3)
+    first, *others = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"run phase1: \d s", first)
+    assert sum(bool(re.fullmatch(r"phase1: 3 of 12, 512x512 B=16, \d s", line)) for line in others) >= 3
+    assert re.fullmatch(r"run phase1: making the page, \d s", others[-1])
+
+
+def test_a_terminal_shows_a_bar_with_the_case_and_is_clean_in_the_end(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with terminal.working("findings"):
+        terminal.note("notebook, cell 7")
+        time.sleep(0.3)
+        with terminal.working("phase1", lambda: (3, 12, "512x512 B=16")):
+            time.sleep(0.3)
+    shown = sys.stderr.getvalue()
+    assert "findings 00:00, notebook, cell 7" in shown and "\n" not in shown
+    assert re.search(r"phase1:  25%.* 3/12 .*512x512 B=16", shown) and shown.split("\r")[-2].isspace()
+
+
+def test_a_look_that_fails_ends_no_work(capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "FIRST", 0.01)
+    with terminal.working("phase1", lambda: open("/nowhere/at/all")):
+        time.sleep(0.2)
+    assert capsys.readouterr().err.startswith("phase1: 0 s")
+
+
+def test_what_a_bar_shows_of_a_run_is_its_records_and_the_case_in_hand(outputs):
+    run = written(outputs)
+    (case,) = run.cases
+    look = workbook._measured(run)
+    assert look() == (1, 1, "")
+    (run.folder / "records" / f"{case.id}-0.part").write_text("")
+    assert look() == (1, 1, case.label)
+    for path in (run.folder / "records").iterdir():
+        path.unlink()
+    assert look() == (1, 1, ""), "packed at the end: what was done stays done"
+
+
+@pytest.mark.parametrize(
+    ("stream", "no_color", "red"), [(Terminal, "", True), (Terminal, "1", False), (io.StringIO, "", False)]
+)
+def test_pass_and_fail_have_colour_on_a_terminal_alone(monkeypatch, stream, no_color, red):
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys, "stdout", stream())
+    text = "phase0: FAIL\nfinished"
+    assert terminal.coloured(text) == ("phase0: \033[31mFAIL\033[0m\nfinished" if red else text)
+
+
+def test_a_list_is_a_table_with_filters_or_json(outputs, capsys):
+    out = outputs / "listed"
+    for day, phase in enumerate(("phase0", "phase1", "phase1"), start=1):
+        card = {"title": "CPU, 2 cores: " + 40 * "x"}
+        noted = dict(run="r", study="linear", phase=phase, status="completed", params={}, machine=card)
+        manifest.note(
+            out / f"d{day}", **noted, started=f"2030-01-0{day}T10:20:30+00:00", verdict=f"{phase}: FAIL · why"
+        )
+
+    def said(*flags):
+        assert main(["list", "--out", str(out), *flags]) == 0
+        return capsys.readouterr().out
+
+    head, *rows = said().splitlines()
+    assert head.split() == ["started", "study", "phase", "status", "verdict", "machine", "folder"]
+    assert [row.split()[-1].rpartition("/")[2] for row in rows] == ["d3", "d2", "d1"]
+    assert rows[0].startswith("2030-01-03 10:20  linear  phase1  completed  FAIL     CPU, 2 cores: xxx")
+    assert {row.index("FAIL") for row in rows} == {head.index("verdict")} and max(map(len, rows)) < 160
+    assert len(said("--phase", "phase1").splitlines()) == 3 and len(said("-n", "1").splitlines()) == 2
+    assert said("--study", "other").startswith("no such runs under ")
+    (newest,) = json.loads(said("--phase", "phase0", "--json"))
+    assert newest["verdict"] == "phase0: FAIL · why" and newest["folder"] == str(out / "d1")
+    assert main(["list", "-n", "0"]) == 2 and "list -n: 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        (["list"], {"torch", "pandas", "matplotlib"}),
+        (["run", "phase1", "--dry-run", "--hardware", "cpu"], {"seaborn", "matplotlib.pyplot", "papermill"}),
+    ],
+)
+def test_a_command_loads_no_more_than_it_needs(words, absent):
+    code = f"import sys\nfrom blockshock_lib.__main__ import main\nassert main({words}) == 0\nprint(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=files.ROOT, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert not absent & set(ran.stdout.splitlines()[-1].split())
