@@ -101,9 +101,10 @@ def formula_table(frame: pd.DataFrame, axes: Axes, metric: str) -> pd.DataFrame:
 def speed_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     """Median times of every valid cell, a row a (case, method), smallest case first; ms of the slowest rank. "kernel":
     the narrowest work without the host (on a CPU plain calls). "vs": speed over the baseline on kernel time, else call
-    time, with its 99% interval; `claim` says faster or slower only where that excludes 1. exposed communication =
-    kernel - compute, host = call - kernel: within the spread they may be below 0. "of floor (%)" = 100 * floor /
-    kernel, some percent above 100 where a ceiling, the median of one shape, is low.
+    time, with its 99% interval; `claim` says faster or slower only where that excludes 1; "a further run": in which
+    interval its ratio lies, by the runs of this reference, or of a single one by `interval.MACHINE`. exposed
+    communication = kernel - compute, host = call - kernel: within the spread they may be below 0. "of floor (%)" =
+    100 * floor / kernel, some percent above 100 where a ceiling, the median of one shape, is low.
     """
     metrics = {"kernel": f"{axes.stem}_kernel", "compute": "compute_kernel", "reduce": "reduce_kernel"}
     metrics |= {"call": f"{axes.stem}_call", "floor": f"floor_{axes.stem}"}
@@ -117,16 +118,17 @@ def speed_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     table["host (ms)"] = host.mask(table["device"].eq("cpu"))
     table["of floor (%)"] = (100 * table["floor (ms)"] / table["kernel (ms)"]).round(1)
     metric, vs = frames.time_metric(frame, metrics["kernel"]), f"vs {axes.short(axes.over)}"
+    further = "a further run"
     ratios = [
-        (row["case"], method, verdicts.interval_text(row), row["outcome"])
+        (row["case"], method, verdicts.interval_text(row), verdicts.further_text(row), row["outcome"])
         for method in set(table["method"]) - {axes.over}
         for row in verdicts.ratio(frame, axes, axes.over, method, metric).to_dict("records")
     ]
-    ratios = pd.DataFrame(ratios, columns=["case", "method", vs, "claim"], dtype=object)
+    ratios = pd.DataFrame(ratios, columns=["case", "method", vs, further, "claim"], dtype=object)
     table = smallest_first(table.merge(ratios, on=["case", "method"], how="left"), axes)
     table[vs] = table[vs].mask(table["method"].eq(axes.over), "1 (itself)").fillna(ABSENT)
-    table["claim"] = table["claim"].fillna(ABSENT)
-    columns = [axes.x, axes.y, *varying(table, axes), "method", "kernel (ms)", "kernel p10–p90", vs, "claim"]
+    table[["claim", further]] = table[["claim", further]].fillna(ABSENT)
+    columns = [axes.x, axes.y, *varying(table, axes), "method", "kernel (ms)", "kernel p10–p90", vs, "claim", further]
     columns += ["compute (ms)", "reduce (ms)", "exposed communication (ms)", "host (ms)", "call (ms)", "of floor (%)"]
     return shown(table, axes, columns)
 

@@ -6,32 +6,34 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from blockshock_lib.report import frames
+from blockshock_lib.report import frames, interval, reruns
 from blockshock_lib.report.axes import Axes
-from blockshock_lib.report.interval import ratio_interval
 
 FASTER, SLOWER, UNDECIDED, NO_CLAIM = "faster", "slower", "undecided", "no claim"
+SUPPORTED, REFUTED, NOT_APPLICABLE = "supported", "refuted", "not applicable"
+VERDICTS = (SUPPORTED, REFUTED, UNDECIDED, NOT_APPLICABLE)  # the last: what the rule asks about did not happen
 # Phase -> the functions that judge its hypotheses.
 Rules = Mapping[str, Iterable[Callable[[pd.DataFrame], "Verdict"]]]
 
 
 def ratio(frame: pd.DataFrame, axes: Axes, over: str, under: str, metric: str = "") -> pd.DataFrame:
     """Speed of `under` over `over`, a row a case where both have valid times, smallest first: the case's columns,
-    `size`, `ratio` = t(over) / t(under), `low` and `high` (99% interval over `groups` fresh groups), `outcome`
-    and `metric` ("": kernel time of the narrowest work). Outcome: `under` is "faster" or "slower" where the interval
-    excludes 1, else "undecided"; "no claim" on a CPU or where one GPU played all ranks.
+    `size`, `ratio` = t(over) / t(under), `low` and `high` (99% interval, by which it is judged: over `runs`, or over
+    the `groups` of a single run), `next_low` and `next_high` (in which a further run's lies: `interval.intervals`),
+    `outcome` and `metric` ("": kernel time of the narrowest work). Outcome: `under` is "faster" or "slower" where the
+    interval excludes 1, else "undecided"; "no claim" on a CPU or where one GPU played all ranks.
     """
-    metric, entries = metric or f"{axes.stem}_kernel", []
-    for _, case in frames.samples(frame, metric).groupby("case", sort=False):
-        sides = [frames.groups(case[case["method"].eq(method)]) for method in (over, under)]
-        shared = [key for key in sides[0] if key in sides[1]]
-        if shared:
-            interval = ratio_interval(*([side[key] for key in shared] for side in sides))
-            about = case.iloc[0][axes.case_columns].to_dict()
-            entries.append({**about, **interval._asdict(), "groups": len(shared), "metric": metric})
-    columns = [*axes.case_columns, "size", "ratio", "low", "high", "groups", "outcome", "metric"]
-    if not entries:
+    metric = metric or f"{axes.stem}_kernel"
+    found = reruns.cells(frame, over, under, metric)
+    columns = [*axes.case_columns, "size", "ratio", "low", "high", "next_low", "next_high"]
+    columns += ["runs", "groups", "outcome", "metric"]
+    if not found:
         return pd.DataFrame(columns=columns)
+    about, entries = frame.drop_duplicates("case").set_index("case", drop=False)[axes.case_columns], []
+    for (case, cell), (mean, further) in zip(found.items(), interval.intervals([*found.values()]), strict=True):
+        counts = {"runs": len(cell), "groups": sum(map(len, cell.values())), "metric": metric}
+        ends = {"next_low": further.low, "next_high": further.high}
+        entries.append({**about.loc[case].to_dict(), **mean._asdict(), **ends, **counts})
     table = pd.DataFrame(entries).assign(size=axes.size)
     decided = np.select([table["low"] > 1, table["high"] < 1], [FASTER, SLOWER], UNDECIDED)
     table["outcome"] = np.where(frames.kind(table).eq("gpu"), decided, NO_CLAIM)
@@ -45,9 +47,16 @@ class Verdict:
     ratio: float  # of speed in the largest cell, "x", with its 99% interval; nan where nothing was measured
     low: float
     high: float
-    verdict: str  # "supported", "refuted" or "undecided"
+    verdict: str  # one of VERDICTS
     why: str  # the measurements behind it, in a sentence
     cells: pd.DataFrame = field(repr=False, compare=False)  # the table of `ratio`, every cell that was used
+    runs: int = 0  # over which the interval is; 1: over the groups of one run
+    next_low: float = np.nan  # in which the ratio of a further run lies
+    next_high: float = np.nan
+
+    def __post_init__(self):
+        if self.verdict not in VERDICTS:
+            raise ValueError(f"{self.verdict!r} is no verdict; there are {', '.join(VERDICTS)}")
 
     @property
     def name(self) -> str:
@@ -59,9 +68,10 @@ class Verdict:
 
 
 _RULE = (
-    "speed = median t({over}) / median t({under}), kernel time of the whole {work}, with its 99% interval over fresh "
-    "groups of processes. Supported if the interval lies above 1 in the largest cell (largest {size}); refuted if it "
-    "lies below 1 in every cell; undecided otherwise, and always on a CPU or where one GPU plays all ranks."
+    "speed = median t({over}) / median t({under}), kernel time of the whole {work}, with its 99% interval over whole "
+    "runs, of a single run over its fresh groups of processes. Supported if the interval lies above 1 in the largest "
+    "cell (largest {size}); refuted if it lies below 1 in every cell; undecided otherwise, and always on a CPU or "
+    "where one GPU plays all ranks."
 )
 
 
@@ -89,18 +99,19 @@ def speed_verdict(frame: pd.DataFrame, axes: Axes, claim: str, over: str, under:
     timed = frame[frame["metric"].isin([kernel, f"{axes.stem}_call"]) & frame["status"].eq("ok")]
     lost = len(set(frame.loc[frame["phase"].isin(timed["phase"]), "case"]) - set(table["case"]))
     why += f"; {lost} case{'s' * (lost > 1)} without valid times of both left out" if lost else ""
-    return Verdict(claim, rule, row["ratio"], row["low"], row["high"], verdict, why, table)
+    further = {name: row[name] for name in ("runs", "next_low", "next_high")}
+    return Verdict(claim, rule, row["ratio"], row["low"], row["high"], verdict, why, table, **further)
 
 
 def _decide(table: pd.DataFrame, cases: pd.DataFrame, row: pd.Series, axes: Axes) -> tuple[str, str]:
     at = f"{interval_text(row)} at {axes.case(row)}"
     count = {name: int(table["outcome"].eq(name).sum()) for name in (FASTER, SLOWER, UNDECIDED)}
     if cases["outcome"].eq(FASTER).all():
-        return "supported", f"{at}, the largest cell; faster in {count[FASTER]} of {len(table)} cells"
+        return SUPPORTED, f"{at}, the largest cell; faster in {count[FASTER]} of {len(table)} cells"
     if count[SLOWER] == len(table):
         top = table.loc[table["ratio"].idxmax()]
         best = f"; nearest to parity is {interval_text(top)} at {axes.case(top)}"
-        return "refuted", f"{at}; slower in all {len(table)} cells" + best * (top.name != row.name)
+        return REFUTED, f"{at}; slower in all {len(table)} cells" + best * (top.name != row.name)
     why = f"{at}; of {len(table)} cells {count[FASTER]} faster, {count[SLOWER]} slower, {count[UNDECIDED]} undecided"
     if (table["groups"] < 2).any():
         why += "; a single group of processes gives no interval"
@@ -116,6 +127,13 @@ def interval_text(row: Mapping) -> str:
         return f"{row['ratio']:.2f}x [no interval]"
     digits = next((n for n in range(2, 5) if round(low, n) != 1 and round(high, n) != 1), 5)
     return f"{row['ratio']:.{digits}f}x [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def further_text(row: Mapping) -> str:
+    """ "[0.74, 0.80]": in which a further run's ratio lies."""
+    if np.isnan(row["next_low"]):
+        return "not measured"
+    return interval_text({"ratio": row["ratio"], "low": row["next_low"], "high": row["next_high"]}).partition(" ")[2]
 
 
 def check_verdict(frame: pd.DataFrame) -> tuple[int, int, int, str]:
@@ -152,20 +170,30 @@ def words(frame: pd.DataFrame, rules: Rules) -> pd.DataFrame:
 
 
 def numbers(frame: pd.DataFrame, rules: Rules) -> pd.DataFrame:
-    """The ratio that each hypothesis asks for with its 99% interval, and what the verdict rests on."""
-    table = [(v.name, interval_text(vars(v)), v.verdict, v.why) for v in hypotheses(frame, rules)]
-    return pd.DataFrame(table, columns=["hypothesis", "largest cell", "verdict", "why"]).set_index("hypothesis")
+    """The ratio that each hypothesis asks for with its 99% interval, over what that is, in which interval a further
+    run's ratio lies, and what the verdict rests on.
+    """
+    table = [
+        (v.name, interval_text(vars(v)), reruns.over_text(v.runs), further_text(vars(v)), v.verdict, v.why)
+        for v in hypotheses(frame, rules)
+    ]
+    columns = ["hypothesis", "largest cell", "interval over", "a further run", "verdict", "why"]
+    return pd.DataFrame(table, columns=columns).set_index("hypothesis")
 
 
 def one_line(
-    frame: pd.DataFrame, axes: Axes, rules: Rules, summary: Callable[[pd.DataFrame], list[str]] = lambda frame: []
+    frame: pd.DataFrame, axes: Axes, rules: Rules, summary: Callable = lambda frame: [], own: pd.DataFrame | None = None
 ) -> str:
-    """The last line a run prints: its checks, then the hypotheses of its phases and the study's own `summary`."""
-    passed, failed, _, line = check_verdict(frame)
+    """The last line a run prints: its checks (those of `own`, where `frame` holds more runs), the hypotheses of its
+    phases, the study's own `summary`: frame -> sentences, and what several runs say of each other.
+    """
+    own = frame if own is None else own
+    passed, failed, _, line = check_verdict(own)
     state = "FAIL" if failed else "PASS" if passed else "NOTHING CHECKED"
-    outcomes = frames.checks(frame)
+    outcomes = frames.checks(own)
     ran = set(outcomes.loc[outcomes["outcome"].eq("passed"), "method"])
     idle = [axes.label(name) for name in axes.ordered(outcomes["method"]) if name not in ran]
     parts = [f"{'+'.join(phases(frame)) or 'no phase'}: {state}", line]
     parts += [f"not run: {', '.join(idle)}"] if idle else []
-    return " · ".join([*parts, *(verdict.line for verdict in hypotheses(frame, rules)), *summary(frame)])
+    more = [*summary(frame), *reruns.sentences(frame, axes)]
+    return " · ".join([*parts, *(verdict.line for verdict in hypotheses(frame, rules)), *more])

@@ -11,10 +11,10 @@ from blockshock_lib.studies.linear.report.law import rows_of, training_ratios
 
 _RULE_H2 = (
     "f = Block-Shock's forward speed over B1; s1, s3 = speed over B1 of a whole training step that recompresses (T1) "
-    "and of one that trains the packed values (T3); kernel time, same case, 99% intervals over fresh groups of "
-    "processes. Supported if in the largest case of every optimizer s1/f lies below 1 and s3/s1 above 1; refuted if "
-    "s1/f lies above 1 in every case, or s3/s1 below 1 in every case; undecided otherwise, and always on a CPU or "
-    "where one GPU plays all ranks."
+    "and of one that trains the packed values (T3); kernel time, same case, 99% intervals over whole runs, of a "
+    "single run over its fresh groups of processes. Supported if in the largest case of every optimizer s1/f lies "
+    "below 1 and s3/s1 above 1; refuted if s1/f lies above 1 in every case, or s3/s1 below 1 in every case; undecided "
+    "otherwise, and always on a CPU or where one GPU plays all ranks."
 )
 
 
@@ -48,7 +48,9 @@ def h2(frame: pd.DataFrame) -> Verdict:
         verdict, why = UNDECIDED, "only call time was measured, and the rule asks for kernel time"
     else:
         verdict, why = _decide(real, largest, row)
-    return Verdict(claim, _RULE_H2, row["shrink"], row["shrink_low"], row["shrink_high"], verdict, why, table)
+    return Verdict(
+        claim, _RULE_H2, row["shrink"], row["shrink_low"], row["shrink_high"], verdict, why, table, row["runs"]
+    )
 
 
 def _decide(table: pd.DataFrame, largest: pd.DataFrame, row: pd.Series) -> tuple[str, str]:

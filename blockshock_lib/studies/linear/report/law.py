@@ -1,13 +1,13 @@
 """The law beside the measurement, where the time goes, and what H2 rests on; medians, times in ms, slowest rank."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
-from blockshock_lib.report.interval import Interval, quotient_interval, ratio_interval
+from blockshock_lib.report.interval import Interval, by_run, intervals
 from blockshock_lib.report.tables import ABSENT, rounded
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.report import build
@@ -169,33 +169,46 @@ def codes_sentence(works: dict[str, str]) -> str:
     return f"Measured with different code ({words}): compare within one work alone." if works else ""
 
 
-def _by_group(frame: pd.DataFrame, *wanted: tuple[str, str]) -> Iterator[tuple[str, list[np.ndarray]]]:
-    """(case, one array [groups, 1] a (metric, method)): medians of the groups of processes that have all of them."""
+def _by_group(frame: pd.DataFrame, *wanted: tuple[str, str]) -> dict[str, pd.DataFrame]:
+    """Case -> a column a (metric, method), by its place: medians of the (run, group) that have all of them, ms."""
     medians = []
     for metric, method in wanted:
         rows = frames.samples(frame, metric)
         of_groups = rows[rows["method"].eq(method)].groupby(["case", "run", "group"], sort=False)
         medians.append(of_groups["value"].median())
     table = pd.concat(medians, axis=1, join="inner", keys=range(len(wanted)))
-    for case, part in table.groupby(level="case", sort=False):
-        yield case, [part[[place]].to_numpy(float) for place in part]
+    return {case: part.droplevel("case") for case, part in table.groupby(level="case", sort=False)}
+
+
+def _intervals(groups: dict[str, pd.DataFrame], ratio: Callable[[pd.DataFrame], pd.Series]) -> list[Interval]:
+    """By which verdicts are said: of `ratio` of the columns of each case."""
+    logs = [np.log(ratio(part)) for part in groups.values()]
+    return [both.mean for both in intervals([by_run(one.index, one.to_numpy(float)) for one in logs])]
 
 
 def training_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Six ratios in "x" with 99% intervals (`_low`, `_high`), a row a case that holds all their times: speeds over B1
     of Block-Shock's `forward`, of T1's step (`recompress`) and T3's (`packed`); `shrink` = recompress / forward,
-    `keep` = packed / forward, `gain` = packed / recompress, each from the same fresh `groups` of processes.
+    `keep` = packed / forward, `gain` = packed / recompress, each from the same fresh `groups` of processes of `runs`.
     """
     forward, step = frames.time_metric(frame, "forward_kernel"), frames.time_metric(frame, "step_kernel")
-    wanted, found = ((step, B1), (step, OURS), (step, T1), (forward, B1), (forward, OURS)), {}
-    for case, groups in _by_group(frame, *wanted):
-        b1, t3, t1, b1_forward, ours = map(list, groups)
-        speeds = [(b1_forward, ours), (b1, t1), (b1, t3)]
-        intervals = [ratio_interval(*pair) for pair in speeds]
-        intervals += [*(quotient_interval(pair, speeds[0]) for pair in speeds[1:]), ratio_interval(t1, t3)]
-        found[case] = dict(zip(_ENDS, (value for one in intervals for value in one), strict=True))
-        found[case] |= {"groups": len(b1), "forward_metric": forward, "step_metric": step}
-    return build.by_case(frame, found, [*_ENDS, "groups", "forward_metric", "step_metric"])
+    b1, t3, t1, b1_forward, ours = range(5)
+    groups = _by_group(frame, (step, B1), (step, OURS), (step, T1), (forward, B1), (forward, OURS))
+    ratios = {
+        "forward": lambda t: t[b1_forward] / t[ours],
+        "recompress": lambda t: t[b1] / t[t1],
+        "packed": lambda t: t[b1] / t[t3],
+        "shrink": lambda t: t[b1] / t[t1] / (t[b1_forward] / t[ours]),
+        "keep": lambda t: t[b1] / t[t3] / (t[b1_forward] / t[ours]),
+        "gain": lambda t: t[t1] / t[t3],
+    }
+    columns = [_intervals(groups, ratios[name]) for name in _RATIOS]
+    found = {}
+    for (case, part), *row in zip(groups.items(), *columns, strict=True):
+        found[case] = dict(zip(_ENDS, (value for one in row for value in one), strict=True))
+        found[case] |= {"groups": len(part), "runs": part.index.get_level_values("run").nunique()}
+        found[case] |= {"forward_metric": forward, "step_metric": step}
+    return build.by_case(frame, found, [*_ENDS, "groups", "runs", "forward_metric", "step_metric"])
 
 
 def ratios_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -215,7 +228,10 @@ def gap_table(frame: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     step, forward = frames.time_metric(frame, "step_kernel"), frames.time_metric(frame, "forward_kernel")
     names = [step, *_RECOMPRESSION, *_OTHERS.values()]
-    wanted = ((step, B1), (step, T1), (forward, B1), (forward, OURS), *((name, T1) for name in _RECOMPRESSION))
+    wanted = [(step, B1), (step, T1), (forward, B1), (forward, OURS), *((name, T1) for name in _RECOMPRESSION)]
+    groups = _by_group(frame[frame["case"].isin(table["case"])], *wanted)
+    without = _intervals(groups, lambda t: t[0] / (t[1] - t[4] - t[5]) / (t[2] / t[3]))
+    left = {case: interval(one._asdict()) for case, one in zip(groups, without, strict=True)}
     found = []
     for case in table["case"]:
         rows = frame[frame["case"].eq(case)]
@@ -223,10 +239,7 @@ def gap_table(frame: pd.DataFrame) -> pd.DataFrame:
         less = medians.loc[T1] - medians.loc[OURS]
         row = {"T1 - T3 (ms)": less[step], "re-mask + compress": less[_RECOMPRESSION].sum()}
         row |= {words: less[name] for words, name in _OTHERS.items()} | {"rest": less[step] - less.drop(step).sum()}
-        left = Interval(np.nan, 0, 0)
-        for _, (b1, t1, b1_forward, ours, remask, compress) in _by_group(rows, *wanted):
-            left = quotient_interval((list(b1), list(t1 - remask - compress)), (list(b1_forward), list(ours)))
-        found.append(row | {"s1/f without": interval(left._asdict())})
+        found.append(row | {"s1/f without": left.get(case, "not measured")})
     return rounded(_about(table).join(pd.DataFrame(found)))
 
 
@@ -241,11 +254,11 @@ def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
     """
     times = {"dense product (ms)": ("compute_kernel", C), "2:4 product (ms)": ("compute_kernel", T1)}
     times["compress (ms)"] = ("compress_kernel", T1)
-    found = {}
-    for case, groups in _by_group(frame, *times.values()):
-        row = ratio_interval(list(groups[0]), list(groups[1] + groups[2]))._asdict()
-        dense, sparse, compress = middle = [float(np.median(values)) for values in groups]
-        row |= dict(zip(times, rounded(pd.Series(middle)), strict=True)) | {"dense / (both)": interval(row)}
+    groups, found = _by_group(frame, *times.values()), {}
+    for case, ratio in zip(groups, _intervals(groups, lambda t: t[0] / (t[1] + t[2])), strict=True):
+        dense, sparse, compress = middle = np.exp(np.log(groups[case]).groupby("run").mean().mean()).tolist()
+        row = dict(zip(times, rounded(pd.Series(middle)), strict=True))
+        row |= ratio._asdict() | {"dense / (both)": interval(ratio._asdict())}
         row["pays after (products)"] = f"{math.ceil(compress / (dense - sparse))}" if sparse < dense else "never"
         found[case] = row
     if not found:

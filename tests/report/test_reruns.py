@@ -1,0 +1,85 @@
+"""Several runs of one reference, as records frames: what verdicts, tables and the last line make of them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from blockshock_lib.report import reruns, tables, verdicts
+from tests.report.frames import SORTING, sorting
+
+NS, BS = (4096, 8192, 16384, 40960), (16, 256)
+
+
+def run_of(name, seed, *, effect=0.014, ratio=1.0, time=1.0):
+    """A run of 8 cells and two groups; `ratio` slows radix alone, `time` both methods."""
+    rng = np.random.default_rng(100 + seed)
+    speedup = {("block_shock", n, b): np.exp(rng.normal(0, effect)) / ratio for n in NS for b in BS}
+    frame = sorting(ns=NS, bs=BS, run=name, seed=seed, groups=2, repeats=4, noise=0.004, speedup=speedup)
+    return frame.assign(value=frame["value"].where(~frame["unit"].eq("ms"), frame["value"] * time))
+
+
+def reference(*names, **last):
+    """Runs of these names; the last one is not like the others."""
+    return pd.concat([run_of(n, i, **(last if n == names[-1] else {})) for i, n in enumerate(names)], ignore_index=True)
+
+
+@pytest.fixture(scope="module")
+def three():
+    return reference("a", "b", "c")
+
+
+def test_a_verdict_of_three_runs_is_over_runs_and_of_one_as_it_was(three):
+    one, several = (verdicts.ratio(f, SORTING, "merge", "radix") for f in (three[three["run"].eq("a")], three))
+    assert set(one["runs"]) == {1} and set(several["runs"]) == {3} and set(several["groups"]) == {6}
+    logs = [*reruns.cells(three[three["run"].eq("a")], "merge", "radix", "sort_kernel").values()]
+    student = [63.656741 * cell["a"].std(ddof=1) / 2**0.5 for cell in logs]
+    assert sorted(np.log(one["high"] / one["ratio"])) == pytest.approx(sorted(student))
+    half = several["high"] / several["ratio"] - 1
+    assert half.between(0.015, 0.045).all() and (several["next_high"] > several["high"]).all()
+    assert (several["next_low"] < several["low"]).all() and (one["next_high"] > one["ratio"] * 1.04).all()
+
+
+def test_the_last_line_says_how_well_a_run_is_foretold_and_nothing_of_a_single_run(three):
+    assert reruns.sentences(three[three["run"].eq("a")], SORTING) == reruns.sentences(three.iloc[:0], SORTING) == []
+    table = reruns.table(three, SORTING)
+    assert table[["metric", "method", "runs", "cells", "of"]].to_numpy().tolist() == [
+        [f"sort_{kind}", method, 3, 8, 24] for kind in ("kernel", "call") for method in ("merge", "radix")
+    ]
+    assert (table["caught"] >= 23).all() and (table["mean"] < table["further"]).all() and not table["drift"].any()
+    line = verdicts.one_line(three, SORTING, {}, own=three[three["run"].eq("c")])
+    caught = table["caught"].sum()
+    assert f"the others predicted {caught} of 96 values of a run" in line and line.endswith("no drift between runs")
+    assert "3 runs: means are known within" in line and "checks: 32 passed" in line, "two methods, 8 cells, 2 groups"
+
+
+@pytest.mark.parametrize(
+    ("planted", "said"),
+    [
+        ({"ratio": 1.03}, ["time of R radix sort, speed over M: "]),
+        ({"time": 1.03}, ["kernel time of M merge sort: "]),
+    ],
+)
+def test_a_drift_of_3_percent_in_one_run_is_seen_and_said(planted, said):
+    line = verdicts.one_line(reference("a", "b", "c", **planted, effect=0.005), SORTING, {})
+    assert "DRIFT between runs: " in line and all(words in line for words in said)
+    drifts = reruns.table(reference("a", "b", "c", **planted, effect=0.005), SORTING)["drift"]
+    assert any("c -3" in text or "c -2" in text or "c +3" in text or "c +2" in text for text in drifts)
+
+
+def test_the_page_has_both_intervals_of_each_cell_and_a_single_run_says_so(three):
+    rules = {"race": (lambda rows: verdicts.speed_verdict(rows, SORTING, "S1: x", "merge", "radix"),)}
+    several, one = (verdicts.numbers(f, rules).loc["S1"] for f in (three, three[three["run"].eq("a")]))
+    assert several["interval over"] == "3 runs" and one["interval over"].startswith("the groups of one run")
+    for row in (several, one):
+        assert row["a further run"].startswith("[") and row["a further run"] not in row["largest cell"]
+    speed = tables.speed_table(three, SORTING)
+    radix = speed[speed["method"].eq("R radix sort")]
+    assert radix["a further run"].str.match(r"\[0\.\d+, \d\.\d+\]").all()
+    assert set(speed.loc[speed["method"].eq("M merge sort"), "a further run"]) == {"–"}
+
+
+def test_not_applicable_is_a_verdict_and_any_other_word_is_none():
+    word = verdicts.Verdict("S1: x", "rule", np.nan, np.nan, np.nan, "not applicable", "nothing was sorted", None)
+    assert word.line == "S1 not applicable: nothing was sorted"
+    with pytest.raises(ValueError, match="'perhaps' is no verdict; there are supported, refuted"):
+        verdicts.Verdict("S1: x", "rule", np.nan, np.nan, np.nan, "perhaps", "", None)
