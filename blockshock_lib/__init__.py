@@ -22,7 +22,7 @@ _WHERE = {
     "clip_grad_norm_": "layers.clipping",
     "compare": "runs.compare",
     "load": "runs.records",
-    "open_run": "runs.open",
+    "open_run": "notebook.workbook",
 }
 
 __all__ = sorted(_WHERE)

@@ -1,8 +1,12 @@
 """The notebook of a run: papermill, an honest status, the HTML page; and the list of runs."""
 
 import contextlib
+import copy
+import functools
 import json
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +15,55 @@ from pathlib import Path
 import pandas as pd
 
 from blockshock_lib import files
-from blockshock_lib.errors import RecordError, first_line
+from blockshock_lib.errors import ParamsError, RecordError, first_line
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import terminal
 from blockshock_lib.ranks.torchrun import Job
 from blockshock_lib.report import verdicts
-from blockshock_lib.runs import lock, machine, manifest
-from blockshock_lib.runs.open import latest, open_run
+from blockshock_lib.runs import code, lock, machine, manifest
+from blockshock_lib.runs import open as opening
 from blockshock_lib.runs.run import CACHE, OUTPUTS, Run, now
 
 MEET_SECONDS = 300
+DRAW = "import sys; from blockshock_lib.notebook import workbook; workbook.draw(sys.argv[1])"
+
+
+def open_run(phase: str, **asked) -> Run:
+    """`runs.open.open_run`. In a notebook that no command executes it says where the run is kept; `conclude` then has
+    notebook and page made there, and `measure` refuses where what was asked for has been edited since.
+    """
+    run = opening.open_run(phase, **asked)
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if hasattr(shell, "kernel") and not lock.borrowed(run.folder):
+        now = shell.user_ns
+        then = {name: copy.deepcopy(value) for name, value in asked.items() if name in now and now[name] == value}
+
+        def before() -> None:
+            if edited := [name for name, value in then.items() if now.get(name) != value]:
+                why = f"{', '.join(edited)}: edited since this run was opened"
+                raise ParamsError(f"{why}; run the cell with open_run again, for a run of its own")
+
+        run.before = before
+        if "BLOCKSHOCK_OUTPUTS" not in os.environ:  # else a test looks at what the cells print
+            print(f"run: {run.name}")
+            run.after = run.after if run.redrawn else functools.partial(_draw_apart, run.folder)
+    return run
+
+
+def _draw_apart(folder: Path) -> None:
+    print(f"drawing notebook and page in {shown(folder)} ...", flush=True)
+    asked = dict(env=os.environ | {"PYTHONPATH": str(code.HERE)}, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", DRAW, str(folder.resolve())], **asked)
+    for path in sorted(folder.glob("*.html")) if not done.returncode else ():
+        return print(f"page: {shown(path)}")
+    why = next(iter(done.stderr.splitlines()[-1:]), "no page was made")
+    warnings.warn(f"notebook and page of {shown(folder)} are missing: {why}", stacklevel=3)
+
+
+def draw(folder: Path | str) -> "Outcome":
+    """Makes the notebook and the page of a run that was measured already, in its own folder."""
+    run = opening.in_place(Path(folder))
+    return _finish(run, run_dir=run.name, redraw=run.name)
 
 
 @dataclass(frozen=True)
@@ -43,7 +86,7 @@ def execute(phase: str, **asked) -> Outcome:
     for what the notebook does. Arguments and refusals are those of `open_run`. The manifest's status is ours, for
     papermill calls every cell completed even when its kernel died.
     """
-    run = open_run(phase, **asked)
+    run = opening.open_run(phase, **asked)
     if run.resumes:
         return _finish(run, resume=run.name)
     given = {name: asked[name] for name in ("hardware", "settings") if asked.get(name)}
@@ -66,12 +109,12 @@ def execute_job(phase: str, job: Job, *, hardware="auto", settings=None, resume=
             card = machine.joined(job.call(machine.describe, seconds=MEET_SECONDS))
             if job.restarts and not resume:
                 with contextlib.suppress(RecordError):  # it was ended before it had opened a run
-                    resume = shown(latest(asked.get("out", OUTPUTS), phase))
+                    resume = shown(opening.latest(asked.get("out", OUTPUTS), phase))
             if resume:
                 asked["resume"] = resume
             else:
                 asked |= dict(hardware=hardware, settings={**(settings or {}), "hardware.world_size": job.size})
-            run = open_run(phase, **asked, card=card)
+            run = opening.open_run(phase, **asked, card=card)
             run.measure(progress=False, group=job.group, gives_up=job.restarts > 0)
         return _finish(run, run_dir=run.name, redraw=run.name)
 
@@ -113,6 +156,7 @@ def finish(folder: Path, phase: str, source: Path, given: dict, conclude: Callab
             warnings.warn(f"no HTML page for {shown(target)}: {first_line(error)}", stacklevel=2)
     if status == "completed":
         verdict, ok = conclude()
+        status = manifest.read(folder)["status"]
     else:
         manifest.note(folder, ended=now(), files=manifest.digests(folder))
         lock.release(folder)
@@ -125,7 +169,9 @@ def run_notebook(folder: Path, source: Path, target: Path, given: dict) -> tuple
     from traitlets.config import Config
 
     try:
-        with lock.scratch(**{lock.RUN: str(folder.resolve())}) as scratch:
+        # The kernel imports this library, whatever the environment's own is.
+        path = os.pathsep.join(filter(None, (str(code.HERE), os.environ.get("PYTHONPATH"))))
+        with lock.scratch(**{lock.RUN: str(folder.resolve()), "PYTHONPATH": path}) as scratch:
             draft = scratch / target.name
             try:
                 papermill.execute_notebook(

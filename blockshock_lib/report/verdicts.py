@@ -182,14 +182,20 @@ def numbers(frame: pd.DataFrame, rules: Rules) -> pd.DataFrame:
 
 
 def one_line(
-    frame: pd.DataFrame, axes: Axes, rules: Rules, summary: Callable = lambda frame: [], own: pd.DataFrame | None = None
+    frame: pd.DataFrame,
+    axes: Axes,
+    rules: Rules,
+    summary: Callable = lambda frame: [],
+    own: pd.DataFrame | None = None,
+    good: str = "PASS",
 ) -> str:
     """The last line a run prints: its checks (those of `own`, where `frame` holds more runs), the hypotheses of its
-    phases, the study's own `summary`: frame -> sentences, and what several runs say of each other.
+    phases, the study's own `summary`: frame -> sentences, and what several runs say of each other. `good`: what is said
+    where no check failed.
     """
     own = frame if own is None else own
     passed, failed, _, line = check_verdict(own)
-    state = "FAIL" if failed else "PASS" if passed else "NOTHING CHECKED"
+    state = "FAIL" if failed else good if passed else "NOTHING CHECKED"
     outcomes = frames.checks(own)
     ran = set(outcomes.loc[outcomes["outcome"].eq("passed"), "method"])
     idle = [axes.label(name) for name in axes.ordered(outcomes["method"]) if name not in ran]

@@ -8,7 +8,7 @@ import pandas as pd
 
 from blockshock_lib import params, studies
 from blockshock_lib.engine.study import Study
-from blockshock_lib.errors import ParamsError, RecordError
+from blockshock_lib.errors import LaunchError, ParamsError, RecordError
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.runs import code, lock, machine, manifest, records
 from blockshock_lib.runs.run import OUTPUTS, Run, new_folder, now
@@ -38,8 +38,10 @@ def open_run(
         resume: the folder of a run that was stopped, to go on with its own parameters; "latest": the newest.
         card: the machine card, where it is not this machine's alone.
 
-    Raises: ParamsError; RecordError when `redraw` or `resume` holds no such run; LaunchError when it is still going on.
+    Raises: ParamsError; RecordError when `redraw` or `resume` holds no such run; LaunchError when it is still going on,
+        or the working directory lies in another clone than the imported library.
     """
+    _same_clone()
     # A page cannot be scrolled for what is not in it.
     pd.set_option("display.max_colwidth", None, "display.max_rows", None)
     study, phase, folder = studies.of_phase(phase), phase.rpartition("/")[2], ROOT / run_dir if run_dir else None
@@ -55,7 +57,7 @@ def open_run(
     if redraw:
         source, noted, effective = _earlier(study, phase, redraw)
         card, name = noted["machine"], f"{effective.hardware.name}-redrawn"
-        if run_dir == redraw and lock.borrowed(folder):  # the command that measured has its notebook made
+        if run_dir == redraw and lock.borrowed(folder):  # its notebook is made, from the records
             return Run(study, folder, effective, card, folder)
     if folder is not None and records.any_in(folder):
         raise ParamsError(f"run_dir: {run_dir} holds the records of a run; name another folder, or redraw that one")
@@ -73,6 +75,23 @@ def open_run(
     manifest.note(run.folder, **facts, started=now())
     code.warn_if_stale(made, study)
     return run
+
+
+def in_place(folder: Path) -> Run:
+    """A run that was measured, for its notebook to be made in its own folder; this process owns it."""
+    noted = manifest.read(folder)
+    _, _, effective = _earlier(study := studies.load(noted["study"]), noted["phase"], shown(folder))
+    lock.hold(folder)
+    return Run(study, folder, effective, noted["machine"], folder)
+
+
+def _same_clone() -> None:
+    # A copied clone has the .venv of the first one, which imports that one's library and would write there.
+    here = Path.cwd()
+    around = (place for place in (here, *here.parents) if (place / "blockshock_lib" / "files.py").is_file())
+    if (clone := next(around, code.HERE)).resolve() != code.HERE:
+        why = f"{clone} is a clone of its own, but its blockshock_lib is imported from {code.HERE}"
+        raise LaunchError(f"{why}: this .venv belongs there; in {clone}: make clean setup")
 
 
 def latest(out: Path, phase: str) -> Path:

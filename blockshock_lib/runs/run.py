@@ -35,6 +35,10 @@ class Run:
         self.cases = study.expand(effective)
         self.resumes = False  # whether it goes on with a run that was stopped
         self.stopped = ""  # "interrupted" or "failed" once `measure` was; then it goes on from there
+        self.measured = False  # whether `measure` came to its end
+        # What a notebook has to say before it is measured, and to do once it was concluded.
+        self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
         self._drawn: dict[str, tuple[bytes, str]] = {}  # name -> a figure as PNG and its alternative text
 
     @property
@@ -46,21 +50,30 @@ class Run:
         made = {"code": code.version(self.study), "machine": machine.fingerprint(self.card)}
         return made | {"libraries": self.card["libraries"], "emulated": self.params.hardware.emulated}
 
-    def measure(self, progress: bool = True, on_event: Callable[[dict], None] | None = None, **how: object) -> "Run":
+    def measure(
+        self, progress: bool = True, on_event: Callable[[dict], None] | None = None, again: bool = False, **how: object
+    ) -> "Run":
         """Measures every case and writes its record; a case that fails becomes rows that say so. A resumed run, or one
-        whose measuring was stopped, goes on: what is finished is not repeated. `on_event` hears of measure.run's
-        events, and raises Interrupted to stop the run. LaunchError when the processes cannot be started, or another
-        process runs this run.
+        whose measuring was stopped, goes on: what is finished is not repeated. `again`: measures a finished run anew,
+        over its records. `on_event` hears of measure.run's events, and raises Interrupted to stop the run.
+
+        Raises: LaunchError: the processes cannot be started, or another process runs this run. RecordError: it is
+            measured already. ParamsError: what is asked for was edited since the run was opened.
         """
         if self.redrawn:
             return self
+        self.before()
+        if self.measured and not again:
+            raise RecordError(f"{self.name} is measured already: measure(again=True), or open_run for a new folder")
         machine.admit(self.params, self.card)
         lock.hold(self.folder)
         try:
             self._measure(progress, on_event or (lambda event: None), how)
         except (KeyboardInterrupt, Interrupted) as stop:
             self._stop("interrupted", str(stop) or "interrupted by the user")
-            raise stop.with_traceback(None) from None  # the frames below only say where the ranks were waited for
+            # The frames below only say where the ranks were waited for.
+            told = KeyboardInterrupt("run this cell again to go on") if isinstance(stop, KeyboardInterrupt) else stop
+            raise told.with_traceback(None) from None
         except Exception as error:
             self._stop("failed", first_line(error))
             raise
@@ -88,7 +101,7 @@ class Run:
             with lock.scratch():
                 asked = dict(study=self.study, run_name=self.name, context=context, on_event=show, finished=finished)
                 measure.run(self.params, self.cases, self.folder, **asked, **how)
-        self.stopped = ""
+        self.stopped, self.measured = "", True
 
     @property
     def _wanted(self) -> list[tuple[str, int]]:
@@ -151,21 +164,26 @@ class Run:
 
     def lost(self) -> str:
         """What is missing from the records, as the end of a verdict's line."""
-        wanted = len(self._wanted)
-        missing = wanted - len(self.frame[["case", "group"]].drop_duplicates())
+        wanted, missing = len(self._wanted), self._missing()
         return f" · {missing} of {wanted} records damaged or missing" if missing > 0 else ""
+
+    def _missing(self) -> int:
+        return len(self._wanted) - len(self.frame[["case", "group"]].drop_duplicates())
 
     def conclude(self) -> str:
         """Notes verdict, figures, end and digests; a whole run of ours is completed and packed. The verdict's line."""
         study, lost, seen = self.study, self.lost(), tables.machine_table(self.frame)
-        line = verdicts.one_line(self.frame, study.axes, study.hypotheses, study.summary) + lost
+        wanted = len(self._wanted)
+        state = f"INCOMPLETE {wanted - self._missing()} of {wanted}" if lost else "PASS"
+        line = verdicts.one_line(self.frame, study.axes, study.hypotheses, study.summary, good=state) + lost
         facts = {"verdict": line, "ended": now(), "figures": self._save_figures()}
         facts["seen"] = seen.to_dict("records") if "power median (W)" in seen else []  # of each GPU; nothing on a CPU
         taken = self.frame.drop_duplicates(["case", "group"]).groupby("case")["seconds"].median().dropna()
         facts["seconds"] = taken.to_dict()  # what a dry run of another plan is scaled by
         done = not self.stopped and not lock.borrowed(self.folder)
         if done:
-            facts |= {"status": "completed", "reason": ""}
+            why = "no record was written: nothing was measured" if self.frame.empty else ""
+            facts |= {"status": "failed" if why else "completed", "reason": why}
         manifest.note(self.folder, **facts)
         try:
             if done and not self.redrawn and not lost:
@@ -174,6 +192,7 @@ class Run:
             warnings.warn(first_line(error), stacklevel=2)
         manifest.note(self.folder, files=manifest.digests(self.folder))
         lock.release(self.folder)
+        self.after()
         return line
 
     def _save_figures(self) -> list[dict[str, str]]:

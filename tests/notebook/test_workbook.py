@@ -169,9 +169,11 @@ def test_a_notebook_that_does_not_end_makes_a_run_that_says_so_with_reason_and_p
     assert reason in outcome.verdict and reason in html.unescape(outcome.html.read_text()) and "ended" in noted
 
 
-def test_a_notebook_that_checks_nothing_is_not_well(tmp_path, monkeypatch):
+def test_a_notebook_that_measures_nothing_makes_a_run_that_failed(tmp_path, monkeypatch):
     outcome = planted(tmp_path, monkeypatch, "1 + 1")
-    assert outcome.status == "completed" and not outcome.ok
+    noted = noted_by(outcome)
+    assert outcome.status == noted["status"] == "failed" and not outcome.ok
+    assert noted["reason"] == "no record was written: nothing was measured"
 
 
 @pytest.mark.long

@@ -78,11 +78,15 @@ def test_ctrl_c_and_an_error_are_told_apart(outputs, monkeypatch):
         reason = "interrupted by the user" if status == "interrupted" else "no group"
         assert (noted["status"], noted["reason"]) == (status, reason)
         assert status == "failed" or "fail" not in [entry.name for entry in raised.traceback], "a long traceback"
+        assert status == "failed" or str(raised.value) == "run this cell again to go on"
 
 
 def test_measuring_again_goes_on_where_it_was_stopped(half):
     before = {path: path.stat().st_mtime_ns for path in half.folder.glob("records/*.json")}
     assert len(before) == 2 and half.lost()
+    line = half.conclude()
+    assert line.startswith("phase0: INCOMPLETE 2 of 4 · ") and "PASS" not in line
+    assert manifest.read(half.folder)["status"] == "interrupted"
     half.measure(progress=False)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert half.lost() == "" and manifest.read(half.folder)["status"] == "running"
@@ -91,13 +95,24 @@ def test_measuring_again_goes_on_where_it_was_stopped(half):
     assert (noted["status"], noted["reason"]) == ("completed", "")
 
 
-def test_a_run_that_is_measured_twice_is_measured_anew_also_once_it_was_concluded(outputs, quick):
+def test_a_finished_run_is_measured_anew_only_where_that_is_asked_for(outputs, quick):
     run = opened(outputs).measure(progress=False)
     before = {path: path.stat().st_ino for path in run.folder.glob("records/*.json")}
-    run.measure(progress=False)
+
+    def refused():
+        noted = (run.folder / manifest.FILE).read_bytes()
+        with pytest.raises(RecordError, match=r"measured already: measure\(again=True\), or open_run for a new folder"):
+            run.measure(progress=False)
+        assert (run.folder / manifest.FILE).read_bytes() == noted
+
+    refused()
+    assert all(path.stat().st_ino == inode for path, inode in before.items())
+    run.measure(progress=False, again=True)
     assert not [path for path, inode in before.items() if path.stat().st_ino == inode]
     run.conclude()
-    run.measure(progress=False)
+    refused()
+    assert records.find(run.folder), "its table stands"
+    run.measure(progress=False, again=True)
     assert not (run.folder / "records.parquet").exists() and list(run.folder.glob("records/*.json"))
     run.conclude()
     assert (run.folder / "records.parquet").exists() and not (run.folder / "records").exists()

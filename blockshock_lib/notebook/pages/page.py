@@ -65,7 +65,7 @@ def tone(status: str, verdict: str) -> str:
     """The colour of a run: good, bad, warn, or none of them while there is nothing to say."""
     if status in ("failed", "damaged") or "FAIL" in verdict:
         return "bad"
-    return "warn" if status == "interrupted" else "good" if "PASS" in verdict else ""
+    return "warn" if status == "interrupted" or "INCOMPLETE" in verdict else "good" if "PASS" in verdict else ""
 
 
 def moment(text: str) -> str:

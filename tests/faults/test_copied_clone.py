@@ -1,0 +1,43 @@
+"""A copy of the clone, with the .venv of the first one, works on its own or refuses; it never writes into the first."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from blockshock_lib.files import ROOT
+from blockshock_lib.runs import manifest, records
+from tests.processes import flags
+from tests.small_runs import TINY
+
+
+@pytest.fixture
+def clone(tmp_path):
+    for name in ("blockshock_lib", "params", "notebooks"):
+        shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "copy" / ".venv").symlink_to((ROOT / ".venv").resolve())
+    return tmp_path / "copy"
+
+
+def python(place, *words, **more):
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "BLOCKSHOCK_OUTPUTS")} | more
+    clone = next(one for one in (place, *place.parents) if (one / ".venv").exists())
+    return subprocess.run([clone / ".venv/bin/python", *words], cwd=place, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.long
+def test_a_command_in_a_copied_clone_runs_there_from_first_to_last(clone):
+    done = python(clone, "-m", "blockshock_lib", "run", "phase0", *flags(TINY))
+    (folder,) = (path.parent for path in (clone / "outputs").rglob(manifest.FILE))
+    assert done.returncode == 0 and "phase0: PASS" in done.stdout, done.stdout + done.stderr
+    assert manifest.read(folder)["status"] == "completed" and len(records.load(folder, strict=True))
+    assert not list((ROOT / folder.relative_to(clone)).glob("*")), "the first clone was written into"
+
+
+def test_a_notebook_of_a_copied_clone_whose_kernel_imports_the_first_is_refused(clone):
+    opened = "import blockshock_lib; blockshock_lib.open_run('phase0', hardware='cpu')"
+    done = python(clone / "notebooks", "-c", opened, PYTHONPATH=str(ROOT))
+    (said,) = done.stderr.strip().splitlines()[-1:]
+    assert done.returncode and f"LaunchError: {clone} is a clone of its own" in said and "make clean setup" in said
+    assert not (clone / "outputs").exists()

@@ -1,0 +1,66 @@
+"""A run in a notebook that no command executes: it says where it is kept, leaves its page there, and misses no edit."""
+
+import json
+from types import SimpleNamespace
+
+import IPython
+import pytest
+
+from blockshock_lib.errors import ParamsError
+from blockshock_lib.notebook import workbook
+from blockshock_lib.runs import manifest, measure
+from tests.cases import row, write
+from tests.small_runs import TINY
+
+
+@pytest.fixture
+def cells(monkeypatch, outputs):
+    """The names that the cells of a notebook have made; measuring writes one record that passed."""
+    names = {"hardware": "cpu", "settings": json.loads(json.dumps(TINY)), "run_dir": "", "redraw": "", "resume": ""}
+    shell = SimpleNamespace(kernel=object(), user_ns=names)
+    monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
+    monkeypatch.delenv("BLOCKSHOCK_OUTPUTS", raising=False)
+
+    def measured(params, cases, folder, *, run_name, context, **_):
+        rows = [row(method, "check", 1.0) for method in cases[0].methods]
+        write(folder, run=run_name, case=cases[0], group=0, rows=rows, context=context)
+
+    monkeypatch.setattr(measure, "run", measured)
+    return names
+
+
+def opened(names, outputs):
+    return workbook.open_run("phase0", **names, out=outputs)
+
+
+def test_it_says_where_it_is_kept_and_leaves_notebook_and_page_there(cells, outputs, capsys):
+    run = opened(cells, outputs)
+    assert capsys.readouterr().out == f"run: {run.name}\n"
+    line = run.measure(progress=False).conclude()
+    said = capsys.readouterr().out
+    page = run.folder / "phase0_correctness.html"
+    assert said.endswith(f"page: {run.name}/{page.name}\n") and "PASS" in page.read_text()
+    noted = manifest.read(run.folder)
+    assert noted["status"] == "completed" and noted["verdict"] == line
+    assert {page.name, "phase0_correctness.ipynb", "records.parquet"} <= noted["files"].keys()
+    assert noted["files"] == manifest.digests(run.folder)
+
+
+def test_what_is_edited_after_the_run_was_opened_is_not_measured_as_if_it_were(cells, outputs):
+    run = opened(cells, outputs)
+    cells["settings"]["sweep.n"] = [256]
+    with pytest.raises(
+        ParamsError, match="settings: edited since this run was opened; run the cell with open_run again"
+    ):
+        run.measure(progress=False)
+    assert not list(run.folder.glob("records/*"))
+    del run
+    assert opened(cells, outputs).measure(progress=False).params.sweep.n == (256,)
+
+
+def test_a_command_or_a_script_hears_of_none_of_it(cells, outputs, capsys, monkeypatch):
+    monkeypatch.setattr(IPython, "get_ipython", lambda: None)
+    run = opened(cells, outputs)
+    cells["settings"]["sweep.n"] = [256]
+    run.measure(progress=False).conclude()
+    assert capsys.readouterr().out == "" and not list(run.folder.glob("*.html"))
