@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -87,7 +88,11 @@ def main(argv: list[str] | None = None) -> int:
     verb = words[0] if words and not {"-h", "--help"} & set(words) else ""
     quiet = not verb or os.environ.get("RANK", "0") != "0"  # of a job, rank 0 speaks
     try:
-        with contextlib.nullcontext() if quiet else terminal.working(" ".join(words[:2])):
+        with (
+            contextlib.nullcontext()
+            if quiet
+            else terminal.working(" ".join(itertools.takewhile(lambda word: word[0] != "-", words)))
+        ):
             args = parser(verb).parse_args(words)
             done = args.do(args)
         sys.stdout.flush()
@@ -201,7 +206,8 @@ def _list(args: argparse.Namespace) -> int:
             {**row, "started": row["started"][:16].replace("T", " "), "folder": shown(row["folder"])} for row in rows
         ]
         for row in short:  # PASS or FAIL; the rest of the sentence stands on the run's page
-            row["verdict"] = str(row["verdict"]).partition(" · ")[0].removeprefix(f"{row['phase']}: ")[:24]
+            name, _, first = str(row["verdict"]).partition(" · ")[0].partition(": ")
+            row["verdict"] = first[:24] if name == row["phase"] else "–"
             row["machine"] = row["machine"] if len(row["machine"]) <= 32 else f"{row['machine'][:31]}…"
         terminal.say(terminal.coloured(terminal.columns([LIST, *(tuple(row.values()) for row in short)])))
     return DONE

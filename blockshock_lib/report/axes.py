@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 # Methods of rows that are no method's: measured ceilings of the machine, and what NVML saw during a case.
 CEILING, MACHINE = "ceiling", "machine"
 GENERAL = ("device", "emulated", "world_size", "dtype")  # columns of every study's cases
-# Looks of methods that bring none, chosen by name.
-_COLOURS = (("#7A5195", "8"), ("#8C6D31", "*"), ("#1B7837", "p"), ("#B2182B", "<"))
+# Looks of methods that bring none: a method takes the one that its name chooses, or the next that is free.
+_COLOURS, _MARKERS = ("#7A5195", "#8C6D31", "#1B7837", "#B2182B", "#3F6FBF"), "*<d>p"
+_LOOKS = [(colour, _MARKERS[(i + lap) % 5]) for lap in range(5) for i, colour in enumerate(_COLOURS)]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Axes:
     bytes: Mapping[str, str] = field(default_factory=lambda: {"peak_bytes": "peak memory"})
     headers: Mapping[str, str] = field(default_factory=dict)  # of columns in tables and words; "size": of `size`
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of a column's values, in their order
+    _given: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)  # method -> of _LOOKS
 
     def size(self, frame: pd.DataFrame) -> pd.Series:
         """The abscissa; it also orders cases, smallest first."""
@@ -114,7 +116,13 @@ class Axes:
     def look(self, method: str) -> Look:
         words = method.replace("_", " ")
         look = self.methods.get(method) or Look(words, words)
-        colour, marker = _COLOURS[sum(method.encode()) % len(_COLOURS)]
+        if look.colour and look.marker:
+            return look
+        if method not in self._given:
+            first, taken = sum(method.encode()), set(self._given.values())
+            places = [5 * (step // 5) + (first + step) % 5 for step in range(len(_LOOKS))]
+            self._given[method] = next((place for place in places if place not in taken), places[0])
+        colour, marker = _LOOKS[self._given[method]]
         return Look(look.label, look.short, look.colour or colour, look.marker or marker)
 
     def label(self, method: str) -> str:
@@ -125,7 +133,10 @@ class Axes:
 
     def ordered(self, methods: Iterable[str]) -> list[str]:
         """The distinct methods in table order, without the ceiling and machine rows."""
-        return _in_order(set(methods) - {CEILING, MACHINE}, self.methods)
+        found = _in_order(set(methods) - {CEILING, MACHINE}, self.methods)
+        for method in found:  # so that the same records give the same looks, whatever is drawn first
+            self.look(method)
+        return found
 
     def place_of(self, methods: Iterable[str]) -> dict[str, int]:
         """Method -> its place in table order, to sort by."""

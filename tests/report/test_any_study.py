@@ -1,8 +1,11 @@
 """A frame and the axes of a study are all that the general report asks for."""
 
+from dataclasses import replace
+
 import pytest
 
 from blockshock_lib.report import changes, grid_plots, machine_plots, tables, time_plots, verdicts
+from blockshock_lib.studies.linear.methods import METHODS
 from tests.report.frames import SORTING, sorting, title, where, words
 
 FIGURES = (time_plots.time_vs_n, time_plots.stacked, grid_plots.ratio_heatmap, machine_plots.roofline)
@@ -52,3 +55,16 @@ def test_two_runs_are_compared_by_the_studys_columns(frame):
     assert changes.sentence(bad.iloc[0], SORTING).startswith("kernel time of R radix sort at n=4096, order=random: ")
     assert {"n", "order", "b / a"} <= set(changes.readable(rows, SORTING))
     assert "b is worse than a in 1 cell" in title(changes.ratios(rows, SORTING, "a", "b", ""))
+
+
+def test_methods_that_bring_no_look_differ_in_colour_and_marker_and_keep_theirs():
+    axes, names = replace(SORTING), ["merge", "radix", "row_parallel_rs", "block_shock_fp32", "newcomer"]
+    looks = {name: axes.look(name) for name in axes.ordered(names)}
+    for part in ("colour", "marker"):
+        shipped = {getattr(look, part) for look in METHODS.values()}
+        assert len({getattr(look, part) for look in looks.values()} - shipped - {"8"}) == len(names)
+    assert looks["merge"].label == "M merge sort" and looks["newcomer"].label == "newcomer"
+    again = replace(axes)
+    assert again.ordered(names[::-1]) and {name: again.look(name) for name in names} == looks
+    more = [again.look(str(number)) for number in range(15)]
+    assert len({*more, *looks.values()}) == 20 == len({(one.colour, one.marker) for one in (*more, *looks.values())})

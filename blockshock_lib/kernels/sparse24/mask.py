@@ -11,6 +11,8 @@ PATTERNS = {
     "magnitude": ("",),
 }
 """Mask family -> its patterns. A uniform pattern has two ones: the columns that term 0 keeps of every four."""
+TRANSPOSABLE = {"transposable"}
+"""Families whose masks are 2:4 along the outputs too."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Mask:
 
     @property
     def transposable(self) -> bool:
-        return self.family == "transposable"
+        return self.family in TRANSPOSABLE
 
 
 MASKS = {

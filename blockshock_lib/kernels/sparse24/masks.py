@@ -5,7 +5,7 @@ A mask M is bool [N, K] = [out_features, in_features]; True keeps a weight. Term
 40960x40960 (1.6 GB) needs temporaries of tens of megabytes only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple
 
@@ -43,12 +43,8 @@ def make(
     rows, columns = shape
     if rows < 4 or columns < 4 or rows % 4 or columns % 4:
         raise UnsupportedError(f"a 2:4 mask needs both dimensions to be multiples of 4, not {rows}x{columns}")
-    if mask.family == "magnitude":
-        return _magnitude(weight, (rows, columns)).to(device)
-    if mask.family == "random":
-        return _drawn(PATTERNS.view(6, 1, 4), (rows, columns), seed, device)
-    if mask.family == "transposable" and mask.pattern == "random":
-        return _drawn(TILES, (rows, columns), seed, device)
+    if maker := MAKERS.get((mask.family, mask.pattern)):
+        return maker((rows, columns), weight, seed, device)
     return tile(mask).to(device).repeat(rows // 4, columns // 4)
 
 
@@ -163,3 +159,11 @@ def _magnitude(weight: Tensor | None, shape: tuple[int, int]) -> Tensor:
             larger = sum((w[j] >= w[i] if j < i else w[j] > w[i]).to(torch.int8) for j in range(4) if j != i)
             out[part, i::4] = larger < 2
     return out
+
+
+MAKERS: dict[tuple[str, str], Callable[[tuple[int, int], Tensor | None, int, Device], Tensor]] = {
+    ("random", ""): lambda shape, _, seed, device: _drawn(PATTERNS.view(6, 1, 4), shape, seed, device),
+    ("transposable", "random"): lambda shape, _, seed, device: _drawn(TILES, shape, seed, device),
+    ("magnitude", ""): lambda shape, weight, _, device: _magnitude(weight, shape).to(device),
+}
+"""(family, pattern) -> what makes term 0's mask from shape, weight, seed and device; the others repeat a `tile`."""

@@ -26,8 +26,8 @@ def strings(mask):
 def test_every_family_is_complementary_and_2to4_and_transposable_where_it_says_so(family, pattern, seed):
     mask = made(family, pattern, seed=seed)
     assert mask.dtype == torch.bool and mask.shape == (64, 192) and mask.is_contiguous()
-    proof = masks.require(mask, ~mask, columns=family == "transposable")
-    assert proof == (True, True, family == "transposable")
+    proof = masks.require(mask, ~mask, columns=spec(family, pattern).transposable)
+    assert proof == (True, True, spec(family, pattern).transposable)
 
 
 def test_the_checkerboard_is_one_of_2x2_blocks():

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from blockshock_lib.kernels.sparse24.mask import Mask
+from blockshock_lib.kernels.sparse24 import mask, masks
+from blockshock_lib.kernels.sparse24.mask import MASKS, PATTERNS, Mask
 from blockshock_lib.layers.dense import RowParallelLinear
 from blockshock_lib.layers.sharded import Part
 from blockshock_lib.runs import records
@@ -61,9 +62,36 @@ INTERLEAVED = replace(
     label="I interleaved",
     short="I",
     colour="#7A5195",
-    marker="8",
+    marker=">",
     layer="tests.studies.linear.test_methods:InterleavedLinear",
 )
+
+
+def blocks(shape, weight, seed, device):
+    """A mask that a stranger might add: tiles of 8x8, each two of four along rows and columns."""
+    tile = masks.make(MASKS["checkerboard"], (8, 8))[[0, 2, 1, 3, 6, 5, 4, 7]]
+    return tile.roll(seed % 2 * 2, 1).repeat(shape[0] // 8, shape[1] // 8).to(device)
+
+
+@pytest.mark.parametrize("phase", ["phase0", "phase3"])
+def test_rows_and_a_maker_are_enough_for_a_new_family_of_masks(monkeypatch, phase):
+    monkeypatch.setitem(PATTERNS, "blocks", ("8x8",))
+    monkeypatch.setattr(mask, "TRANSPOSABLE", {*mask.TRANSPOSABLE, "blocks"})
+    monkeypatch.setitem(masks.MAKERS, ("blocks", "8x8"), blocks)
+    monkeypatch.setitem(MASKS, "blocks", Mask("blocks", "blocks", "8x8"))
+    kept = masks.make(MASKS["blocks"], (64, 64))
+    assert masks.prove(kept, ~kept) == (True, True, True)
+    methods = ("dense", "row_parallel", "masked_dense", "permuted_dense", "block_shock")
+    rows = measured(asked(phase), mask="blocks", methods=methods, optimizer="sgd" if phase == "phase3" else "")
+    checks = {row["method"]: row["status"] for row in rows if row["metric"] == "check"}
+    assert checks == dict.fromkeys(methods, "ok") | {"permuted_dense": "unsupported"}
+    assert all(row["value"] == 1 for row in rows if row["metric"] == "check" and row["status"] == "ok")
+    for metric in ("weight_bytes", "copies_bytes"):
+        held, formula = (
+            [r["value"] for r in rows if (r["method"], r["metric"]) == ("block_shock", name)]
+            for name in (metric, f"{metric}_formula")
+        )
+        assert set(held) == set(formula)
 
 
 def test_one_file_and_one_row_are_enough_for_a_new_method(monkeypatch, tmp_path):
@@ -75,4 +103,6 @@ def test_one_file_and_one_row_are_enough_for_a_new_method(monkeypatch, tmp_path)
     frame = records.load(tmp_path)
     assert TABLES["correctness"](frame)["I interleaved"].tolist() == ["pass"]
     assert "I interleaved" in TABLES["speed"](frame)["method"].tolist()
-    assert FIGURES["time over N"](frame).axes
+    (ax, *_), alt = (fig := FIGURES["time over N"](frame)).axes, fig.alt
+    drawn = [line for line in ax.lines if line.get_color() == "#7A5195" and line.get_marker() == ">"]
+    assert any(len(line.get_xdata()) for line in drawn) and "I interleaved" in alt

@@ -12,6 +12,7 @@ from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 A, B1, C, OURS = "dense", "row_parallel", "masked_dense", "block_shock"
 T1, STOCK = "block_shock_recompress", "block_shock_torch"
 KEYS = ["case", "method"]
+SHIPPED = (A, B1, C, OURS, T1, STOCK, "column_parallel", "permuted_dense")
 PIECES = {
     "forward product": "compute",
     "forward collective": "reduce",
@@ -31,6 +32,11 @@ Metric = str | tuple[str, str]
 def of_detail(frame: pd.DataFrame, metric: str, detail: str) -> pd.DataFrame:
     """`frame` without the rows of `metric` that have another detail."""
     return frame[frame["metric"].ne(metric) | frame["detail"].eq(detail)]
+
+
+def newcomers(frame: pd.DataFrame) -> list[str]:
+    """The methods that are no shipped ones, in table order."""
+    return [method for method in AXES.ordered(frame["method"]) if method not in SHIPPED]
 
 
 def summary(frame: pd.DataFrame, metric: Metric) -> pd.DataFrame:
@@ -93,11 +99,13 @@ def speeds(frame: pd.DataFrame, over: str, methods: Iterable[str], metric: str) 
     return pd.DataFrame(found, columns=[*KEYS, "speed", "claim"], dtype=object)
 
 
-def speeds_of_ways(frame: pd.DataFrame, metric: str, over: str, under: str) -> dict[str, str]:
-    """Case -> speed of one way over another of the same metric of Block-Shock, in words."""
-    ours = frame[frame["method"].eq(OURS)]
-    named = pd.concat([of_detail(ours, metric, way).assign(method=way) for way in (over, under)])
-    return speeds(named, over, [under], metric).set_index("case")["speed"].to_dict()
+def speeds_of_ways(frame: pd.DataFrame, metric: str, over: str, under: str) -> pd.DataFrame:
+    """Speed of one way over another of the same metric of a method, in words: columns case, method, `speed`."""
+    found = []
+    for method, rows in frame.groupby("method"):
+        named = pd.concat([of_detail(rows, metric, way).assign(method=way) for way in (over, under)])
+        found.append(speeds(named, over, [under], metric).assign(method=method))
+    return stacked(found)[[*KEYS, "speed"]]
 
 
 def interval(row: Mapping, name: str = "") -> str:

@@ -47,7 +47,8 @@ def over_floor(frame: pd.DataFrame) -> pd.DataFrame:
 
 def product_table(frame: pd.DataFrame) -> pd.DataFrame:
     """One rank's product by each way, a row a case: median µs; what share of their floors B1's half product and the
-    faster 2:4 product of ours reach, and the latter's bandwidth; the small-batch kernel's speed over the planned one.
+    faster 2:4 product of ours reach, and the latter's bandwidth; the small-batch kernel's speed over the planned one;
+    and the product of each newcomer, a method that is no shipped one.
     """
     table = over_floor(frame).astype({"median": float, "over": float})
     best = table[table["way"].isin(["cslt", "small"])].sort_values("over", kind="stable").drop_duplicates("case")
@@ -59,37 +60,47 @@ def product_table(frame: pd.DataFrame) -> pd.DataFrame:
     columns["dense half, % of floor"] = rounded(100 / best["case"].map(by["dense"]["over"]), 3)
     columns["best 2:4, % of floor"] = rounded(100 / best["over"], 3)
     columns["best 2:4 (GB/s)"] = rounded((best["read"] + best["written"]) / best["median"] / 1e6, 3)
-    over = build.speeds_of_ways(frames.complete(frame, AXES), "product_by_kernel", "cslt", "small")
-    columns["small-batch over planned"] = best["case"].map(over).astype(object)
+    over = build.speeds_of_ways(frame[frame["method"].eq(OURS)], "product_by_kernel", "cslt", "small")
+    columns["small-batch over planned"] = best["case"].map(over.set_index("case")["speed"]).astype(object)
+    for method in build.newcomers(frame):
+        rows = frame[frame["method"].eq(method)]
+        times = build.medians(rows, {"time": "compute_kernel", "floor": "floor_compute"}).set_index("case")
+        columns[f"{AXES.short(method)} (µs)"] = micro(best["case"].map(times["time"]))
+        columns[f"{AXES.short(method)}, % of floor"] = rounded(
+            best["case"].map(100 * times["floor"] / times["time"]), 3
+        )
     return shown(best, columns, method=False)
 
 
 def gain_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Speed of Block-Shock's forward over its own stock path, a row a case: as an eager call and as kernels."""
+    """Speed of Block-Shock's forward, and of newcomers', over its own stock path: as an eager call and as kernels."""
     products = frames.complete(frame, AXES).query("metric == 'compute_kernel'")
     engines = products.loc[products["method"].eq(OURS), "detail"].fillna("")
     if products["method"].eq(STOCK).any() and not engines.any():
         return pd.DataFrame({"over the stock op": ["not measured: these records are older than the engine"]})
-    metrics = {"eager call": "forward_call", "kernel": "forward_kernel"}
-    found = {name: build.speeds(frame, STOCK, [OURS], metric).set_index("case") for name, metric in metrics.items()}
-    cases, columns = {case: {"method": OURS} for part in found.values() for case in part.index}, {}
-    if not cases:
+    metrics, more = {"eager call": "forward_call", "kernel": "forward_kernel"}, build.newcomers(frames.complete(frame))
+    parts = {name: build.speeds(frame, STOCK, [OURS, *more], metric) for name, metric in metrics.items()}
+    keys = pd.concat([part[KEYS] for part in parts.values()]).drop_duplicates()
+    if keys.empty:
         return nothing(frame, "over the stock op", "PyTorch has no 2:4 op for a CPU")
-    table = build.by_case(frame, cases)
-    for name, part in found.items():
+    cases = frames.complete(frame, AXES).drop_duplicates("case")[AXES.case_columns]
+    table, columns = keys.merge(cases, on="case"), {}
+    table["size"] = AXES.size(table)
+    for name, part in parts.items():
         if len(part):
-            columns[f"{name}, over the stock op"] = table["case"].map(part["speed"])
-            columns[f"{name}: claim"] = table["case"].map(part["claim"])
-    return shown(table, columns, method=False)
+            of = {f"{name}, over the stock op": "speed", f"{name}: claim": "claim"}
+            table = table.merge(part.rename(columns={old: new for new, old in of.items()}), on=KEYS, how="left")
+            columns |= {new: table[new] for new in of}
+    return shown(table, columns, method=bool(more))
 
 
 def call_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """What one call of the forward takes, a row a case of B1, Block-Shock and its stock path: eagerly, through the
-    layer's own CUDA graph, and its kernels alone; median µs of the slowest rank. Below 1 of "eager / graph" the graph
-    does not pay.
+    """What one call of the forward takes, a row a case of B1, Block-Shock, its stock path and newcomers: eagerly,
+    through the layer's own CUDA graph, and its kernels alone; median µs of the slowest rank. Below 1 of "eager / graph"
+    the graph does not pay.
     """
     rows = frames.complete(frame, AXES)
-    rows = rows[rows["method"].isin([B1, OURS, STOCK])]
+    rows = rows[rows["method"].isin([B1, OURS, STOCK, *build.newcomers(rows)])]
     times = {"eager call": "forward_call", "graph call": "forward_graph_call", "kernel": "forward_kernel"}
     table = build.medians(rows, times).dropna(subset="graph call")
     if table.empty:
@@ -106,10 +117,16 @@ def host_table(frame: pd.DataFrame) -> pd.DataFrame:
     """
     rows, found = frames.samples(frame, "host_us"), []
     of_way = dict(list(rows[rows["method"].isin([OURS, STOCK, A])].groupby("detail")))
-    for way, mine in ((way, of_way[way]) for way in WAYS if way in of_way):
+    named = [("dense (A)" if way == "dense" else WAYS[way], of_way[way]) for way in WAYS if way in of_way]
+    named += [
+        (f"{AXES.label(method)}{': ' * bool(way)}{WAYS.get(way, way) if way else ''}", mine)
+        for method in build.newcomers(rows)
+        for way, mine in rows[rows["method"].eq(method)].groupby("detail")
+    ]
+    for name, mine in named:
         cells = mine.groupby("case")["value"].median()
         low, middle, high = mine["value"].quantile([0.1, 0.5, 0.9])
-        row = {"product": "dense (A)" if way == "dense" else WAYS[way], "host (µs)": middle}
+        row = {"product": name, "host (µs)": middle}
         row |= {"p10–p90": f"{low:.3g}–{high:.3g}", "least of a cell (µs)": cells.min()}
         found.append(row | {"most of a cell (µs)": cells.max(), "cells": len(cells)})
     if not found:
@@ -118,15 +135,16 @@ def host_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def compression_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """What packing a rank's term takes, for the forward and dX, in ms and over its floor: a row a (shape, way)."""
+    """What packing a rank's term takes, for the forward and dX, in ms and over its floor: a row a shape, method, way"""
     rows, names = frames.complete(frame, AXES), {"library": "cuSPARSELt, by value", "by mask": "ours, by mask"}
     metrics = {name: (("compress_by_kernel", way), "floor_compress") for way, name in names.items()}
     table, columns = against_floor(rows, "compression", metrics)
     if table.empty:
         return nothing(frame, "compression", "nothing was packed")
-    over = table["case"].map(build.speeds_of_ways(rows, "compress_by_kernel", "library", "by mask"))
+    over = build.speeds_of_ways(rows, "compress_by_kernel", "library", "by mask")
+    over = table[KEYS].merge(over, on=KEYS, how="left")["speed"].set_axis(table.index)
     columns["over cuSPARSELt"] = over.where(table["compression"].eq(names["by mask"]), ABSENT).astype(object)
-    return shown(table, columns, method=False).drop(columns="B")
+    return shown(table, columns).drop(columns="B")
 
 
 def reduce_table(frame: pd.DataFrame) -> pd.DataFrame:

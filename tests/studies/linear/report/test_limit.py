@@ -94,6 +94,36 @@ def test_compression_is_over_its_floor_and_over_the_library(run):
     assert float(table["over cuSPARSELt"].iloc[1].split("x")[0]) == pytest.approx(50 / 1.6, rel=0.03)
 
 
+def test_a_newcomer_that_was_timed_stands_in_every_table_beside_ours(run):
+    """A second packed method, twice as slow as ours throughout."""
+    ours = run[run["method"].eq("block_shock")]
+    slower = ours["value"].mask(
+        ours["unit"].isin(["ms", "us"]) & ~ours["metric"].str.startswith("floor"), 2 * ours["value"]
+    )
+    both = pd.concat([run, ours.assign(method="newcomer", value=slower)], ignore_index=True)
+    products = limit.product_table(both)
+    times = ours[ours["metric"].eq("compute_kernel")].groupby(["in_features", "batch"])["value"].median()
+    assert products["newcomer (µs)"].tolist() == pytest.approx((2e3 * times).tolist(), rel=0.02)
+    assert len(products) == 6 and (products["newcomer, % of floor"] < 60).all()
+    for table, column in (
+        (limit.gain_table(both), "kernel, over the stock op"),
+        (limit.call_table(both), "kernel (µs)"),
+    ):
+        rows = table.set_index(["shape", "B", "method"])[column]
+        one = [float(str(rows["4096x4096", 64, name]).split("x")[0]) for name in ("Block-Shock", "newcomer")]
+        assert sorted(one)[1] / sorted(one)[0] == pytest.approx(2, rel=0.05)
+    hosts = limit.host_table(both).set_index("product")["host (µs)"]
+    assert hosts["newcomer: 2:4, small-batch kernel"] == pytest.approx(2 * HOST["small"], rel=0.05)
+    packed = limit.compression_table(both)
+    assert packed.groupby("method").size().to_dict() == {"Block-Shock": 4, "newcomer": 4}
+    assert packed.set_index("method").loc["newcomer", "time / floor"].tolist() == pytest.approx(
+        [100, 3.2] * 2, rel=0.03
+    )
+    pd.testing.assert_frame_equal(
+        packed[packed["method"].eq("Block-Shock")].reset_index(drop=True), limit.compression_table(run)
+    )
+
+
 def test_the_all_reduce_has_bandwidth_by_backend_and_the_one_that_was_taken(run):
     table = limit.reduce_table(run)
     row = table.iloc[1]
