@@ -12,7 +12,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from blockshock_lib import BlockShockParallel, checkpoint
+from blockshock_lib import BlockShockLinear, BlockShockParallel, checkpoint
 from blockshock_lib.errors import CheckpointError, UnsupportedError
 
 RATE = 0.01
@@ -72,21 +72,32 @@ def refusals(ctx):
     """(what the style must say, what it says, whether the module is as it was) for each that it cannot convert."""
     mesh = init_device_mesh("cpu", (ctx.world_size,))
     square = init_device_mesh("cpu", (1, ctx.world_size), mesh_dim_names=("dp", "tp"))
-    hooked, sharded = nn.Linear(64, 64), nn.Linear(64, 64)
-    hooked.register_forward_hook(lambda *_: None)
+    normed, sharded, patched = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+    nn.utils.weight_norm(normed)
     parallelize_module(sharded, mesh, ColwiseParallel())
+    patched.forward = lambda x: x
+    meta = nn.Linear(64, 64, device="meta")
     found = []
-    for words, module, where in (
-        ("takes an nn.Linear, not a Embedding", nn.Embedding(64, 64), mesh),
-        ("a mesh of one dimension", nn.Linear(64, 64), square),
-        ("multiple", nn.Linear(62, 64), mesh),
-        ("register them afterwards", hooked, mesh),
-        ("sharded already", sharded, mesh),
-        ("no weights yet", nn.Linear(64, 64, device="meta"), mesh),
+    for words, module, where, mask in (
+        ("only an nn.Linear", nn.Embedding(64, 64), mesh, "random"),
+        ("a mesh of one dimension", nn.Linear(64, 64), square, "random"),
+        ("multiple", nn.Linear(62, 64), mesh, "random"),
+        ("weight_norm", normed, mesh, "random"),
+        ("own forward", patched, mesh, "random"),
+        ("its weight is a DTensor", sharded, mesh, "random"),
+        ("load them first", meta, mesh, "magnitude"),
     ):
         kind, keys = type(module), set(vars(module))
-        said = said_by((UnsupportedError, ValueError), BlockShockParallel()._apply, module, where)
+        said = said_by((UnsupportedError, ValueError), BlockShockParallel(mask)._apply, module, where)
         found.append((words, said, type(module) is kind and set(vars(module)) == keys))
+    tied, block = mlp(), nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(64, 62))})
+    tied[2].weight = tied[0].weight
+    for words, model, plan in (
+        ("0: it shares a parameter with 2: give it one of its own", tied, {"0": BlockShockParallel()}),
+        ("mlp.0: ", block, {"mlp.*": BlockShockParallel()}),
+    ):
+        said = said_by((UnsupportedError, ValueError), parallelize_module, model, mesh, plan)
+        found.append((words, said, not any(isinstance(m, BlockShockLinear) for m in model.modules())))
     return found
 
 
@@ -179,3 +190,28 @@ def train_on(ctx, folder, until, killed_at=None):
         if step % 5 == 4:
             checkpoint.save(folder, model, optimizer, step=step + 1)
     return start, losses, dense_view(model)
+
+
+def hooked(ctx):
+    """What hooks of a styled module saw, before and after one was removed; and a keyword argument's result."""
+    model, seen = mlp(), []
+    first = model[0].register_forward_pre_hook(lambda *_: seen.append("before"))
+    model[0].register_forward_hook(lambda *_: seen.append("after"))
+    model[0].register_full_backward_hook(lambda *_: seen.append("gradient"))
+    parallelize_module(model, init_device_mesh("cpu", (ctx.world_size,)), {"[02]": BlockShockParallel()})
+    loss(model, 0).backward()
+    first.remove()
+    x = torch.randn(2, 128)
+    return seen, torch.equal(model[0](input=x), model[0](x)), seen[3:]
+
+
+def from_meta(ctx):
+    """(all NaN before the weights came, the model as the dense one after)."""
+    dense, mesh = mlp(seed=1), init_device_mesh("cpu", (ctx.world_size,))
+    with torch.device("meta"):
+        model = mlp()
+    parallelize_module(model, mesh, {"[02]": BlockShockParallel("random")})
+    before = all(bool(p.isnan().all()) for p in model.parameters())
+    model.load_state_dict(dense.state_dict())
+    x = torch.randn(4, 128, generator=torch.Generator().manual_seed(0))
+    return before, torch.allclose(model(x), dense(x), atol=1e-6)

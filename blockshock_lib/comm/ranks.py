@@ -31,6 +31,17 @@ class Ranks:
         handle = handle or dist.group.WORLD
         return cls(dist.get_rank(handle), dist.get_world_size(handle), weakref.ref(handle))
 
+    def __deepcopy__(self, memo: dict) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple:
+        if self.reference:
+            raise UnsupportedError(
+                "a layer that ranks share cannot be pickled, as each holds its part: save its state_dict(), "
+                "which every rank calls, or use blockshock_lib.checkpoint.save"
+            )
+        return type(self), (self.rank, self.world_size)
+
     @property
     def handle(self) -> dist.ProcessGroup | None:
         """The process group, or None. UnsupportedError when it has been destroyed."""

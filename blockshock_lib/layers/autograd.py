@@ -7,6 +7,7 @@ Eagerly it is an `autograd.Function`. Under `torch.compile` the same two bodies 
 import contextlib
 import itertools
 import math
+import secrets
 import weakref
 from collections.abc import Iterator
 
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from blockshock_lib.errors import UnsupportedError
 
 _layers: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
 _handles = itertools.count(1)
@@ -28,10 +31,19 @@ def _count_step(*_: object) -> None:
 register_optimizer_step_post_hook(_count_step)
 
 
-def handle_of(layer: nn.Module) -> int:
-    handle = next(_handles)
-    _layers[handle] = layer
-    return handle
+def register(layer: nn.Module) -> None:
+    """Gives the layer its handle, and one that no other process gives, as an exported program outlives this one."""
+    layer.handle, layer.exported_handle = next(_handles), 2**62 + secrets.randbits(61)
+    _layers[layer.handle] = _layers[layer.exported_handle] = layer
+
+
+def _found(handle: int) -> nn.Module:
+    if (layer := _layers.get(handle)) is None:
+        raise UnsupportedError(
+            "this exported or compiled program calls a packed layer that is gone, or lives in another process: "
+            "export the model with plain layers, module.to_linear(), in their places"
+        )
+    return layer
 
 
 def linear(layer: nn.Module, x: Tensor) -> Tensor:
@@ -44,8 +56,14 @@ def linear(layer: nn.Module, x: Tensor) -> Tensor:
     inputs = (x, layer.weight, layer.bias)
     if torch.compiler.is_compiling():
         layout = (layer.out_features, layer.transposed_y, layer.transposed_dgrad)
-        return torch.ops.blockshock.linear(*inputs, layer.handle, *layout)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+        handle = layer.exported_handle if torch.compiler.is_exporting() else layer.handle
+        return torch.ops.blockshock.linear(*inputs, handle, *layout)
+    levels = torch._C._functorch.get_interpreter_stack() or ()  # of torch.func
+    if any(level.key() != torch._C._functorch.TransformType.Vmap for level in levels):
+        raise UnsupportedError(
+            "torch.func differentiates no packed layer: call backward(), or transform its to_linear()"
+        )
+    if levels or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)):
         return _Linear.apply(layer, *inputs)
     return _forward(layer, x)
 
@@ -102,14 +120,27 @@ def _holding(layer: nn.Module, **tensors: Tensor | None) -> Iterator[None]:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, layer, x, weight, bias):
-        ctx.layer, y = layer, _forward(layer, x)
+    def forward(layer, x, weight, bias):
+        return _forward(layer, x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.layer, x, weight, _ = inputs
         ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight)
-        return y
+
+    @staticmethod
+    def vmap(info, in_dims, layer, x, weight, bias):
+        if in_dims[2] is not None or in_dims[3] is not None:
+            raise UnsupportedError(
+                "vmap cannot map over the weights of a packed layer: map over those of its to_linear()"
+            )
+        return _Linear.apply(layer, x.movedim(in_dims[1], 0), weight, bias), 0
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
+        if torch._C._functorch.is_batchedtensor(dy):
+            raise UnsupportedError("vmap cannot map over a packed layer's gradient: map over that of its to_linear()")
         x, weight = ctx.saved_tensors
         with _holding(ctx.layer, weight=weight):
             return None, *_backward(ctx.layer, dy, x, ctx.needs_input_grad[1:])
@@ -124,7 +155,7 @@ class _Linear(torch.autograd.Function):
     "bool transposed_dgrad) -> Tensor",
 )
 def _linear_op(x, weight, bias, handle, out_features, transposed_y, transposed_dgrad):
-    layer = _layers[handle]
+    layer = _found(handle)
     with torch.no_grad(), _holding(layer, weight=weight, bias=bias):
         return _forward(layer, x)
 
@@ -140,7 +171,7 @@ def _(x, weight, bias, handle, out_features, transposed_y, transposed_dgrad):
     schema="(Tensor dy, Tensor x, Tensor weight, int handle, bool[] need, bool transposed_dgrad) -> Tensor[]",
 )
 def _linear_backward_op(dy, x, weight, handle, need, transposed_dgrad):
-    layer = _layers[handle]
+    layer = _found(handle)
     with torch.no_grad(), _holding(layer, weight=weight):
         return [grad for grad in _backward(layer, dy, x, tuple(need)) if grad is not None]
 

@@ -1,6 +1,5 @@
 """Block-Shock: dense by superposition. W = W(0) + W(1), two complementary 2:4 terms, each packed on its own ranks."""
 
-import weakref
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -15,7 +14,7 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.layers import autograd, chunked
 from blockshock_lib.layers.dense import TermParallelLinear, classes_of, packed_wgrad
-from blockshock_lib.layers.sharded import Part, term_mask
+from blockshock_lib.layers.parts import Part, term_mask
 from blockshock_lib.layers.weight_stores import Master, PackedValues, StockMaster
 
 CHOICES = {
@@ -45,7 +44,8 @@ class BlockShockLinear(TermParallelLinear):
             product "torch", full.
         dx: "auto", or "2:4" to refuse a mask whose dX would be a dense masked product.
 
-    UnsupportedError where the machine, dtype, shape or mask cannot run what is asked.
+    UnsupportedError where the machine, dtype, shape or mask cannot run what is asked. An Inf in x may give NaN where a
+    dense layer gives Inf: off the 2:4 hardware each term multiplies it with the zeros in its holes too.
     """
 
     def __init__(self, *args, product="auto", update="packed", dw="auto", dx="auto", **kwargs):
@@ -78,7 +78,7 @@ class BlockShockLinear(TermParallelLinear):
         self.classes = self._classes(kept)
         self._theirs: Pattern | None = None  # of the other term in this rank's half of the rows
         self.weight = self._parameter(self.store.layout(w) if self.store.recompresses else self.packed.values)
-        self._seen = self._state()
+        self._look()
         if not self.frozen and self.dw not in ("auto", *self.wgrad_strategies()):
             raise UnsupportedError(
                 f"dw={self.dw!r} cannot run with mask {self.mask.name} on {self.group.world_size} ranks; "
@@ -186,7 +186,7 @@ class BlockShockLinear(TermParallelLinear):
         if self.frozen:
             self.store.packed_t = None
         super().refresh()
-        self._seen = self._state()
+        self._look()
 
     def prepare(self, always: bool = False) -> None:
         if self.store.moved(self.weight):
@@ -199,11 +199,18 @@ class BlockShockLinear(TermParallelLinear):
         """What changes when the weight may have changed."""
         w = self.weight
         version, steps = 0 if w.is_inference() else w._version, 0 if self.frozen else autograd.optimizer_steps
-        return weakref.ref(w), (w.data_ptr(), version, steps)
+        return w.data_ptr(), version, steps
+
+    def _look(self) -> None:
+        """Notes the weight as it is now; one that was lent is forgotten, and so not kept alive."""
+        own = isinstance(self.weight, nn.Parameter)
+        self._seen = (self.weight, self._state()) if own else None  # no weak reference: torch could swap no tensor then
 
     def _changed(self) -> bool:
-        seen, numbers = self._seen
-        return seen() is not self.weight or numbers != self._state()[1]
+        return self._seen is None or self._seen[0] is not self.weight or self._seen[1] != self._state()
+
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"_seen": None}
 
     @torch.no_grad()
     def _relink(self) -> None:

@@ -12,7 +12,8 @@ from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
-from blockshock_lib.layers.sharded import Part, ShardedLinear, equal_shard, term_mask
+from blockshock_lib.layers.parts import Part, equal_shard, term_mask
+from blockshock_lib.layers.sharded import ShardedLinear
 
 
 class DenseLinear(ShardedLinear):

@@ -8,7 +8,8 @@ from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.backends import choose
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers.block_shock import BlockShockLinear
-from blockshock_lib.layers.sharded import Part
+from blockshock_lib.layers.parts import Part
+from blockshock_lib.layers.plain import require_plain
 
 PRUNED = Mask(name="pruned", family="random")  # for a given mask: nothing but 2:4 along K is taken for granted
 
@@ -31,21 +32,16 @@ class Linear24(BlockShockLinear):
         pruned weight that are not zero. Else the weight is pruned: a Mask or the name of a shipped one ("magnitude"
         keeps the larger two of four), or bool [N, K].
 
-        ValueError names a group of which three or four are kept; UnsupportedError: what cannot run here.
+        ValueError names a group of which three or four are kept; UnsupportedError: what cannot run here, and any other
+        module. The weight is copied: one that another module shares is tied to it no longer.
         """
+        require_plain(linear)
         weight, keep = linear.weight.detach(), None
         mask = Mask.named(mask) if isinstance(mask, str) else mask
         if not isinstance(mask, Mask):
             keep, mask = nonzero_places(weight) if mask is None else mask.to(weight.device), PRUNED
         bias = None if linear.bias is None else linear.bias.detach()
         return cls(weight, bias, mask=mask, keep=keep, group=Group(), **options)
-
-    def to_linear(self) -> nn.Linear:
-        """A plain layer with the same weights."""
-        like = {"dtype": self.weight.dtype, "device": self.weight.device}
-        linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, **like)
-        linear.load_state_dict(self.state_dict())
-        return linear
 
     @classmethod
     def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:

@@ -1,5 +1,7 @@
 """Block-Shock as a style of torch.distributed.tensor.parallel, beside torch's own in one plan."""
 
+import sys
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,6 +13,7 @@ from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import BlockShockLinear, autograd
+from blockshock_lib.layers.plain import require_plain
 
 
 class BlockShockParallel(ParallelStyle):
@@ -18,7 +21,8 @@ class BlockShockParallel(ParallelStyle):
 
     `parallelize_module(model, mesh, {"blocks.*.up": BlockShockParallel()})`. Input and output of the layer are whole on
     every rank; a DTensor that comes in is gathered first. Options are BlockShockLinear's, `mask` also the name of one;
-    one that is 2:4 along the outputs too ("checkerboard", "transposable_random") also has a 2:4 backward.
+    one that is 2:4 along the outputs too ("checkerboard", "transposable_random") also has a 2:4 backward. Hooks stay.
+    A weight on the meta device becomes NaN on the mesh's, until load_state_dict brings its values.
     """
 
     def __init__(self, mask: Mask | str = "checkerboard", *, product="auto", update="packed", dw="auto", dx="auto"):
@@ -28,46 +32,66 @@ class BlockShockParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         """Changes `module` itself, which parallelize_module keeps; UnsupportedError leaves it as it was."""
-        if reason := _unsupported(module, device_mesh):
+        model, name = _model_of(module)
+        require_plain(module, name)
+        try:
+            return self._convert(module, device_mesh, model)
+        except (UnsupportedError, ValueError) as error:
+            raise type(error)(f"{name}: {error}" if name else str(error)) from error
+
+    def _convert(self, module: nn.Linear, device_mesh: DeviceMesh, model: nn.Module) -> nn.Module:
+        if reason := self._unsupported(module, device_mesh, model):
             raise UnsupportedError(reason)
         weight, bias = (self._equal(p, device_mesh) for p in (module.weight, module.bias))
         group, frozen = Group.of(device_mesh.get_group()), not module.weight.requires_grad
         layer = BlockShockLinear(weight, bias, mask=self.mask, group=group, frozen=frozen, **self.options)
         if bias is not None:
             layer.bias.requires_grad_(module.bias.requires_grad)
-        layer.register_forward_pre_hook(_whole)
-        vars(module).update(vars(layer.train(module.training)))
+        vars(module).update({k: v for k, v in vars(layer.train(module.training)).items() if "_hook" not in k})
         module.__class__ = BlockShockLinear
-        module.handle = autograd.handle_of(module)
+        module.register_forward_pre_hook(_whole, with_kwargs=True)
+        autograd.register(module)
         return module
 
     def _equal(self, parameter: nn.Parameter | None, mesh: DeviceMesh) -> torch.Tensor | None:
         """The parameter on the mesh's device with the values of the source rank, as torch's styles do it."""
         if parameter is None:
             return None
+        if parameter.is_meta:
+            return torch.full(parameter.shape, torch.nan, dtype=parameter.dtype, device=mesh.device_type)
         tensor, group = parameter.detach().to(mesh.device_type, copy=True), mesh.get_group()
         if self.src_data_rank is not None:
             dist.broadcast(tensor, src=dist.get_global_rank(group, self.src_data_rank), group=group)
         return tensor
 
+    def _unsupported(self, module: nn.Linear, mesh: DeviceMesh, model: nn.Module) -> str:
+        if mesh.ndim != 1:
+            return f"BlockShockParallel takes a mesh of one dimension, not {mesh.ndim}: slice it, as in mesh['tp']"
+        if not isinstance(module.weight, nn.Parameter):
+            return "a hook makes its weight anew, as weight_norm does: take that off first"
+        if module.weight.is_meta and self.mask.family == "magnitude":
+            return "a magnitude mask needs weights, and these are on the meta device: load them first"
+        own = {id(parameter) for parameter in module.parameters()}
+        for other, tied in model.named_modules():
+            if tied is not module and any(id(parameter) in own for parameter in tied.parameters(recurse=False)):
+                return f"it shares a parameter with {other}: give it one of its own, as the tie would be lost"
+        return ""
 
-def _unsupported(module: nn.Module, mesh: DeviceMesh) -> str:
-    if type(module) is not nn.Linear:
-        return f"BlockShockParallel takes an nn.Linear, not a {type(module).__name__}"
-    if mesh.ndim != 1:
-        return f"BlockShockParallel takes a mesh of one dimension, not {mesh.ndim}: slice it, as in mesh['tp']"
-    if isinstance(module.weight, DTensor):
-        return "this nn.Linear is sharded already: give each module one style"
-    if module.weight.is_meta:
-        return "this nn.Linear has no weights yet (meta device): its mask splits real ones"
-    if any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks")):
-        return "this nn.Linear has hooks, which the change would lose: register them afterwards"
-    return ""
+
+def _model_of(module: nn.Module) -> tuple[nn.Module, str]:
+    """What parallelize_module was called with, which tells a style the module alone, and the module's name in it."""
+    model, frame = module, sys._getframe()
+    while frame := frame.f_back:
+        if frame.f_code.co_name == "parallelize_module":
+            model = frame.f_locals["module"]
+    return model, next((name for name, found in model.named_modules() if found is module), "")
 
 
-def _whole(_: nn.Module, inputs: tuple) -> tuple:
+def _whole(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The input on every rank: a DTensor is gathered, and its gradient sharded again on the way back."""
-    x, *more = inputs
-    if isinstance(x, DTensor):
-        x = x.redistribute(placements=[Replicate()] * x.device_mesh.ndim).to_local()
-    return (x, *more)
+
+    def gathered(x: torch.Tensor) -> torch.Tensor:
+        whole = [Replicate()] * x.device_mesh.ndim if isinstance(x, DTensor) else None
+        return x.redistribute(placements=whole).to_local() if whole else x
+
+    return tuple(map(gathered, args)), {name: gathered(x) for name, x in kwargs.items()}

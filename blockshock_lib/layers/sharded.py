@@ -1,7 +1,6 @@
 """What every method shares: one rank's part of y = x W^T + b, how the parts make y, and how they make the gradients."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,37 +11,8 @@ from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import autograd, chunked
 from blockshock_lib.layers.graphed import Graphed
-
-
-@dataclass(frozen=True)
-class Part:
-    """Of a weight W [N, K], what one rank multiplies: mask term (None = all entries), output rows, input columns."""
-
-    term: int | None
-    rows: slice
-    cols: slice
-
-
-def equal_shard(features: int, index: int, count: int) -> slice:
-    """The `index`-th of `count` equal runs of features. ValueError when they do not divide."""
-    if features % count:
-        raise ValueError(f"{features} features do not split into {count} equal shards")
-    step = features // count
-    return slice(index * step, (index + 1) * step)
-
-
-def part_of(weight: Tensor, keep: Tensor | None, part: Part) -> Tensor:
-    """A contiguous copy of one part of W [N, K], with +0.0 where the part's term does not hold the entry."""
-    w = weight[part.rows, part.cols]
-    if part.term is None:
-        return w.clone(memory_format=torch.contiguous_format)
-    return torch.where(term_mask(keep, part), w, w.new_zeros(()))
-
-
-def term_mask(keep: Tensor, part: Part) -> Tensor:
-    """bool [rows, cols]: where this part's term holds the entry, of which `keep` [N, K] says whether term 0 does."""
-    kept = keep[part.rows, part.cols]
-    return kept if part.term == 0 else ~kept
+from blockshock_lib.layers.parts import Part, part_of
+from blockshock_lib.layers.plain import require_plain
 
 
 class ShardedLinear(nn.Module):
@@ -81,10 +51,13 @@ class ShardedLinear(nn.Module):
         frozen: bool = False,
     ):
         super().__init__()
+        if weight.is_meta:
+            raise UnsupportedError(f"{type(self).__name__} splits real weights, not the meta device's: load them first")
         self.out_features, self.in_features = weight.shape
         self.group = group or Group.of()
         self.mask, self.frozen = mask, frozen
-        self.handle = autograd.handle_of(self)
+        autograd.register(self)
+        self.register_forward_pre_hook(_called)
         self.register_buffer("like", weight.new_empty(0), persistent=False)
         self.register_parameter("weight", None)
         self.register_parameter("bias", None if bias is None else self._parameter(bias.detach().clone()))
@@ -102,8 +75,10 @@ class ShardedLinear(nn.Module):
         """This rank's share of an `nn.Linear` that every rank of `process_group` (default: the world) holds whole.
 
         For the 2:4 kernels: features in multiples of 64, bf16 or fp16. `mask`: a Mask or the name of a shipped one
-        ("checkerboard", "uniform_1100", "random", ...). UnsupportedError where the machine or shape cannot run it.
+        ("checkerboard", "uniform_1100", "random", ...). UnsupportedError where the machine or shape cannot run it, and
+        for any other module. The weight is copied: one that another module shares is tied to it no longer.
         """
+        require_plain(linear)
         mask = Mask.named(mask) if isinstance(mask, str) else mask
         bias = None if linear.bias is None else linear.bias.detach()
         return cls(linear.weight.detach(), bias, mask=mask, group=Group.of(process_group), **options)
@@ -114,7 +89,7 @@ class ShardedLinear(nn.Module):
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
-        self.handle = autograd.handle_of(self)  # or the compiled operator would find the original of a copy
+        autograd.register(self)  # or the compiled operator would find the original of a copy
 
     def _parameter(self, data: Tensor) -> nn.Parameter:
         return nn.Parameter(data, requires_grad=not self.frozen)
@@ -165,12 +140,17 @@ class ShardedLinear(nn.Module):
         """x [B, K] -> y [B, N]: the whole forward of an active rank, without autograd."""
         return self.reduce(self.local(x)) if self.chunks == 1 else chunked.multiply(self, x)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
+        """y [..., N] of `input` [..., K], named as nn.Linear names it. ValueError: another width, dtype, or nested."""
         if not self.active:
             raise UnsupportedError(f"rank {self.group.rank} stands by in {type(self).__name__}: it holds no weight")
-        if x.shape[-1] != self.in_features:
-            raise ValueError(f"x has {x.shape[-1]} features, the layer {self.in_features}")
-        return autograd.linear(self, x)
+        if input.is_nested:
+            raise ValueError(
+                "x is a nested tensor: pad it; nn.TransformerEncoder makes none with enable_nested_tensor=False"
+            )
+        if input.shape[-1] != self.in_features:
+            raise ValueError(f"x has {input.shape[-1]} features, the layer {self.in_features}")
+        return autograd.linear(self, input)
 
     def graphed(self, shapes: int = 8) -> Graphed:
         return Graphed(self, shapes)
@@ -253,6 +233,13 @@ class ShardedLinear(nn.Module):
         self.group.all_reduce(dense.view(torch.uint8))
         return dense
 
+    def to_linear(self) -> nn.Linear:
+        """A plain layer with the same weights, whole on every rank. A collective."""
+        like = {"dtype": self.like.dtype, "device": self.like.device}
+        linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, **like)
+        linear.load_state_dict(self.state_dict())
+        return linear
+
     @torch.no_grad()
     def load_dense(self, dense: Tensor) -> None:
         """Writes this rank's part of W [N, K] into the weight; the mask stays. ValueError: another shape."""
@@ -268,15 +255,28 @@ class ShardedLinear(nn.Module):
         destination[prefix + "weight"] = self.to_dense()
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
-        rest, key, others = dict(state_dict), prefix + "weight", []
+        hooks, key, others = self._load_state_dict_pre_hooks, prefix + "weight", []
+        for hook in hooks.values():  # before the weight is taken
+            hook(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        rest = dict(state_dict)
         if (dense := rest.pop(key, None)) is not None:  # a rank that stands by checks it too
+            if local_metadata.get("assign_to_params_buffers") and dense.shape == (self.out_features, self.in_features):
+                self.to(dense)  # its dtype and device
             try:
                 self.load_dense(dense)
             except (ValueError, RuntimeError) as error:
                 errors.append(f"{key} could not be loaded: {error}")
-        super()._load_from_state_dict(rest, prefix, local_metadata, strict, others, unexpected, errors)
+        try:
+            self._load_state_dict_pre_hooks = {}
+            super()._load_from_state_dict(rest, prefix, local_metadata, strict, others, unexpected, errors)
+        finally:
+            self._load_state_dict_pre_hooks = hooks
         missing += [other for other in others if other != key] + [key] * (strict and dense is None)
 
     def extra_repr(self) -> str:
         mask = f", mask={self.mask.name}" if self.mask else ""
         return f"{self.in_features}, {self.out_features}, rank {self.group.rank} of {self.group.world_size}{mask}"
+
+
+def _called(layer: nn.Module, inputs: tuple) -> None:
+    """A hook alone tells nn.TransformerEncoderLayer in eval mode to call the layer, not to read its weight itself."""

@@ -9,7 +9,7 @@ import dataclasses
 import torch
 
 from blockshock_lib.kernels.sparse24 import backends, packing
-from blockshock_lib.layers import block_shock, sharded
+from blockshock_lib.layers import block_shock, parts
 from blockshock_lib.layers.block_shock import BlockShockLinear
 from blockshock_lib.layers.dense import ColumnParallelLinear, PermutedDenseLinear, TermParallelLinear
 from blockshock_lib.layers.sharded import ShardedLinear
@@ -36,7 +36,7 @@ def terms_swapped_on_one_shard(patch):
 
     def part(cls, rank, world_size, n, k):
         found = right(cls, rank, world_size, n, k)
-        return sharded.Part(1, found.rows, found.cols) if rank == 0 else found
+        return parts.Part(1, found.rows, found.cols) if rank == 0 else found
 
     patch.setattr(BlockShockLinear, "part", classmethod(part))
 

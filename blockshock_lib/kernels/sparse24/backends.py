@@ -50,6 +50,9 @@ class Backend:
     pack_both: Callable[[Tensor, Pattern], tuple[Packed, Packed]] | None = None
     pack_magnitude: Callable[[Tensor], Packed] | None = None
 
+    def __reduce__(self) -> tuple:
+        return choose, (self.name, "cpu")  # a pickled layer names it
+
 
 def _not_floating(device: torch.device, dtype: torch.dtype) -> str:
     return "" if dtype.is_floating_point else f"weights of floating point are needed, not {dtype}"

@@ -11,7 +11,8 @@ from blockshock_lib.comm import Group
 from blockshock_lib.engine import memory
 from blockshock_lib.engine.study import Problem
 from blockshock_lib.kernels.sparse24 import masks
-from blockshock_lib.layers.sharded import Part, ShardedLinear, term_mask
+from blockshock_lib.layers.parts import Part, term_mask
+from blockshock_lib.layers.sharded import ShardedLinear
 from blockshock_lib.studies.linear import training
 from blockshock_lib.studies.linear.costs import DTYPES, CaseCosts
 from blockshock_lib.studies.linear.methods import METHODS

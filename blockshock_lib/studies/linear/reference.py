@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockshock_lib.layers.sharded import Part, part_of, term_mask
+from blockshock_lib.layers.parts import Part, part_of, term_mask
 
 TRUTH_ROWS = 4096  # of W that are turned to float64 at once: 1.3 GB at K = 40960
 WEIGHT_STEPS = 3  # with one gradient for all: as many as it takes for a state in the wrong order to show

@@ -14,7 +14,7 @@ from blockshock_lib.kernels.sparse24.backends import BACKENDS
 from blockshock_lib.kernels.sparse24.packing import Packed
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.layers import BlockShockLinear, ShardedLinear
-from blockshock_lib.layers.sharded import part_of, term_mask
+from blockshock_lib.layers.parts import part_of, term_mask
 from blockshock_lib.studies.linear.methods import METHODS
 
 ONE_BUFFER = ("cslt", "small")  # what `tuned` chooses from: both multiply with cuSPARSELt's buffer

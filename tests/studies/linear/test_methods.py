@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from blockshock_lib.kernels.sparse24 import mask, masks
 from blockshock_lib.kernels.sparse24.mask import MASKS, PATTERNS, Mask
 from blockshock_lib.layers.dense import RowParallelLinear
-from blockshock_lib.layers.sharded import Part
+from blockshock_lib.layers.parts import Part
 from blockshock_lib.runs import records
 from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.report import FIGURES, TABLES

@@ -1,0 +1,45 @@
+"""Which part of a weight a rank holds, and the part itself."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of a weight W [N, K], what one rank multiplies: mask term (None = all entries), output rows, input columns."""
+
+    term: int | None
+    rows: slice
+    cols: slice
+
+
+def equal_shard(features: int, index: int, count: int) -> slice:
+    """The `index`-th of `count` equal runs of features. ValueError when they do not divide."""
+    if features % count:
+        raise ValueError(f"{features} features do not split into {count} equal shards")
+    step = features // count
+    return slice(index * step, (index + 1) * step)
+
+
+def part_of(weight: Tensor, keep: Tensor | None, part: Part) -> Tensor:
+    """A contiguous copy of one part of W [N, K], with +0.0 where the part's term does not hold the entry."""
+    w = weight[part.rows, part.cols]
+    if part.term is None:
+        return w.clone(memory_format=torch.contiguous_format)
+    return torch.where(term_mask(keep, part), w, w.new_zeros(()))
+
+
+def laid_as(like: Tensor, tensor: Tensor) -> Tensor:
+    """`tensor`, sharded as the DTensor `like` is; itself where that is none. No communication: all ranks hold it."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def term_mask(keep: Tensor, part: Part) -> Tensor:
+    """bool [rows, cols]: where this part's term holds the entry, of which `keep` [N, K] says whether term 0 does."""
+    kept = keep[part.rows, part.cols]
+    return kept if part.term == 0 else ~kept
