@@ -127,7 +127,7 @@ def _run(args: argparse.Namespace) -> int:
         return DONE
     from blockshock_lib.notebook import workbook
 
-    asked = dict(hardware=args.hardware, settings=settings, resume=args.resume, out=args.out)
+    asked = dict(hardware=args.hardware, settings=settings, said="--set", resume=args.resume, out=args.out)
     job = torchrun.job()
     return _say(workbook.execute_job(args.phase, job, **asked) if job else workbook.execute(args.phase, **asked))
 

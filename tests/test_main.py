@@ -32,7 +32,9 @@ def test_flags_and_set_become_what_is_asked_for(asked, tmp_path):
     assert main(["run", "phase1", *flags]) == 0
     settings = {"sweep.n": [128, 256], "bias": False, "product": "reference"}
     settings |= {"layers.mask": "random", "layers.sweep": "dtypes"}
-    assert asked == [("phase1", {"hardware": "cpu", "settings": settings, "resume": "", "out": tmp_path})]
+    assert asked == [
+        ("phase1", {"hardware": "cpu", "settings": settings, "said": "--set", "resume": "", "out": tmp_path})
+    ]
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,11 @@ def _checked_summary(folder: Path) -> dict[str, Any]:
     if not whole:
         raise CheckpointError(f"{SUMMARY} is damaged: it does not match its digest")
     if summary["schema"] != SCHEMA:
-        raise CheckpointError(f"{SUMMARY} is of schema {summary['schema']}: this library reads {SCHEMA}")
+        way = (
+            "torch.distributed.checkpoint wrote it: dcp_to_torch_save of its format_utils makes one file of its tensors"
+        )
+        why = way if summary["schema"] == 1 else f"this library reads {SCHEMA}"
+        raise CheckpointError(f"{SUMMARY} is of schema {summary['schema']}: {why}")
     if not (folder / TENSORS).exists() or sha256(folder / TENSORS) != summary[TENSORS]:
         raise CheckpointError(f"{TENSORS} is missing, cut short or altered")
     return summary

@@ -96,9 +96,10 @@ def execute(phase: str, **asked) -> Outcome:
 def execute_job(phase: str, job: Job, *, hardware="auto", settings=None, resume="", **asked) -> Outcome | None:
     """A run under torchrun: rank 0 opens it, has all ranks of the job measure it, and draws its notebook from the
     records. Every rank calls it; rank 0 gets the outcome, the others None. A rank that fails in a case ends the job;
-    where torchrun starts it anew, it goes on with the newest run of the phase that was stopped.
+    where torchrun starts it anew, it goes on with the run that it had begun.
     """
     os.environ.setdefault("BLOCKSHOCK_CACHE", str(CACHE))
+    given = bool(settings) or hardware != "auto"
     if hardware == "auto":
         hardware = "cuda" if machine.probe()["gpus"] else "cpu"
     job.device = "cpu" if hardware.startswith("cpu") else "cuda"
@@ -109,12 +110,11 @@ def execute_job(phase: str, job: Job, *, hardware="auto", settings=None, resume=
             card = machine.joined(job.call(machine.describe, seconds=MEET_SECONDS))
             if job.restarts and not resume:
                 with contextlib.suppress(RecordError):  # it was ended before it had opened a run
-                    resume = shown(opening.latest(asked.get("out", OUTPUTS), phase))
-            if resume:
-                asked["resume"] = resume
-            else:
+                    resume = shown(opening.latest(asked.get("out", OUTPUTS), phase, job.name))
+            if given or not resume:
                 asked |= dict(hardware=hardware, settings={**(settings or {}), "hardware.world_size": job.size})
-            run = opening.open_run(phase, **asked, card=card)
+            run = opening.open_run(phase, **asked, resume=resume, card=card)
+            manifest.note(run.folder, job=job.name)
             run.measure(progress=False, group=job.group, gives_up=job.restarts > 0)
         return _finish(run, run_dir=run.name, redraw=run.name)
 

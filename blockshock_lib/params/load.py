@@ -87,6 +87,7 @@ def load(
     choose: Mapping[str, str] | None = None,
     root: Path = PARAMS,
     detect: Callable[[], str] = lambda: "auto",
+    said: str = SET,
 ) -> RunParams:
     """Merges the stack, base < study < phase < hardware < sweep < overrides, and checks it. ParamsError: one line a
     problem, each with its file, dotted key, the allowed values and the nearest match.
@@ -100,11 +101,12 @@ def load(
         choose: "hardware" or "sweep" -> file name or "auto"; or one of the study's presets -> its name. What is named
             here or in `overrides`, as mask or dtype, is run alone: the sweep's list of it (masks, dtypes) is dropped.
         detect: names this machine's file of hardware/ where "auto" is chosen.
+        said: what complaints call the source of `overrides`.
     """
     phase = phase.rpartition("/")[2]
-    stack, given = Stack(Path(root)), _nest(overrides or {})
+    stack, given = Stack(Path(root)), _nest(overrides or {}, said)
     folder, chosen = study.name, {}
-    picked = _choices(choose or {}, COMMAND, study) | _choices(given.pop("layers", {}), SET, study)
+    picked = _choices(choose or {}, COMMAND, study) | _choices(given.pop("layers", {}), said, study)
     if phase not in study.phases:
         raise refusal(COMMAND, "phase", f"{phase!r} is no phase of {folder}; {allowed(phase, study.phases)}")
     stack.read("base.yaml")
@@ -133,7 +135,7 @@ def load(
     if isinstance(sweep := stack.values.get("sweep"), dict):
         for key in {*picked, *given}:
             sweep.pop(f"{key}s", None)  # what was asked for by name is not swept over
-    stack.add(given, SET)
+    stack.add(given, said)
     try:
         return study.params.model_validate(stack.values | {"study": folder, "phase": phase, "layers": chosen})
     except ValidationError as error:
@@ -159,18 +161,18 @@ def _choices(layers: object, source: str, study: Any) -> dict[str, tuple[object,
     return {kind: (name, source) for kind, name in layers.items()}
 
 
-def _nest(dotted: Mapping[str, object]) -> dict:
+def _nest(dotted: Mapping[str, object], said: str) -> dict:
     # {"a.b": 1} -> {"a": {"b": 1}}
     tree: dict = {}
     for key, value in dotted.items():
         *parts, last = key.split(".")
         if not all((*parts, last)):
-            raise refusal(SET, key, "not a dotted key; write it as in sweep.n=[4096,8192]")
+            raise refusal(said, key, "not a dotted key; write it as in sweep.n=[4096,8192]")
         at = tree
         for part in parts:
             at = at.setdefault(part, {})
             if not isinstance(at, dict):
-                raise refusal(SET, key, f"{part!r} is set as a whole too; keep one of them")
+                raise refusal(said, key, f"{part!r} is set as a whole too; keep one of them")
         at[last] = copy.deepcopy(value)  # a later key may write into it
     return tree
 

@@ -27,7 +27,7 @@ PEER_SECONDS = 3.0  # how long a rank that lost a peer waits for torchrun, which
 
 class Job:
     """This process's place in a job of two ranks or more, `local` on its machine, which torchrun has started anew
-    `restarts` times. As a context manager it joins the others' process group.
+    `restarts` times; `name` tells it from other jobs. As a context manager it joins the others' process group.
     """
 
     alive = True  # a rank that fails ends the job
@@ -40,6 +40,9 @@ class Job:
         if self.rank >= self.size or not environment.get("MASTER_ADDR"):
             place = f"rank {self.rank} of {self.size} at MASTER_ADDR={environment.get('MASTER_ADDR', '')!r}"
             raise LaunchError(f"{place} is no rank of a job, which count from 0: start the ranks with torchrun")
+        # The same in every start of one job. What torchrun calls it where nobody did says nothing: there, its process.
+        called = environment.get("TORCHELASTIC_RUN_ID", "")
+        self.name = f"agent {os.getppid()}" if called in ("", "none") else called
         self._one_host = environment["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1")
         self._logs, self._threads = Path(), 1
 

@@ -102,7 +102,7 @@ def run(
                             task,
                             *(study.name, case, params, index, part.rows),
                             seconds=params.limits.case_seconds,
-                            on_emit=lambda rank, rows, part=part: rank or part.add(rows),
+                            on_emit=lambda rank, rows, part=part: part.add(rows),  # one speaks: rank 0 or its heir
                             may_lose=study.may_lose(case),
                         )
                         rows = kept(study, answers)

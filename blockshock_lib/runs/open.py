@@ -1,7 +1,7 @@
 """Opening a run: a new one, an earlier one to draw again, or one that was stopped and goes on."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +12,8 @@ from blockshock_lib.errors import LaunchError, ParamsError, RecordError
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.runs import code, lock, machine, manifest, records
 from blockshock_lib.runs.run import OUTPUTS, Run, new_folder, now
+
+MENDED = ("missing", "damaged", "of a killed rank")  # what a completed run is resumed for
 
 
 def open_run(
@@ -24,6 +26,7 @@ def open_run(
     resume: str = "",
     out: Path = OUTPUTS,
     root: Path = params.PARAMS,
+    said: str = "settings",
     card: dict | None = None,
 ) -> Run:
     """A new run, validated before anything starts, or an earlier one; this process owns it until `conclude`. Folders
@@ -35,7 +38,9 @@ def open_run(
         settings: dotted key -> value, as `--set` on the command line takes them.
         run_dir: the folder made for the run; empty: a new dated one under `out`.
         redraw: the folder of an earlier run, whose records are looked at again; nothing is measured then.
-        resume: the folder of a run that was stopped, to go on with its own parameters; "latest": the newest.
+        resume: the folder of a run that was stopped, to go on with its own parameters; "latest": the newest. Hardware
+            and settings may be left out, or must be those that it was begun with.
+        said: what `settings` are called where they are complained of.
         card: the machine card, where it is not this machine's alone.
 
     Raises: ParamsError; RecordError when `redraw` or `resume` holds no such run; LaunchError when it is still going on,
@@ -49,10 +54,15 @@ def open_run(
         raise ParamsError(f"settings: {settings!r}; allowed: a mapping of dotted keys, as in {{'sweep.n': [4096]}}")
     if redraw and (settings or hardware != "auto"):
         raise ParamsError("redraw: an earlier run is drawn as it was measured; leave hardware and settings out")
+    chosen = {} if hardware == "auto" else {"hardware": hardware}
+
+    def asked() -> params.RunParams:
+        return params.load(study, phase, settings, choose=chosen, root=root, detect=machine.auto_hardware, said=said)
+
     if resume:
-        if settings or hardware != "auto" or redraw or run_dir:
-            raise ParamsError("resume: a run goes on as it was begun; leave hardware, settings, run_dir and redraw out")
-        return _resumed(study, phase, resume, out, card)
+        if redraw or run_dir:
+            raise ParamsError("resume: a run goes on in its own folder; leave run_dir and redraw out")
+        return _resumed(study, phase, resume, out, card, asked if settings or chosen else None)
     source = None
     if redraw:
         source, noted, effective = _earlier(study, phase, redraw)
@@ -62,8 +72,7 @@ def open_run(
     if folder is not None and records.any_in(folder):
         raise ParamsError(f"run_dir: {run_dir} holds the records of a run; name another folder, or redraw that one")
     if not redraw:
-        chosen = {} if hardware == "auto" else {"hardware": hardware}
-        effective = params.load(study, phase, settings, choose=chosen, root=root, detect=machine.auto_hardware)
+        effective = asked()
         card, name = card or machine.probe(), effective.hardware.name
         machine.admit(effective, card)
     run = Run(study, folder or new_folder(out, study.name, phase, name), effective, card, source)
@@ -94,22 +103,28 @@ def _same_clone() -> None:
         raise LaunchError(f"{why}: this .venv belongs there; in {clone}: make clean setup")
 
 
-def latest(out: Path, phase: str) -> Path:
-    """The folder of the newest run of this phase under `out` that is not completed. RecordError where there is none."""
+def latest(out: Path, phase: str, job: str = "") -> Path:
+    """The folder of the newest run of this phase under `out` that is not completed, and that `job`, where one is named,
+    has begun. RecordError where there is none.
+    """
     wanted = studies.of_phase(phase).name, phase.rpartition("/")[2]
     runs = ((folder, noted) for folder, noted in manifest.every(out) if (noted["study"], noted["phase"]) == wanted)
     stopped = ((folder, noted) for folder, noted in runs if noted["status"] != "completed")
+    stopped = ((folder, noted) for folder, noted in stopped if not job or noted.get("job") == job)
     found = [(noted["started"], folder) for folder, noted in stopped if not noted.get("redrawn_from")]
     if not found:
         raise RecordError(f"{shown(out)} holds no run of {wanted[1]} that was stopped: nothing to resume")
     return max(found)[1]
 
 
-def _resumed(study: Study, phase: str, text: str, out: Path, card: dict | None) -> Run:
+def _resumed(study: Study, phase: str, text: str, out: Path, card: dict | None, asked: Callable | None) -> Run:
     text = shown(latest(out, f"{study.name}/{phase}")) if text == "latest" else text
     folder, earlier, effective = _earlier(study, phase, text)
     if earlier.get("redrawn_from"):
         raise RecordError(f"{shown(folder)} redraws {earlier['redrawn_from']} and measures nothing: nothing to resume")
+    if asked and (differ := _unlike(effective.model_dump(mode="json"), asked().model_dump(mode="json"))):
+        why = f"{shown(folder)} goes on as it was begun, and this asks for other {', '.join(differ)}"
+        raise ParamsError(f"resume: {why}: leave it out, or begin a new run")
     card = card or machine.probe()
     machine.admit(effective, card)
     run = Run(study, folder, effective, card)
@@ -117,7 +132,7 @@ def _resumed(study: Study, phase: str, text: str, out: Path, card: dict | None) 
     lock.hold(folder)
     try:
         again = Counter(run.unfinished().values())
-        if manifest.read(folder)["status"] == "completed" and not again["missing"] + again["damaged"]:
+        if manifest.read(folder)["status"] == "completed" and not sum(again[w] for w in MENDED):
             raise RecordError(f"{shown(folder)} is completed, and its records are whole: nothing to resume")
         records.unpack(folder)
     except RecordError:
@@ -130,6 +145,18 @@ def _resumed(study: Study, phase: str, text: str, out: Path, card: dict | None) 
     manifest.note(folder, **facts, **dict.fromkeys(("reason", "verdict", "ended", "files", "figures")))
     code.warn_if_stale(facts["code"], study)
     return run
+
+
+def _unlike(a: Mapping, b: Mapping, path: str = "") -> list[str]:
+    # The dotted keys whose values differ.
+    found = []
+    for key in sorted(a.keys() | b.keys()):
+        one, other = a.get(key), b.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            found += _unlike(one, other, f"{path}{key}.")
+        elif one != other:
+            found.append(f"{path}{key}")
+    return found
 
 
 def _earlier(study: Study, phase: str, text: str) -> tuple[Path, dict, params.RunParams]:

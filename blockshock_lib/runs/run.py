@@ -113,7 +113,7 @@ class Run:
     def unfinished(self) -> dict[tuple[str, int], str]:
         """(case id, group) -> why: what stands is whole, of this machine and code, and of no stale kernel."""
         whole, damaged = records.scan(self.folder)
-        known, current = {(one["id"], one["group"]): one["context"] for one in whole}, self.context
+        known, current = {(one["id"], one["group"]): one for one in whole}, self.context
         again = {}
         for case, group in self._wanted:
             torn = {f"{case}-{group}.json", *records.NAMES} & damaged.keys()
@@ -212,7 +212,10 @@ class Run:
         return saved or before
 
 
-def _why(made: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def _why(record: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    made = record["context"]
+    if any(re.match(r"rank \d+: (SIG\w+|Exit): ", row["reason"]) for row in record["rows"]):
+        return "of a killed rank"
     if made["machine"] != now["machine"]:
         return "of another machine"
     sources = made["code"]["sources"]

@@ -58,6 +58,12 @@ def test_what_is_edited_after_the_run_was_opened_is_not_measured_as_if_it_were(c
     assert opened(cells, outputs).measure(progress=False).params.sweep.n == (256,)
 
 
+def test_a_misspelt_setting_is_one_sentence_that_names_the_cells_own_word(outputs):
+    with pytest.raises(ParamsError, match=r"^settings: swep: unknown key") as said:
+        workbook.open_run("phase0", hardware="cpu", settings={"swep.n": [128]}, out=outputs)
+    assert said.value._render_traceback_() == [f"ParamsError: {said.value}"]
+
+
 def test_a_command_or_a_script_hears_of_none_of_it(cells, outputs, capsys, monkeypatch):
     monkeypatch.setattr(IPython, "get_ipython", lambda: None)
     run = opened(cells, outputs)

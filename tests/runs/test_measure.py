@@ -111,6 +111,28 @@ def test_only_what_is_whole_of_a_damaged_file_is_gone_on_with(damage, kept, part
     assert said(tmp_path) == ROWS[:kept], "the damage is gone"
 
 
+def test_what_the_heir_of_a_lost_rank_0_says_is_kept(tmp_path):
+    class Group:
+        alive = True
+
+        def __init__(self, *_, **__): ...
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_): ...
+
+        def call(self, *_, on_emit, **__):
+            on_emit(0, ROWS[:1])
+            on_emit(1, ROWS[1:])  # rank 0 is gone
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asked = dict(study=STUDY, run_name="r1", context=CONTEXT, group=Group)
+        measure.run(workers.params(), [CASE], tmp_path, **asked)
+    assert said(tmp_path) == ROWS
+
+
 @pytest.mark.parametrize("other", [{"code": {"sources": "abd"}}, {"code": {"sources": ""}}, {"machine": "another"}])
 def test_rows_of_other_code_or_another_machine_are_begun_anew(other, part, tmp_path):
     assert said(tmp_path, CONTEXT | other) == []

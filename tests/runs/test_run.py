@@ -10,6 +10,7 @@ from blockshock_lib import files
 from blockshock_lib.errors import Interrupted, LaunchError, ParamsError, RecordError
 from blockshock_lib.notebook import workbook
 from blockshock_lib.runs import code, machine, manifest, measure, record, records
+from blockshock_lib.runs.open import latest
 from blockshock_lib.runs.run import new_folder
 from tests.cases import row, write
 from tests.processes import command, flags, wait_for
@@ -126,6 +127,16 @@ def rewritten(path, code=None, **context):
     assert record.read(path)["context"] == context
 
 
+KILLED = "rank 1: SIGKILL: the process was ended by SIGKILL"
+
+
+def killed(path):
+    """As it is where a rank was killed in the case."""
+    found = record.read(path)
+    rows = [one | {"status": "failed", "value": None, "reason": KILLED} for one in found["rows"]]
+    path.write_bytes(record.encode(found | {"rows": rows}))
+
+
 def replaced(path):
     path.write_bytes(next(other for other in path.parent.iterdir() if other != path).read_bytes())
 
@@ -137,6 +148,7 @@ SPOILT = {
     "of other code": lambda path: rewritten(path, {"sources": OTHER, "imported": OTHER}),
     "of a stale kernel": lambda path: rewritten(path, {"imported": OTHER}),
     "of another case": replaced,
+    "of a killed rank": killed,
 }
 
 
@@ -159,6 +171,41 @@ def test_a_record_that_does_not_stand_is_measured_again(why, outputs, quick):
     assert record.read(spoilt)["context"] == again.context and again.lost() == ""
     again.conclude()
     assert manifest.read(run.folder)["status"] == "completed"
+
+
+def test_a_completed_run_in_which_a_rank_was_killed_can_be_mended(outputs, quick):
+    run = opened(outputs).measure(progress=False)
+    killed(min(run.folder.glob("records/*.json")))
+    assert ": FAIL" in run.conclude() and manifest.read(run.folder)["status"] == "completed"
+    again = workbook.open_run("phase0", resume=run.name, out=outputs)
+    assert manifest.read(run.folder)["resumed"][0]["again"] == {"of a killed rank": 1}
+    assert ": PASS" in again.measure(progress=False).conclude()
+    with pytest.raises(RecordError, match="its records are whole: nothing to resume"):
+        workbook.open_run("phase0", resume=run.name, out=outputs)
+
+
+def test_the_same_command_resumes_and_one_that_asks_for_something_else_is_refused(half, outputs):
+    before = (half.folder / manifest.FILE).read_bytes()
+    for more in ({"settings": SMALL | {"seed": 3}}, {"settings": SMALL, "hardware": "cuda-1"}, {"hardware": "cpu"}):
+        with pytest.raises(
+            ParamsError, match=r"goes on as it was begun, and this asks for other .*leave it out"
+        ) as said:
+            workbook.open_run("phase0", resume=half.name, out=outputs, **more)
+        assert ("seed" in str(said.value)) == ("seed" in more.get("settings", ()))
+        assert (half.folder / manifest.FILE).read_bytes() == before
+    again = workbook.open_run("phase0", resume="latest", hardware="cpu", settings=SMALL, out=outputs)
+    assert again.folder == half.folder and again.params == half.params
+
+
+def test_a_job_that_is_started_anew_goes_on_with_its_own_run(outputs, quick):
+    out = outputs / "jobs"
+    ours, other = opened(out), opened(out)
+    for run, name in ((ours, "job 1"), (other, "job 2")):
+        run._stop("failed", "planted")
+        manifest.note(run.folder, job=name)
+    assert latest(out, "phase0", "job 1") == ours.folder and latest(out, "phase0", "job 2") == other.folder
+    with pytest.raises(RecordError, match="nothing to resume"):
+        latest(out, "phase0", "job 3")
 
 
 def test_a_resumed_run_keeps_its_parameters_and_its_start(half, outputs):
@@ -191,8 +238,8 @@ def test_what_cannot_be_resumed_is_refused_and_left_as_it_was(outputs, quick, ha
             workbook.open_run(phase, **({"resume": half.name, "out": outputs} | asked))
         assert (half.folder / manifest.FILE).read_bytes() == before
 
-    for more in ({"settings": TINY}, {"hardware": "cpu"}, {"redraw": half.name}, {"run_dir": "x"}):
-        refused(ParamsError, "leave hardware, settings, run_dir and redraw out", **more)
+    for more in ({"redraw": half.name}, {"run_dir": "x"}):
+        refused(ParamsError, "leave run_dir and redraw out", **more)
     refused(RecordError, "is a run of phase0, not of phase1", phase="phase1")
     refused(RecordError, "holds no readable manifest", resume=str(outputs / "nowhere"))
     with files.locked(half.folder):
