@@ -50,6 +50,13 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     about = "go on with a run that was stopped (default: the latest of this phase); no finished case is repeated"
     add("--resume", nargs="?", const="latest", default="", metavar="FOLDER", help=about)
 
+    about = "then measure N further whole runs, each with kernels chosen anew: together they are one reference"
+    add("--again", type=int, default=0, metavar="N", help=about)
+    about = (
+        "measure further runs (1, or --again N) of this one's reference, with its parameters; also on another machine"
+    )
+    add("--of", default="", metavar="FOLDER", help=about)
+
     about = "find the fastest right 2:4 products and all-reduces of this machine ahead of a run, and keep them"
     add = verb("tune", _tune, about, out=False)
     add("--phase", default="phase1", help="all that this phase asks for here (default: phase1)")
@@ -129,7 +136,17 @@ def _run(args: argparse.Namespace) -> int:
 
     asked = dict(hardware=args.hardware, settings=settings, said="--set", resume=args.resume, out=args.out)
     job = torchrun.job()
-    return _say(workbook.execute_job(args.phase, job, **asked) if job else workbook.execute(args.phase, **asked))
+    if args.again < 0 or ((args.again or args.of) and (job or args.resume)):
+        raise ParamsError("--again N and --of FOLDER measure whole runs: N from 1 on, without torchrun and --resume")
+    if job:
+        return _say(workbook.execute_job(args.phase, job, **asked))
+    first = dict(again=args.of) if args.of else {}
+    for _ in range((args.again or 1) if args.of else args.again + 1):
+        outcome = workbook.execute(args.phase, **(asked | first))
+        if (status := _say(outcome)) != DONE:
+            break
+        asked, first = dict(out=args.out), first or dict(again=shown(outcome.notebook.parent))
+    return status
 
 
 def _say(outcome: workbook.Outcome | None) -> int:

@@ -121,7 +121,7 @@ def execute_job(phase: str, job: Job, *, hardware="auto", settings=None, resume=
 
 def _finish(run: Run, **asked: object) -> Outcome:
     def conclude() -> tuple[str, bool]:
-        passed, failed, *_ = verdicts.check_verdict(run.frame)
+        passed, failed, *_ = verdicts.check_verdict(run.own)
         return run.conclude(), passed > 0 and not failed and not run.lost()
 
     phase = run.params.phase

@@ -86,6 +86,18 @@ def version(study: Study | None = None, root: Path = HERE) -> dict[str, Any]:
     return {"commit": commit or os.environ.get("BLOCKSHOCK_COMMIT", ""), "dirty": dirty, **digits}
 
 
+def rules(study: Study, root: Path = HERE) -> dict[str, str]:
+    """The file in which the study's verdicts are ruled, its digest, and the commit it stands in: "" where it is other
+    than committed, or outside git. A rule counts for data that came after that commit.
+    """
+    found = {func.__code__.co_filename for some in study.hypotheses.values() for func in some}
+    names = [Path(os.path.relpath(path, root)).as_posix() for path in sorted(found)]
+    digests = [sha256(root / name) for name in names]
+    clean = names and not _git(root, "status", "--porcelain", "--", *names)
+    commit = _git(root, "log", "-1", "--format=%H", "--", *names) if clean else ""
+    return {"file": ", ".join(names), "digest": sha256(canonical(digests))[:12], "commit": commit}
+
+
 def _touched(root: Path) -> list[str]:
     asked = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--")
     found = _git(root, *asked, "blockshock_lib", "notebooks", "params").split("\0")

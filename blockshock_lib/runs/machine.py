@@ -48,9 +48,9 @@ def auto_hardware() -> str:
 
 
 def probe() -> dict[str, Any]:
-    """The machine card, plain JSON: title; gpus (index, name, memory_bytes, capability, power_limit_w); links (a, b,
-    kind "NV18" or "PCIe"); driver; cpu (model, cores); libraries (name -> version); unsupported (what cannot run here
-    -> why).
+    """The machine card, plain JSON: title; gpus (index, name, memory_bytes, capability, power_limit_w, uuid_digest);
+    links (a, b, kind "NV18" or "PCIe"); driver; cpu (model, cores); libraries (name -> version); unsupported (what
+    cannot run here -> why).
     """
     gpus, links, driver = _gpus(_gpu_count())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -160,7 +160,10 @@ def _gpu(nvml, index: int, handle) -> dict[str, Any]:
     with contextlib.suppress(nvml.NVMLError):
         limit = nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
     facts = {"index": index, "name": nvml.nvmlDeviceGetName(handle), "memory_bytes": memory}
-    return facts | {"capability": capability, "power_limit_w": limit}
+    facts |= {"capability": capability, "power_limit_w": limit}
+    with contextlib.suppress(nvml.NVMLError):  # which GPU it was, for those who have it: never its UUID
+        facts["uuid_digest"] = files.sha256(str(nvml.nvmlDeviceGetUUID(handle)))[:12]
+    return facts
 
 
 def _link(nvml, a, b) -> str:

@@ -34,7 +34,9 @@ def read(folder: Path) -> dict:
             raise ValueError(f"it lacks {', '.join(sorted(lacks))}")
         json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate is no text
         texts = {"machine's title": found["machine"]["title"]}
-        texts |= {key: found.get(key, "") for key in (*TEXTS, "verdict", "reason", "redrawn_from")}
+        texts |= {
+            key: found.get(key, "") for key in (*TEXTS, "verdict", "reason", "redrawn_from", "reference", "again")
+        }
         if wrong := [key for key, text in texts.items() if not isinstance(text, str) or "\0" in text]:
             raise ValueError(f"its {', '.join(wrong)} cannot be so")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:

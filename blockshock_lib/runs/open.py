@@ -10,7 +10,7 @@ from blockshock_lib import params, studies
 from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import LaunchError, ParamsError, RecordError
 from blockshock_lib.files import ROOT, shown
-from blockshock_lib.runs import code, lock, machine, manifest, records
+from blockshock_lib.runs import code, lock, machine, manifest, records, reference
 from blockshock_lib.runs.run import OUTPUTS, Run, new_folder, now
 
 MENDED = ("missing", "damaged", "of a killed rank")  # what a completed run is resumed for
@@ -24,6 +24,7 @@ def open_run(
     run_dir: str = "",
     redraw: str = "",
     resume: str = "",
+    again: str = "",
     out: Path = OUTPUTS,
     root: Path = params.PARAMS,
     said: str = "settings",
@@ -40,11 +41,12 @@ def open_run(
         redraw: the folder of an earlier run, whose records are looked at again; nothing is measured then.
         resume: the folder of a run that was stopped, to go on with its own parameters; "latest": the newest. Hardware
             and settings may be left out, or must be those that it was begun with.
+        again: the folder of a run, to measure it once more, as a further run of its reference (`runs.reference`).
         said: what `settings` are called where they are complained of.
         card: the machine card, where it is not this machine's alone.
 
-    Raises: ParamsError; RecordError when `redraw` or `resume` holds no such run; LaunchError when it is still going on,
-        or the working directory lies in another clone than the imported library.
+    Raises: ParamsError; RecordError when `redraw`, `resume` or `again` holds no such run; LaunchError when it is still
+        going on, or the working directory lies in another clone than the imported library.
     """
     _same_clone()
     # A page cannot be scrolled for what is not in it.
@@ -63,7 +65,9 @@ def open_run(
         if redraw or run_dir:
             raise ParamsError("resume: a run goes on in its own folder; leave run_dir and redraw out")
         return _resumed(study, phase, resume, out, card, asked if settings or chosen else None)
-    source = None
+    if again and (settings or chosen or redraw):
+        raise ParamsError("again: a run is measured once more as it was; leave hardware, settings and redraw out")
+    source, linked = None, {}
     if redraw:
         source, noted, effective = _earlier(study, phase, redraw)
         card, name = noted["machine"], f"{effective.hardware.name}-redrawn"
@@ -71,17 +75,21 @@ def open_run(
             return Run(study, folder, effective, card, folder)
     if folder is not None and records.any_in(folder):
         raise ParamsError(f"run_dir: {run_dir} holds the records of a run; name another folder, or redraw that one")
-    if not redraw:
+    if again:
+        effective, card, linked = _again(study, phase, again, card)
+        name = effective.hardware.name
+    elif not redraw:
         effective = asked()
         card, name = card or machine.probe(), effective.hardware.name
         machine.admit(effective, card)
     run = Run(study, folder or new_folder(out, study.name, phase, name), effective, card, source)
+    run.resumes = bool(again)  # in the notebook's kernel too: the folder knows its parameters
     run.folder.mkdir(parents=True, exist_ok=True)
     lock.hold(run.folder)
     made, redrawn_from = code.version(study), shown(run.source) if run.redrawn else ""
     facts = dict(run=run.name, study=study.name, phase=phase, status="running", redrawn_from=redrawn_from)
     facts |= dict(params=effective.model_dump(mode="json"), cases=len(run.cases), code=made, machine=run.card)
-    manifest.note(run.folder, **facts, started=now())
+    manifest.note(run.folder, **facts, **linked, rules=code.rules(study), started=now())
     code.warn_if_stale(made, study)
     return run
 
@@ -115,6 +123,18 @@ def latest(out: Path, phase: str, job: str = "") -> Path:
     if not found:
         raise RecordError(f"{shown(out)} holds no run of {wanted[1]} that was stopped: nothing to resume")
     return max(found)[1]
+
+
+def _again(study: Study, phase: str, text: str, card: dict | None) -> tuple[params.RunParams, dict, dict[str, str]]:
+    folder, earlier, effective = _earlier(study, phase, text)
+    card = card or machine.probe()
+    machine.admit(effective, card)
+    faults = {f"its status is {earlier['status']}": earlier["status"] != "completed"}
+    faults["it only redraws another"] = bool(earlier.get("redrawn_from"))
+    why = next((fault for fault, here in faults.items() if here), "")
+    if why := why or reference.differs(earlier, code.version(study), card):
+        raise RecordError(f"{shown(folder)} cannot be measured once more: {why}; begin a new reference by --again N")
+    return effective, card, {"reference": reference.name_of(earlier), "again": earlier.get("again") or shown(folder)}
 
 
 def _resumed(study: Study, phase: str, text: str, out: Path, card: dict | None, asked: Callable | None) -> Run:

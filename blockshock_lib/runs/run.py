@@ -19,7 +19,7 @@ from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import Interrupted, ParamsError, RecordError, first_line
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.report import figures, tables, verdicts
-from blockshock_lib.runs import code, lock, machine, manifest, measure, records
+from blockshock_lib.runs import code, lock, machine, manifest, measure, records, reference
 from blockshock_lib.runs.manifest import OUTPUTS as OUTPUTS
 from blockshock_lib.runs.manifest import REFERENCE as REFERENCE
 
@@ -87,7 +87,8 @@ class Run:
         goes_on, context = self.resumes or bool(self.stopped), self.context
         code.warn_if_stale(context["code"], self.study)
         finished = self.finished() if goes_on else frozenset()
-        self.__dict__.pop("frame", None)
+        for name in ("own", "frame"):
+            self.__dict__.pop(name, None)
         with tqdm(total=len(self._wanted), disable=not progress, leave=False) as bar:
 
             def show(event: dict) -> None:
@@ -98,10 +99,15 @@ class Run:
                     code.warn_if_stale(context["code"], self.study)
                 heard(event)
 
-            with lock.scratch():
+            with lock.scratch() as place, lock.scratch(**self._choices(place)):
                 asked = dict(study=self.study, run_name=self.name, context=context, on_event=show, finished=finished)
                 measure.run(self.params, self.cases, self.folder, **asked, **how)
         self.stopped, self.measured = "", True
+
+    def _choices(self, scratch: Path) -> dict[str, str]:
+        # A further run of a reference searches its kernels anew: what an earlier search chose is a part of its effect.
+        again = manifest.read(self.folder).get("again")
+        return {"BLOCKSHOCK_CACHE": str(scratch / self.folder.name)} if again else {}
 
     @property
     def _wanted(self) -> list[tuple[str, int]]:
@@ -128,8 +134,18 @@ class Run:
         lock.release(self.folder)
 
     @cached_property
-    def frame(self) -> pd.DataFrame:
+    def own(self) -> pd.DataFrame:
         return records.load(self.source)
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The records of this run and of the others of its reference: what tables, figures and verdicts weigh."""
+        if not (found := self.others()):
+            return self.own
+        return pd.concat([self.own, records.load(*found)], ignore_index=True)
+
+    def others(self) -> list[Path]:
+        return reference.others(self.source, manifest.read(self.source))
 
     def table(self, name: str, *more: object) -> pd.DataFrame:
         return self._named("table", self.study.tables, name)(self.frame, *more)
@@ -168,21 +184,24 @@ class Run:
         return f" · {missing} of {wanted} records damaged or missing" if missing > 0 else ""
 
     def _missing(self) -> int:
-        return len(self._wanted) - len(self.frame[["case", "group"]].drop_duplicates())
+        return len(self._wanted) - len(self.own[["case", "group"]].drop_duplicates())
 
     def conclude(self) -> str:
         """Notes verdict, figures, end and digests; a whole run of ours is completed and packed. The verdict's line."""
-        study, lost, seen = self.study, self.lost(), tables.machine_table(self.frame)
-        wanted = len(self._wanted)
+        study, lost, seen, wanted = self.study, self.lost(), tables.machine_table(self.own), len(self._wanted)
         state = f"INCOMPLETE {wanted - self._missing()} of {wanted}" if lost else "PASS"
-        line = verdicts.one_line(self.frame, study.axes, study.hypotheses, study.summary, good=state) + lost
-        facts = {"verdict": line, "ended": now(), "figures": self._save_figures()}
+        about = study.axes, study.hypotheses, study.summary
+        line = verdicts.one_line(self.frame, *about, good=state, own=self.own) + lost
+        rules, then = code.rules(study)["digest"], manifest.read(self.source).get("rules") or {}
+        line += " · judged by other rules than stood before the data" * (then.get("digest", rules) != rules)
+        facts = {"verdict": line, "weighed": [shown(folder) for folder in self.others()] or None}
+        facts |= {"ended": now(), "figures": self._save_figures()}
         facts["seen"] = seen.to_dict("records") if "power median (W)" in seen else []  # of each GPU; nothing on a CPU
-        taken = self.frame.drop_duplicates(["case", "group"]).groupby("case")["seconds"].median().dropna()
+        taken = self.own.drop_duplicates(["case", "group"]).groupby("case")["seconds"].median().dropna()
         facts["seconds"] = taken.to_dict()  # what a dry run of another plan is scaled by
         done = not self.stopped and not lock.borrowed(self.folder)
         if done:
-            why = "no record was written: nothing was measured" if self.frame.empty else ""
+            why = "no record was written: nothing was measured" if self.own.empty else ""
             facts |= {"status": "failed" if why else "completed", "reason": why}
         manifest.note(self.folder, **facts)
         try:

@@ -56,6 +56,7 @@ class FakeNVML:
             "nvmlDeviceGetHandleByIndex": lambda index: index,
             "nvmlDeviceGetHandleByUUID": lambda uuid: int(uuid[-1]),
             "nvmlDeviceGetName": lambda h: "NVIDIA H200",
+            "nvmlDeviceGetUUID": lambda h: f"GPU-{h}-secret",
             "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(total=100 + h),
             "nvmlDeviceGetCudaComputeCapability": lambda h: (9, 0),
             "nvmlDeviceGetEnforcedPowerLimit": lambda h: 700_000,
@@ -109,7 +110,11 @@ def test_links_are_named_as_nvidia_smi_names_them(nvml):
     kinds = {(link["a"], link["b"]): link["kind"] for link in links}
     assert kinds[0, 1] == "NV18" and kinds[2, 3] == "NV4"
     assert {kinds[pair] for pair in kinds if pair not in ((0, 1), (2, 3))} == {"PCIe"}
-    assert driver == "580.1" and gpus[3] == GPU | {"index": 3, "memory_bytes": 103}
+    named = {"uuid_digest": files.sha256("GPU-3-secret")[:12]}
+    assert driver == "580.1" and gpus[3] == GPU | {"index": 3, "memory_bytes": 103} | named
+    assert "secret" not in json.dumps(gpus) and len({gpu["uuid_digest"] for gpu in gpus}) == 4
+    nvml("nvmlDeviceGetUUID")
+    assert "uuid_digest" not in machine._gpus(1)[0][0]
 
 
 def test_a_driver_that_does_not_answer_gives_an_empty_card(nvml):
@@ -149,6 +154,7 @@ def test_the_fingerprint_changes_with_whatever_can_change_a_time():
     changes = [
         {"gpus": card(1)["gpus"]},
         {"gpus": [card(1)["gpus"][0] | {"power_limit_w": 500.0}]},
+        {"gpus": [gpu | {"uuid_digest": "of another"} for gpu in card(2)["gpus"]]},
         {"links": [{"a": 0, "b": 1, "kind": "PCIe"}]},
         {"driver": "570"},
         {"cpu": {"model": "m", "cores": 3}},

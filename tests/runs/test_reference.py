@@ -1,0 +1,136 @@
+"""Several whole runs of one reference: how they are linked, and what may not be."""
+
+import os
+import shutil
+
+import pytest
+
+from blockshock_lib.__main__ import main
+from blockshock_lib.errors import ParamsError, RecordError
+from blockshock_lib.notebook import workbook
+from blockshock_lib.runs import code, manifest, measure, reference
+from blockshock_lib.runs.open import open_run
+from tests import small_runs
+from tests.cases import row, write
+
+
+def finished(run):
+    """Records of passed checks, and the end."""
+    (case,) = run.cases
+    rows = [row(method, "check", 1.0) for method in case.methods]
+    write(run.folder, run=run.name, case=case, group=0, rows=rows, context=run.context)
+    run.conclude()
+    return run
+
+
+@pytest.fixture
+def first(tmp_path):
+    run = small_runs.written(tmp_path)
+    run.conclude()
+    return run
+
+
+def again(first, **asked):
+    return open_run("phase0", again=str(first.folder), out=first.folder.parents[1], **asked)
+
+
+def test_a_further_run_has_the_parameters_of_the_first_and_is_linked_with_it_and_its_others(first):
+    second = finished(again(first))
+    third = finished(again(second))
+    noted = [manifest.read(run.folder) for run in (first, second, third)]
+    assert second.params == third.params == first.params and len({run.folder for run in (first, second, third)}) == 3
+    assert {reference.name_of(one) for one in noted} == {noted[1]["reference"]} and "reference" not in noted[0]
+    assert noted[1]["again"] == noted[2]["again"] == first.name
+    for run, about in zip((first, second, third), noted, strict=True):
+        wanted = {one.folder for one in (first, second, third)} - {run.folder}
+        assert set(reference.others(run.folder, about)) == wanted
+    assert noted[2]["weighed"] == sorted([first.name, second.name]) and "weighed" not in noted[0]
+
+
+def test_tables_weigh_all_runs_and_the_runs_own_checks_are_its_own(first):
+    second = finished(again(first))
+    assert set(second.frame["run"]) == {first.name, second.name} and set(second.own["run"]) == {second.name}
+    checks = len(second.cases[0].methods)
+    assert f"checks: {checks} passed" in manifest.read(second.folder)["verdict"] and not second.lost()
+    drawn = open_run("phase0", redraw=str(first.folder), out=first.folder.parents[1])
+    assert len(drawn.frame) == len(second.frame), "the first one drawn again weighs those that came later"
+
+
+def test_copies_stopped_runs_and_runs_of_other_references_do_not_count(first):
+    second = finished(again(first))
+    shutil.copytree(first.folder, first.folder.with_name("copy"))
+    stopped, other = again(first), small_runs.written(first.folder.parents[1])
+    other.conclude()
+    manifest.note(stopped.folder, status="interrupted")
+    found = reference.others(second.folder, manifest.read(second.folder))
+    assert len(found) == 1 and manifest.read(found[0])["run"] == first.name
+    assert reference.others(other.folder, manifest.read(other.folder)) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"status": "interrupted"}, "its status is interrupted"),
+        ({"redrawn_from": "outputs/x"}, "it only redraws another"),
+        ({"code": {"sources": "other"}}, "it was measured by other code"),
+    ],
+)
+def test_what_would_be_no_run_of_the_same_reference_is_refused(first, facts, said):
+    manifest.note(first.folder, **facts)
+    with pytest.raises(RecordError, match=f"cannot be measured once more: {said}"):
+        again(first)
+
+
+def test_another_kind_of_machine_or_library_is_refused_and_another_gpu_of_the_kind_is_not():
+    gpu = {"name": "G", "power_limit_w": 700.0, "uuid_digest": "a"}
+    card = {"gpus": [gpu, gpu], "cpu": {"model": "m"}, "libraries": {"torch": "2"}}
+    about, made = {"machine": card, "code": {"sources": "s"}}, {"sources": "s"}
+    assert reference.differs(about, made, card | {"gpus": [gpu | {"uuid_digest": "b"}] * 2}) == ""
+    assert reference.differs(about, made, card | {"gpus": [gpu | {"name": "H"}] * 2}).startswith(
+        "it was measured on 2x G"
+    )
+    assert "another torch" in reference.differs(about, made, card | {"libraries": {"torch": "3"}})
+
+
+def test_with_settings_or_hardware_it_is_refused(first):
+    for asked in ({"settings": {"seed": 3}}, {"hardware": "cpu"}, {"redraw": str(first.folder)}):
+        with pytest.raises(ParamsError, match="measured once more as it was"):
+            again(first, **asked)
+
+
+def test_a_further_run_searches_its_kernels_in_a_place_of_its_own(first, monkeypatch):
+    seen = []
+    monkeypatch.setattr(measure, "run", lambda *_, **__: seen.append(os.environ["BLOCKSHOCK_CACHE"]))
+    monkeypatch.setenv("BLOCKSHOCK_CACHE", "the project's")
+    for run in (small_runs.written(first.folder.parents[1]), again(first), again(first)):
+        run.measure(progress=False)
+    assert seen[0] == "the project's" and len(set(seen)) == 3
+    assert os.environ["BLOCKSHOCK_CACHE"] == "the project's"
+
+
+def test_the_command_measures_the_first_and_n_further_runs_or_those_of_a_folder(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def execute(phase, **how):
+        asked.append({name: how[name] for name in ("again", "settings") if how.get(name)})
+        return workbook.Outcome("completed", "PASS", tmp_path / f"{len(asked)}" / "x.ipynb", None, len(asked) != 5)
+
+    monkeypatch.setattr(workbook, "execute", execute)
+    assert main(["run", "phase0", "--again", "2", "--set", "seed=4"]) == 0
+    assert asked == [{"settings": {"seed": 4}}, *[{"again": str(tmp_path / "1")}] * 2]
+    assert main(["run", "phase0", "--of", "outputs/x"]) == 0 and asked[3:] == [{"again": "outputs/x"}]
+    assert main(["run", "phase0", "--again", "3"]) == 1 and len(asked) == 5, "a run that failed is not repeated"
+    for words in (["--again", "-1"], ["--again", "1", "--resume"]):
+        assert main(["run", "phase0", *words]) == 2
+    assert "--again N and --of FOLDER" in capsys.readouterr().err
+
+
+def test_the_manifest_names_the_rules_and_a_redraw_by_other_ones_says_so(first):
+    noted = manifest.read(first.folder)["rules"]
+    assert noted["file"] == "blockshock_lib/studies/linear/hypotheses.py" and len(noted["digest"]) == 12
+    assert noted == code.rules(first.study)
+    drawn = open_run("phase0", redraw=str(first.folder), out=first.folder.parents[1])
+    assert "other rules" not in drawn.conclude()
+    manifest.note(first.folder, rules=noted | {"digest": "before"})
+    drawn = open_run("phase0", redraw=str(first.folder), out=first.folder.parents[1])
+    assert drawn.conclude().endswith("judged by other rules than stood before the data")
