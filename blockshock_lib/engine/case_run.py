@@ -128,7 +128,7 @@ class CaseRun:
         self.rows: list[dict[str, Any]] = []
         self.peak: float | None = NOT_WEIGHED  # bytes of what was `weighed` last; None: the allocator keeps none
         self.meter = Peak(self.device)
-        self.taken: Counter[tuple[str, str, str]] = Counter()  # samples of (method, metric, detail)
+        self.taken: Counter[tuple] = Counter()  # samples of (method, metric, detail, rank)
         self._seen: set[tuple[str, ...]] = set()
 
     @property

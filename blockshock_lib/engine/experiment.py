@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from blockshock_lib.comm import Group, local
-from blockshock_lib.engine import memory, profile, roofline
+from blockshock_lib.engine import memory, power, profile, roofline
 from blockshock_lib.engine.case_run import NOT_WEIGHED, CaseRun, Refused
 from blockshock_lib.engine.study import Problem, Runner, Study
-from blockshock_lib.engine.timing import LONG_CALL_MS, Timer, Work, copies_past_cache
+from blockshock_lib.engine.timing import BLOCK, LeadIn, Timer, Work, copies_past_cache
+from blockshock_lib.report.axes import TWIN
 
 PER_MS = {"ms": 1.0, "us": 1e3}
 Row = dict[str, Any]
@@ -42,7 +43,7 @@ def measure(
         run = CaseRun(own, study.metrics)
         timing = params.timing if study.phases[problem.case.phase].timed else None
         with torch.no_grad():
-            Session(run, timing, traces, emit if group.rank == 0 else None, done).whole()
+            Session(run, timing, study.twin, traces, emit if group.rank == 0 else None, done).whole()
         return run.rows
 
     if not problem.case.emulated:
@@ -51,10 +52,18 @@ def measure(
 
 
 class Session:
-    def __init__(self, run: CaseRun, timing: Any, traces: Path | None, emit: Callable | None, done: Sequence[Row]):
+    """`twin`: the method that is built, checked and timed a second time, as the method TWIN; it has no loss curve."""
+
+    def __init__(
+        self, run: CaseRun, timing: Any, twin: str, traces: Path | None, emit: Callable | None, done: Sequence[Row]
+    ):
         self.run, self.timing, self.traces, self.emit, self.done = run, timing, traces, emit, done
         self.problem, self.device = run.problem, run.device
-        self.checked: dict[str, bool] = {}  # method -> whether it may be timed
+        self.names = list(self.problem.case.methods)
+        if timing and twin in self.names:
+            self.names.append(TWIN)
+        self.methods = {name: name for name in self.names} | {TWIN: twin}  # by the names of their rows
+        self.checked: dict[str, bool] = {}  # name -> whether it may be timed
 
     def whole(self) -> None:
         for names in self.turns():
@@ -76,8 +85,8 @@ class Session:
 
     def turns(self) -> Iterator[list[str]]:
         """The methods measured beside each other: all, or where they do not fit, one, with the first between them."""
-        names = list(self.problem.case.methods)
-        needed = [float(self.problem.needed(name)) for name in names]
+        names = self.names
+        needed = [float(self.problem.needed(self.methods[name])) for name in names]
         free = memory.free(self.device)
         if self.device.type == "cpu":
             free /= self.problem.case.world_size  # the ranks share it
@@ -97,16 +106,16 @@ class Session:
         return self.run.group.max_over_ranks(values, self.device)
 
     def build(self, name: str) -> Runner:
-        runner = self.run.agree(partial(self.problem.build, name))
+        runner = self.run.agree(partial(self.problem.build, self.methods[name]))
         self.run.tune(runner)
         return runner
 
     def admit(self, name: str) -> Runner:
         """A method that was checked and weighed; Refused where it may not go on."""
         run = self.run
-        if reason := self.problem.unsupported(name):
+        if reason := self.problem.unsupported(self.methods[name]):
             raise Refused("unsupported", reason)
-        run.agree(partial(self.problem.prepare, name))
+        run.agree(partial(self.problem.prepare, self.methods[name]))
         run.meter, run.peak = memory.Peak(self.device), NOT_WEIGHED
         runner = self.build(name)
         checked = 0.0
@@ -127,7 +136,7 @@ class Session:
         return runner
 
     def sample(self, name: str, runner: Runner) -> bool:
-        if self.run.once("samples", name):
+        if name != TWIN and self.run.once("samples", name):
             done = [row for row in self.done if row["method"] == name]
             self.run.rows += done
             for one in runner.samples(self.run, done):
@@ -139,17 +148,25 @@ class Session:
     def time(self, runners: dict[str, Runner]) -> None:
         run = self.run
         release_cache(self.device)
+        timing, emulated = self.timing, self.problem.case.emulated
+        meter = None if emulated or self.device.type == "cpu" else power.meter(self.device.index or 0)
+        run.timer = Timer(
+            *(self.device, run.group, timing.min_sample_ms, not emulated),
+            *((timing.lead_in_s, timing.lead_in_most_s), meter),
+        )
         ceilings = self.ceilings()
-        run.timer = Timer(self.device, run.group, self.timing.min_sample_ms, not self.problem.case.emulated)
         works: dict[str, list[Work]] = {}
         for name, runner in runners.items():
             works[name] = self.works(name, runner)
             for work in works[name]:  # before the next method's: what a work reads may lie in a workspace of all
                 run.timer.ready(work)
         every = [work for mine in works.values() for work in mine]
-        blocks = self.device.type == "cuda" and run.timer.longest_ms >= LONG_CALL_MS
-        taken = run.timer.interleave(every, warmup=self.timing.warmup, samples=self.timing.samples, blocks=blocks)
-        times = dict(zip(every, taken, strict=True))
+        # A fresh group of processes goes on where the last one stopped.
+        first = self.problem.repeat * -(-timing.samples // BLOCK)
+        turns = {name: mine for name, mine in works.items() if mine}
+        times = run.timer.interleave(list(turns.values()), timing.warmup, timing.samples, first)
+        for place, name in enumerate(turns):
+            self.numbered(name, "turn", (place - first) % len(turns), f"of {len(turns)}")
         for name, mine in works.items():
             # What was timed is checked too: a graph that replays stale inputs or outputs gives no number.
             if mine and run.attempt(name, partial(self.recheck, name, mine)):
@@ -166,7 +183,7 @@ class Session:
     def ceilings(self) -> roofline.Ceilings:
         dtype, group = self.problem.dtype, self.run.group
         if dtype not in _ceilings:
-            _ceilings[dtype] = roofline.measure(self.device, dtype, group)
+            _ceilings[dtype] = roofline.measure(self.run.timer, dtype)
         if self.run.once("ceilings"):
             for metric, value in _ceilings[dtype]._asdict().items():
                 if value:
@@ -180,15 +197,15 @@ class Session:
         # Over enough copies to miss the L2 cache at every call; nothing where they do not fit. What one rank alone
         # cannot do is found out by `agree`; an error past that point ends the case.
         count = int(self.max([copies_past_cache(runner.operand_bytes(), self.device)])[0])
-        more = partial(self.run.agree, lambda: [runner] + [self.tuned(name) for _ in range(count - 1)])
+        more = partial(self.run.agree, lambda: [runner] + [self.tuned(self.methods[name]) for _ in range(count - 1)])
         copies = self.run.attempt(name, more)
         works = runner.works(self.run, copies) if copies else []
         for work in works:
             work.active = runner.active
         return works
 
-    def tuned(self, name: str) -> Runner:
-        runner = self.problem.build(name)
+    def tuned(self, method: str) -> Runner:
+        runner = self.problem.build(method)
         if runner.active:
             runner.tune()
         return runner
@@ -201,24 +218,38 @@ class Session:
         return True
 
     def report(self, name: str, works: list[Work], times: dict[Work, list[float]], facts: dict[str, float]) -> None:
-        taken = self.run.taken
-        if self.run.once("facts", name):
+        if name != TWIN and self.run.once("facts", name):
             for metric, value in facts.items():
                 self.run.add(name, metric, value)
         for work in works:
-            for metric in filter(None, (work.metric, work.also)):
-                key = name, metric, work.detail
+            for metric in (work.metric, *work.also):
                 for ms in times[work]:
-                    value = ms * PER_MS[self.run.metrics[metric].unit]
-                    self.run.add(name, metric, value, repeat=taken[key], detail=work.detail)
-                    taken[key] += 1
+                    self.numbered(name, metric, ms * PER_MS[self.run.metrics[metric].unit], work.detail)
+            for lead in work.led:
+                self.led(name, work.slot, lead)
+
+    def led(self, name: str, slot: str, lead: LeadIn) -> None:
+        """A lead-in, and what the GPUs drew at its end: each rank's that worked, and the energy of all for one call."""
+        self.numbered(name, "lead_in", lead.seconds, f"{slot}: {lead.state}")
+        working = {rank: drawn for rank, drawn in enumerate(lead.drawn) if drawn[2]}
+        for rank, (watts, mhz, _) in working.items():
+            self.numbered(name, "power", watts, slot, rank)
+            self.numbered(name, "sm_clock", mhz, slot, rank)
+        if working:
+            self.numbered(name, "energy", sum(joules for *_, joules in working.values()), slot)
+
+    def numbered(self, name: str, metric: str, value: float, detail: str = "", rank: int = -1) -> None:
+        """A row whose `repeat` goes on from the last one of its kind."""
+        key = name, metric, detail, rank
+        self.run.add(name, metric, value, repeat=self.run.taken[key], detail=detail, rank=rank)
+        self.run.taken[key] += 1
 
     def trace(self, works: dict[str, list[Work]], folder: Path) -> None:
         release_cache(self.device)
         rank = self.run.group.rank
         for name, mine in works.items():
             call = next((work.calls[0] for work in mine if work.traced and work.active), None)
-            if call is None or not self.run.once("trace", name):
+            if call is None or name == TWIN or not self.run.once("trace", name):
                 continue
             if rank and self.problem.case.emulated:  # a process has one profiler: this thread only keeps step
                 for _ in range(profile.CALLS + 1):

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from blockshock_lib.comm import Group
 from blockshock_lib.engine.timing import Timer, Work
 
 
@@ -19,22 +18,21 @@ class Ceilings(NamedTuple):
     allreduce_bandwidth: float
 
 
-def measure(device: torch.device, dtype: torch.dtype, group: Group, repeats: int = 5) -> Ceilings:
+def measure(timer: Timer, dtype: torch.dtype, repeats: int = 5) -> Ceilings:
     """Measures the three ceilings on random data; a collective call, every rank must make it."""
+    device, group = timer.device, timer.group
     big = device.type == "cuda"
     # Two tensors of at most a sixteenth of the memory each; 4 GiB on an H200. Ranks that are threads share a GPU's.
     words = min(2**30, torch.cuda.get_device_properties(device).total_memory // 64) if big else 2**22
     words //= group.world_size if big and group.handle is None else 1
-    timer = Timer(device, group, capture=False)
     generator = torch.Generator(device).manual_seed(1)
 
     def rand(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, device=device).to(dtype)
 
     def slowest_ms(fn) -> float:
-        work = Work("", [], fn=fn, count=4)
-        samples = [timer.sample(work) for _ in range(repeats + 1)][1:]
-        return group.max_over_ranks([statistics.median(samples)], device)[0]
+        work = Work("", [], fn=fn, heavy=True)
+        return statistics.median(timer.interleave([[work]], warmup=2, samples=repeats)[work])
 
     def copied() -> float:
         source = rand(words, dtype=torch.float32)

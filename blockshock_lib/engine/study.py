@@ -45,8 +45,10 @@ CORE: dict[str, Metric] = {
     **dict.fromkeys(("peak_bytes", "shared_bytes"), Metric("B")),
     **dict.fromkeys(("copy_bandwidth", "allreduce_bandwidth"), Metric("GB/s")),
     "gemm_rate": Metric("TFLOP/s"),
-    "power": Metric("W"),
-    "sm_clock": Metric("MHz"),
+    # Of the machine, over a case; of a method, at the end of a lead-in. Its energy is that of one call on all ranks.
+    **{"power": Metric("W"), "sm_clock": Metric("MHz"), "energy": Metric("J", zero=False)},
+    "lead_in": Metric("s"),
+    "turn": Metric("1"),  # a method's place in the first turn; it moves up by one from turn to turn
 }
 """In the metrics of every study: what the engine itself measures, and the machine's own rows."""
 
@@ -218,6 +220,7 @@ class Study:
     columns: Callable[[Mapping[str, Any]], dict[str, Any]]  # record's `case` -> its own columns of a records frame
     axes: Any  # how tables and figures name and order its cases
     problem: str  # "module:Class" of its Problem, imported in ranks only
+    twin: str = ""  # the method that every timed run times once more, as if it were another: what it cannot tell apart
     may_lose: Callable[[Any], frozenset[int]] = lambda case: frozenset()  # ranks that may die while the others go on
     # Columns -> headers of the table of what is asked: those that name a line, those that are joined in it.
     plan: tuple[Mapping[str, str], ...] = ()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from blockshock_lib.comm import Group
+from blockshock_lib.engine.power import Meter, Reading
 from blockshock_lib.engine.study import Check
 from blockshock_lib.kernels.graph import Graph, Pool
 
@@ -18,11 +19,13 @@ from blockshock_lib.kernels.graph import Graph, Pool
 # each time, and bf16 holds 127 doublings. (Beyond, and in fp16, it times Inf: as fast, and reset before each sample.)
 MAX_CALLS = 64
 
-# A product this long can drive a GPU to its power limit, whose controller sets the clocks over tens of milliseconds.
-# Then a method must be timed at its own clocks, not at those that the one before it left: it runs untimed for
-# LEAD_IN_MS, and BLOCK samples follow each other.
-LONG_CALL_MS = 2.0
-LEAD_IN_MS = 50.0
+# Every method is timed at its own clocks, not at those that the one before it left: at each of its turns its work runs
+# untimed until the power that it draws is the same, within LEVEL, in two windows that follow each other; then BLOCK
+# samples of everything follow each other. The energy counter, which some GPUs renew only ten times a second, is read
+# every PIECE_MS, and power and energy are those between two of its changes: over two windows right to about 1%.
+WINDOW_S = 0.25
+PIECE_MS = 5.0
+LEVEL = 0.03
 BLOCK = 4
 
 HOST_CALLS = 16  # of a sample of the host's time: too few to fill the queue of launches, where the host would wait
@@ -34,6 +37,17 @@ Call = Callable[[], Any]
 Key = TypeVar("Key")
 
 
+@dataclass(frozen=True)
+class LeadIn:
+    """How long a work ran untimed before its samples, how that ended, and what each rank's GPU drew in the end: watts,
+    SM clock in MHz and joules a call; empty without a reading on every rank.
+    """
+
+    seconds: float
+    state: str
+    drawn: tuple[tuple[float, float, float], ...] = ()
+
+
 @dataclass(eq=False)
 class Work:
     """One thing to time. Set by the timer: `fn` runs it `inner` times, a sample runs `fn` `count` times."""
@@ -41,11 +55,11 @@ class Work:
     metric: str
     calls: list[Call]  # one for each copy of the method, whose operands the calls rotate over; as many on every rank
     detail: str = ""
-    also: str = ""  # another metric whose rows its samples are, too
+    also: tuple[str, ...] = ()  # other metrics whose rows its samples are, too
     eager: bool = False  # timed as an eager user calls it, not as a CUDA graph
     host: bool = False  # timed is only the host's part of such calls, made one after another without waiting
     before: Call | None = None  # run before each sample, outside the timed region
-    heavy: bool = False  # whether it multiplies, and leads a method's turn: a long one needs its lead-in
+    heavy: bool = False  # whether it leads in for itself and for what follows it in the method's turn
     recheck: Callable[[Any], Iterable[Check]] | None = None  # output (None on a rank that stands by) -> checks of it
     traced: bool = False
     owners: list[Any] = field(default_factory=list)  # objects whose attributes are put back after a capture
@@ -54,6 +68,11 @@ class Work:
     fn: Call | None = None
     inner: int = 1
     count: int = 1
+    led: list[LeadIn] = field(default_factory=list)  # one a turn, of a heavy one
+
+    @property
+    def slot(self) -> str:
+        return f"{self.metric} {self.detail}".strip()
 
     def restore(self) -> Call:
         # A layer may make its packed copies anew while a graph is captured, and drop those that the graph reads.
@@ -69,14 +88,23 @@ class Work:
 class Timer:
     """Times works on one rank, in step with the others. A sample makes as many calls as take `min_sample_ms`, at most
     MAX_CALLS. `capture`: whether kernels are timed in CUDA graphs; ranks that are threads cannot be captured.
+    `lead_in`: the fewest and the most seconds of one; without a `meter` on every rank it takes the fewest.
     """
 
-    def __init__(self, device: torch.device, group: Group, min_sample_ms: float = 0.0, capture: bool = True):
-        self.device, self.group, self.min_sample_ms = device, group, min_sample_ms
+    def __init__(
+        self,
+        device: torch.device,
+        group: Group,
+        min_sample_ms: float = 0.0,
+        capture: bool = True,
+        lead_in: tuple[float, float] = (0.0, 0.0),
+        meter: Meter | None = None,
+    ):
+        self.device, self.group, self.min_sample_ms, self.bounds = device, group, min_sample_ms, lead_in
+        self.meter = None if group.max_over_ranks([float(meter is None)], device)[0] else meter
         self.cuda = device.type == "cuda"
         self.token = torch.zeros(1, device=device)
         self.pool = Pool(device) if self.cuda and capture else None
-        self.longest_ms = 0.0  # a call of the heavy works that were made ready so far
 
     def ready(self, work: Work) -> None:
         if work.eager:
@@ -88,8 +116,6 @@ class Timer:
         self._capture(work, 1)
         # One round of the rotation says how many make a graph of GRAPH_MS; all ranks must agree on it.
         ms = self._slowest(work, 3)
-        if work.heavy:
-            self.longest_ms = max(self.longest_ms, ms)
         count = len(work.calls)
         rounds = max(1, min(MAX_CALLS // count, round(GRAPH_MS / (ms * count))))
         if rounds > 1:
@@ -101,10 +127,7 @@ class Timer:
         plain = Work("", [], fn=lambda: [call() for call in work.calls], active=work.active)
         if work.active and work.before is not None:
             work.before()
-        ms = self._slowest(plain, 2)
-        if work.heavy:
-            self.longest_ms = max(self.longest_ms, ms / len(work.calls))
-        return ms >= CERTAIN * GRAPH_MS
+        return self._slowest(plain, 2) >= CERTAIN * GRAPH_MS
 
     def _slowest(self, work: Work, samples: int) -> float:
         return self.group.max_over_ranks([min(self.sample(work) for _ in range(samples))], self.device)[0]
@@ -151,41 +174,104 @@ class Timer:
             work.fn()
         return (time.perf_counter() - start) * 1e3 / calls
 
-    def interleave(self, works: Sequence[Work], warmup: int, samples: int, blocks: bool = False) -> list[list[float]]:
-        """Samples of all works in turns (A B C A B C), so that drift cancels; ms a call, of the slowest rank.
+    def lead_in(self, work: Work, ms: float) -> LeadIn:
+        """Runs `work`, of `ms` a call on the slowest rank, as long as the rule says: as often on every rank."""
+        (least, most), meter = self.bounds, self.meter
+        if not least:
+            return LeadIn(0.0, "none was asked for")
+        calls = calls_for(ms * work.inner, PIECE_MS, 10_000)
+        window = WINDOW_S if meter else min(WINDOW_S, least)
+        pieces = calls_for(ms * work.inner * calls, window * 1e3, 10_000)
+        start, done, off = time.monotonic(), 0, math.inf
+        seen: list[tuple[Reading, int]] = []  # each change of the counter, and the calls that were done by then
+        ends: list[int] = []  # of each window, the last of `seen`
+        before, known = None, meter and meter.read()  # the GPU has its next piece while the counter is read
+        while True:
+            for _ in range(pieces):
+                before = self._run(work, calls, before)
+                done += calls * work.inner
+                if meter and (now := meter.read()) != known:
+                    seen.append((now, done))
+                    known = now
+            ends.append(len(seen) - 1)
+            if meter and len(ends) > 2:
+                two = watts(seen, *ends[-3:-1]), watts(seen, *ends[-2:])
+                off = abs(two[0] / two[1] - 1) if all(two) else math.inf if work.active else 0.0
+            seconds, off = self.group.max_over_ranks([time.monotonic() - start, off], self.device)
+            if seconds >= (most if meter and off > LEVEL else least):
+                break
+        if meter is None:
+            return LeadIn(seconds, "a fixed time, for no power was read")
+        size, first, last = self.group.world_size, ends[-3:][0], ends[-1]
+        mine = [math.inf if work.active else 0.0] * 3  # a rank that stands by draws nothing for it
+        if work.active and watts(seen, first, last):
+            joules = (seen[last][0].joules - seen[first][0].joules) / (seen[last][1] - seen[first][1])
+            mine = [watts(seen, first, last), statistics.median(now.mhz for now, _ in seen[first:]), joules]
+        slots = [-1.0] * (3 * self.group.rank) + mine + [-1.0] * (3 * (size - self.group.rank - 1))
+        every = self.group.max_over_ranks(slots, self.device)
+        state = f"power {'levelled' if off <= LEVEL else 'did not level'}, by {meter.source}"
+        drawn = tuple(zip(*[iter(every)] * 3, strict=True)) if max(every) < math.inf else ()
+        return LeadIn(seconds, state, drawn)
 
-        With `blocks`, the turns are longer: each heavy work leads in untimed, then gives BLOCK samples. The warm-up's
-        time decides how many calls make a sample of at least `min_sample_ms`; the ranks agree on it, for a collective
-        that one rank calls more often than the others would hang.
+    def _run(self, work: Work, calls: int, before: torch.cuda.Event | None) -> torch.cuda.Event | None:
+        # Returns once what came before these calls is done.
+        if work.active:
+            if work.before is not None:
+                work.before()
+            for _ in range(calls):
+                work.fn()
+        after = torch.cuda.Event() if self.cuda else None
+        if after is not None:
+            after.record()
+        if before is not None:
+            before.synchronize()
+        return after
+
+    def interleave(
+        self, turns: Sequence[Sequence[Work]], warmup: int, samples: int, first: int = 0
+    ) -> dict[Work, list[float]]:
+        """Samples of all works; ms a call, of the slowest rank. `turns` are the methods': each takes BLOCK samples of
+        each of its works, and then it is the next one's turn (A B C, B C A, C A B), beginning with the `first`.
+
+        The warm-up's time decides how many calls make a sample of at least `min_sample_ms`; the ranks agree on it, for
+        a collective that one rank calls more often than the others would hang.
         """
+        works = [work for turn in turns for work in turn]
         if not works:
-            return []
+            return {}
         guess = [min([self.sample(work) for _ in range(warmup)]) for work in works]
-        slow = self.group.max_over_ranks(guess, self.device)
-        for work, ms in zip(works, slow, strict=True):
+        slow = dict(zip(works, self.group.max_over_ranks(guess, self.device), strict=True))
+        for work, ms in slow.items():
             needed = calls_for(ms * work.inner, self.min_sample_ms, MAX_CALLS // work.inner)
             work.count = HOST_CALLS if work.host else needed
-        block = BLOCK if blocks else 1
-        mine: list[list[float]] = [[] for _ in works]
-        for done in range(0, samples, block):
-            for work, ms, times in zip(works, slow, mine, strict=True):
-                if blocks and work.heavy:  # untimed, as many calls on every rank
-                    for _ in range(calls_for(ms * work.inner * work.count, LEAD_IN_MS, 1000)):
-                        self.sample(work)
-                times += [self.sample(work) for _ in range(min(block, samples - done))]
-        flat = iter(self.group.max_over_ranks([ms for times in mine for ms in times], self.device))
-        return [[next(flat) for _ in times] for times in mine]
+        mine: dict[Work, list[float]] = {work: [] for work in works}
+        for number, done in enumerate(range(0, samples, BLOCK), first):
+            at = number % len(turns)
+            for work in itertools.chain(*turns[at:], *turns[:at]):
+                if work.heavy:
+                    work.led.append(self.lead_in(work, slow[work]))
+                mine[work] += [self.sample(work) for _ in range(min(BLOCK, samples - done))]
+        flat = iter(self.group.max_over_ranks([ms for times in mine.values() for ms in times], self.device))
+        return {work: [next(flat) for _ in times] for work, times in mine.items()}
 
     def fastest(self, works: Mapping[Key, Work]) -> Key:
         """The key of the work with the least median; the same on all ranks."""
         for work in works.values():
             self._capture(work, 1)
             work.heavy = True  # led in, so that each is timed at its own clocks: the ways differ by less
-        taken = self.interleave(list(works.values()), warmup=1, samples=CHOICE_SAMPLES, blocks=self.cuda)
+        taken = self.interleave([[work] for work in works.values()], warmup=1, samples=CHOICE_SAMPLES)
         for work in works.values():
             self.release(work)
-        medians = map(statistics.median, taken)
+        medians = map(statistics.median, taken.values())
         return min(zip(medians, range(len(works)), works, strict=True))[2]
+
+
+def watts(seen: Sequence[tuple[Reading, int]], first: int, last: int) -> float:
+    """The mean power between two changes of the counter; 0 where it is not known."""
+    if not last > first >= 0:
+        return 0.0
+    (before, _), (after, _) = seen[first], seen[last]
+    return (after.joules - before.joules) / (after.seconds - before.seconds)
 
 
 def calls_for(ms: float, min_ms: float, most: int) -> int:

@@ -13,6 +13,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
 # A name ends up in file names, so it can hold no path.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$")]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
@@ -68,12 +69,22 @@ class Hardware(Frozen):
 
 
 class Timing(Frozen):
-    """Each of `groups` fresh groups of processes takes `samples` after `warmup`; a sample lasts about min_sample_ms."""
+    """Each of `groups` fresh groups of processes takes `samples`, of about min_sample_ms by what `warmup` calls took. A
+    lead-in takes `lead_in_s` at least, or exactly where no power can be read, and `lead_in_most_s` at most.
+    """
 
     warmup: Count
     samples: Count
     groups: Count
-    min_sample_ms: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+    min_sample_ms: NotNegative
+    lead_in_s: NotNegative = 0.5
+    lead_in_most_s: NotNegative = 3.0
+
+    @model_validator(mode="after")
+    def _no_shorter_than_the_least(self) -> "Timing":
+        if self.lead_in_most_s < self.lead_in_s:
+            raise wrong("lead_in_most_s", f"{self.lead_in_most_s:g}; allowed: at least lead_in_s, {self.lead_in_s:g}")
+        return self
 
 
 class Limits(Frozen):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 # Methods of rows that are no method's: measured ceilings of the machine, and what NVML saw during a case.
 CEILING, MACHINE = "ceiling", "machine"
+TWIN = "twin"  # of rows of the baseline built and timed a second time: no method, in no table of methods
 GENERAL = ("device", "emulated", "world_size", "dtype")  # columns of every study's cases
 # Looks of methods that bring none: a method takes the one that its name chooses, or the next that is free.
 _COLOURS, _MARKERS = ("#7A5195", "#8C6D31", "#1B7837", "#B2182B", "#3F6FBF"), "*<d>p"
@@ -133,7 +134,7 @@ class Axes:
 
     def ordered(self, methods: Iterable[str]) -> list[str]:
         """The distinct methods in table order, without the ceiling and machine rows."""
-        found = _in_order(set(methods) - {CEILING, MACHINE}, self.methods)
+        found = _in_order(set(methods) - {CEILING, MACHINE, TWIN}, self.methods)
         for method in found:  # so that the same records give the same looks, whatever is drawn first
             self.look(method)
         return found

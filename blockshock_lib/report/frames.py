@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from blockshock_lib.report.axes import CEILING, GENERAL, MACHINE, Axes
+from blockshock_lib.report.axes import CEILING, GENERAL, MACHINE, TWIN, Axes
 
 COLUMNS = (
     *("run", "phase", "case", "group", "seed", "code", *GENERAL),
@@ -40,7 +40,7 @@ def no_claim(frame: pd.DataFrame) -> str:
 def checks(frame: pd.DataFrame) -> pd.DataFrame:
     """A row for each (run, case, group, method) that was to be checked, with `outcome`, the worst of its rows'."""
     rows = complete(frame)
-    rows = rows[rows["metric"].eq("check") & ~rows["method"].isin([CEILING, MACHINE])]
+    rows = rows[rows["metric"].eq("check") & ~rows["method"].isin([CEILING, MACHINE, TWIN])]
     ok = rows["status"].eq("ok")
     outcome = rows["status"].mask(ok & rows["value"].eq(1), "passed").mask(ok & ~rows["value"].eq(1), "failed")
     rows = rows.assign(outcome=pd.Categorical(outcome, OUTCOMES, ordered=True))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockshock_lib import files
+from blockshock_lib.engine.power import open_nvml
 from blockshock_lib.engine.study import CORE, row
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.kernels import needs
@@ -114,24 +115,6 @@ def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _nvml(count: int) -> tuple[Any, list[Any]]:
-    """NVML and its handles of the first `count` GPUs that CUDA sees, in its order; (None, []) without an answer."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        by_index, by_name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
-        return pynvml, [by_index(int(p)) if p.isdigit() else by_name(p) for p in visible_devices(count)]
-    except Exception:  # no NVML library, no driver: the module raises its own kind for each
-        return None, []
-
-
-def visible_devices(count: int) -> list[str]:
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    places = [str(i) for i in range(count)] if named is None else [p.strip() for p in named.split(",") if p.strip()]
-    return places[:count]
-
-
 def _gpu_count() -> int:
     import torch
 
@@ -140,7 +123,7 @@ def _gpu_count() -> int:
 
 def _gpus(count: int) -> tuple[list[dict], list[dict], str]:
     # In CUDA's order; nothing where NVML cannot be asked.
-    nvml, handles = _nvml(count)
+    nvml, handles = open_nvml(count)
     if nvml is None:
         return [], [], ""
     try:
@@ -215,7 +198,7 @@ class Sampler:
     """Watches visible GPUs in a thread; `rows()`: power (W), SM clock (MHz), throttling since the last call."""
 
     def __init__(self, device: str, processes: int):
-        self._nvml, self.handles = _nvml(processes) if device == "cuda" else (None, [])
+        self._nvml, self.handles = open_nvml(processes) if device == "cuda" else (None, [])
         self._seen: list[list[tuple[float, float, int]]] = [[] for _ in self.handles]
         self._stop, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True)
 

@@ -9,11 +9,12 @@ import torch
 
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment, memory
+from blockshock_lib.engine.timing import LeadIn, Timer
 from blockshock_lib.errors import UnsupportedError
 from tests.studies import toy
 
 CPU = torch.device("cpu")
-TIMING = SimpleNamespace(samples=3, warmup=1, min_sample_ms=0)
+TIMING = SimpleNamespace(samples=3, warmup=1, min_sample_ms=0, lead_in_s=0, lead_in_most_s=0)
 
 
 def run(world_size=1, phase="sort_time", traces=None, emit=None, done=(), **changes):
@@ -23,7 +24,9 @@ def run(world_size=1, phase="sort_time", traces=None, emit=None, done=(), **chan
     settings = dict(timing=TIMING, steps=4, step_seconds=0, sort_bytes=0, pace=1.0)
     settings |= {key: changes.pop(key) for key in settings.keys() & changes}
     params = SimpleNamespace(**settings)
-    problem = toy.Sorting(toy.Case(**fields | changes), params, device=CPU, group=Group())
+    place = dict(device=CPU, group=Group(), repeat=changes.pop("repeat", 0))
+    params.timing = SimpleNamespace(**vars(params.timing) | {"samples": changes.pop("samples", 3)})
+    problem = toy.Sorting(toy.Case(**fields | changes), params, **place)
     return experiment.measure(problem, params, toy.STUDY, traces, emit, done)
 
 
@@ -85,15 +88,46 @@ def test_where_not_all_fit_one_is_measured_at_a_time_and_the_first_one_between(m
 
     monkeypatch.setattr(experiment.Session, "time", watched)
     rows = run(methods=("whole", "shared", "careless"), sort_bytes=100)
-    assert order == [["whole"], ["shared"], ["whole"], ["careless"]]
+    assert order == [["whole"], ["shared"], ["whole"], ["careless"], ["whole"], ["twin"]]
     (row,) = picked(rows, "machine", "one_at_a_time")
-    assert row["value"] == 1 and row["detail"] == "whole repeated between: 300 B needed, 250 B free"
-    assert [row["repeat"] for row in picked(rows, "whole", "sort_kernel")] == list(range(6))
+    assert row["value"] == 1 and row["detail"] == "whole repeated between: 400 B needed, 250 B free"
+    assert [row["repeat"] for row in picked(rows, "whole", "sort_kernel")] == list(range(9))
     assert [row["repeat"] for row in picked(rows, "shared", "sort_kernel")] == [0, 1, 2]
     for metric in ("check", "floor_sort", "lead"):
         assert len(picked(rows, "whole", metric)) == (4 if metric == "lead" else 1)
     order.clear()
-    assert not picked(run(sort_bytes=100), "machine", "one_at_a_time") and len(order) == 1
+    assert not picked(run(sort_bytes=80), "machine", "one_at_a_time") and len(order) == 1
+
+
+def test_the_baseline_is_built_checked_and_timed_once_more_as_its_twin():
+    rows = run(2)
+    for metric in ("sort_kernel", "sort_call"):
+        assert [row["repeat"] for row in picked(rows, "twin", metric)] == [0, 1, 2]
+    assert picked(rows, "twin", "check")[0]["value"] == 1
+    assert not picked(rows, "twin", "lead") and not picked(rows, "twin", "floor_sort")
+    assert not {"twin"} & {row["method"] for row in run(phase="sort_check") + run(methods=("shared",))}
+
+
+def test_the_place_of_each_method_in_the_first_turn_is_a_row_and_goes_on_from_group_to_group():
+    def places(repeat):
+        rows = run(samples=9, repeat=repeat)
+        return {name: picked(rows, name, "turn")[0]["value"] for name in ("whole", "shared", "twin")}
+
+    assert places(0) == {"whole": 0, "shared": 1, "twin": 2} == places(1)  # three turns of three methods
+    shifted = run(samples=5, repeat=1)  # two turns: the third is the next
+    assert [picked(shifted, name, "turn")[0]["value"] for name in ("whole", "shared", "twin")] == [1, 2, 0]
+
+
+def test_what_a_method_draws_is_a_row_of_each_rank_that_works_and_its_energy_their_sum(monkeypatch):
+    drawn = ((300.0, 1500.0, 0.2), (0.0, 0.0, 0.0), (320.0, 1400.0, 0.3))
+    found = LeadIn(0.7, "power levelled, by the energy counter", drawn)
+    monkeypatch.setattr(Timer, "lead_in", lambda *_: found)
+    rows = run(samples=5)
+    values = {m: [(row["rank"], row["value"]) for row in picked(rows, "whole", m)] for m in ("power", "sm_clock")}
+    assert values == {"power": [(0, 300), (2, 320)] * 2, "sm_clock": [(0, 1500), (2, 1400)] * 2}
+    energy = picked(rows, "whole", "energy")
+    assert [(row["value"], row["repeat"], row["detail"]) for row in energy] == [(0.5, i, "sort_kernel") for i in (0, 1)]
+    assert picked(rows, "whole", "lead_in")[0]["detail"] == "sort_kernel: power levelled, by the energy counter"
 
 
 def test_samples_are_sent_as_they_come_and_may_be_below_zero():

@@ -5,6 +5,7 @@ import torch
 
 from blockshock_lib.comm import Group
 from blockshock_lib.engine.roofline import Ceilings, compute, link, measure
+from blockshock_lib.engine.timing import Timer
 from blockshock_lib.studies.linear.methods.method import Cost
 
 CEILINGS = Ceilings(copy_bandwidth=4300, gemm_rate=989, allreduce_bandwidth=302)
@@ -22,5 +23,5 @@ def test_without_a_measured_link_nothing_is_said_of_what_is_sent():
 
 
 def test_ceilings_are_measured_on_a_cpu_too():
-    found = measure(torch.device("cpu"), torch.float32, Group(), repeats=1)
+    found = measure(Timer(torch.device("cpu"), Group()), torch.float32, repeats=1)
     assert found.copy_bandwidth > 0 and found.gemm_rate > 0 and found.allreduce_bandwidth == 0

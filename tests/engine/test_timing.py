@@ -1,11 +1,13 @@
-"""Samples are interleaved, counted alike and never zero."""
+"""Methods take turns and lead in by measured power; samples are counted alike and never zero."""
 
+import math
 import time
 
 import pytest
 import torch
 
 from blockshock_lib.comm import Group
+from blockshock_lib.engine.power import Meter
 from blockshock_lib.engine.timing import MAX_CALLS, Timer, Work
 from blockshock_lib.kernels.graph import Graph
 
@@ -16,20 +18,86 @@ def work(fn, **how):
     return Work("ms", [], fn=fn, **how)
 
 
-def test_methods_are_interleaved_round_by_round():
+def test_methods_take_turns_whose_order_rotates():
     seen = []
-    works = [work(lambda name=name: seen.append(name)) for name in "ABC"]
-    Timer(CPU, Group()).interleave(works, warmup=1, samples=2)
-    assert "".join(seen) == "ABC" + "ABC" * 2
+    turns = [[work(lambda name=name: seen.append(name))] for name in "ABC"]
+    taken = Timer(CPU, Group()).interleave(turns, warmup=1, samples=10)
+    assert "".join(seen) == "ABC" + "AAAABBBBCCCC" + "BBBBCCCCAAAA" + "CCAABB"
+    assert [len(taken[one]) for (one,) in turns] == [10] * 3
+    seen.clear()
+    Timer(CPU, Group()).interleave(turns, warmup=1, samples=4, first=5)
+    assert "".join(seen) == "ABC" + "CCCCAAAABBBB"
 
 
-def test_in_blocks_each_heavy_work_leads_in_untimed_at_its_own_clocks(monkeypatch):
+class Gpu:
+    """A clock that each call moves by `ms`, and NVML over it: the power nears `level` W, and the counter is renewed ten
+    times a second only.
+    """
+
+    NVML_CLOCK_SM = 1
+    NVMLError = ValueError
+
+    def __init__(self, ms, level=500.0, tau=0.3, has_counter=True):
+        self.now, self.ms, self.level, self.tau, self.has_counter = 0.0, ms, level, tau, has_counter
+
+    def call(self):
+        self.now += self.ms / 1e3
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, _):
+        if not self.has_counter:
+            raise ValueError("Not Supported")
+        at = int(self.now * 10) / 10
+        return 1e3 * (self.level * at - (self.level - 80) * self.tau * (1 - math.exp(-at / self.tau)))
+
+    def nvmlDeviceGetPowerUsage(self, _):
+        return 1e3 * (self.level - (self.level - 80) * math.exp(-self.now / self.tau))
+
+    def nvmlDeviceGetClockInfo(self, *_):
+        return 1500
+
+
+def led(monkeypatch, gpu, bounds=(0.5, 3.0), metered=True):
+    monkeypatch.setattr(time, "monotonic", lambda: gpu.now)
+    meter = Meter(gpu, None) if metered else None
+    timer = Timer(CPU, Group(), lead_in=bounds, meter=meter)
+    return timer.lead_in(work(gpu.call), gpu.ms)
+
+
+@pytest.mark.parametrize("ms", [0.01, 1.0, 13.0, 150.0])
+@pytest.mark.parametrize("has_counter", [True, False])
+def test_a_lead_in_lasts_until_the_power_has_levelled_and_says_what_a_call_takes(monkeypatch, ms, has_counter):
+    found = led(monkeypatch, Gpu(ms, has_counter=has_counter))
+    assert found.state == f"power levelled, by {'the energy counter' if has_counter else 'power x time'}"
+    assert 0.9 < found.seconds < 2.5, "as the power needs: after 1 s it is within 3% of what it will be"
+    ((power, clock, joules),) = found.drawn
+    assert power == pytest.approx(500, rel=0.06) and clock == 1500
+    assert joules == pytest.approx(500 * ms / 1e3, rel=0.08)
+
+
+def test_a_lead_in_has_a_least_and_a_most(monkeypatch):
+    assert 0.5 <= led(monkeypatch, Gpu(1.0, tau=1e-3)).seconds < 0.8
+    slow = led(monkeypatch, Gpu(1.0, tau=5.0))
+    assert slow.state.startswith("power did not level") and 3.0 <= slow.seconds < 3.3
+    blind = led(monkeypatch, Gpu(1.0), metered=False)
+    assert blind.state == "a fixed time, for no power was read" and 0.5 <= blind.seconds < 0.76 and not blind.drawn
+    assert led(monkeypatch, Gpu(1.0), bounds=(0.0, 0.0)).seconds == 0
+
+
+def test_a_counter_that_stands_still_gives_no_energy(monkeypatch):
+    gpu = Gpu(1.0)
+    monkeypatch.setattr(Gpu, "nvmlDeviceGetTotalEnergyConsumption", lambda *_: 7.0)
+    found = led(monkeypatch, gpu)
+    assert found.seconds >= 3 and found.drawn == ()
+
+
+def test_only_heavy_works_lead_in_at_each_turn(monkeypatch):
     timer, seen = Timer(CPU, Group(), 1), []
     monkeypatch.setattr(timer, "sample", lambda work: seen.append(work.fn) or 25.0)
-    taken = timer.interleave([work("a", heavy=True), work("b")], warmup=1, samples=6, blocks=True)
-    lead_in = "aa"  # of 25 ms each
-    assert "".join(seen) == "ab" + lead_in + "aaaa" + "bbbb" + lead_in + "aa" + "bb"
-    assert [len(times) for times in taken] == [6, 6]
+    monkeypatch.setattr(timer, "lead_in", lambda work, ms: seen.append(work.fn.upper()) or ms)
+    a, b = work("a", heavy=True), work("b")
+    taken = timer.interleave([[a, b]], warmup=1, samples=6)
+    assert "".join(seen) == "ab" + "Aaaaa" + "bbbb" + "Aaa" + "bb"
+    assert [len(times) for times in taken.values()] == [6, 6] and a.led == [25.0, 25.0] and not b.led
 
 
 def test_a_sample_is_per_call(monkeypatch):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from blockshock_lib import files
+from blockshock_lib.engine import power
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.runs import machine
 from tests.processes import wait_for
@@ -145,7 +146,7 @@ def test_a_gpu_without_readings_gives_no_rows_and_neither_does_a_cpu(nvml):
 def test_the_gpus_watched_are_those_that_cuda_sees(nvml, monkeypatch, value, places):
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert machine.visible_devices(2) == places
+    assert power.visible_devices(2) == places
 
 
 def test_the_fingerprint_changes_with_whatever_can_change_a_time():

@@ -76,7 +76,7 @@ def test_a_rank_that_may_be_lost_is_and_the_case_goes_on(tmp_path):
     found = run(tmp_path, n=[64], orders=["mortal"], methods=["whole", "shared"])
     assert found[found.metric.eq("lead") & found.method.eq("shared")].value.tolist() == [1, -2, 3, -4]
     assert set(found[found.metric.eq("check")].status) == {"ok"}
-    assert set(found[found.metric.eq("sort_kernel")].method) == {"whole", "shared"}
+    assert set(found[found.metric.eq("sort_kernel")].method) == {"whole", "shared", "twin"}
 
 
 @pytest.mark.long
@@ -84,7 +84,7 @@ def test_what_does_not_fit_together_is_measured_one_at_a_time_and_the_record_say
     found = run(tmp_path, n=[64], sort_bytes=1e15)
     assert found[found.metric.eq("one_at_a_time")].detail.str.startswith("whole repeated between").all()
     kernels = found[found.metric.eq("sort_kernel")].groupby("method").size()
-    assert kernels.to_dict() == {"whole": 4, "shared": 2, "careless": 2}
+    assert kernels.to_dict() == {"whole": 6, "shared": 2, "careless": 2, "twin": 2}
 
 
 @pytest.mark.long

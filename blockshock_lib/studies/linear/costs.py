@@ -7,7 +7,8 @@ import torch
 from blockshock_lib.engine.roofline import Ceilings, compute, link
 from blockshock_lib.engine.study import Need
 from blockshock_lib.kernels.sparse24.backends import choose
-from blockshock_lib.report.axes import GENERAL
+from blockshock_lib.report.axes import GENERAL, TWIN
+from blockshock_lib.studies.linear.axes import AXES
 from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.methods.method import MOMENTS, Cost, Shape, TrainingBytes
 from blockshock_lib.studies.linear.params import Case, columns
@@ -169,6 +170,8 @@ def rank_bytes(case: Case, names: list[str]) -> int:
     w, x, y, truth, mask = e * n * k, e * b * k, e * b * n, 8 * b * n, n * k
     phase, costs = PHASES[case.phase], CaseCosts(case)
     steps = {name: costs.training_bytes(name) for name in names}
+    if phase.timed and AXES.over in names:
+        steps[TWIN] = steps[AXES.over]
     held = {name: step.weights + step.copies for name, step in steps.items()}
     states = {name: step.gradients + step.optimizer for name, step in steps.items()}
     rows = min(n, TRUTH_ROWS)

@@ -21,18 +21,19 @@ ONE_BUFFER = ("cslt", "small")  # what `tuned` chooses from: both multiply with 
 
 
 def of_product(copies: Sequence[Runner]) -> list[Work]:
-    """Each product alone, as a kernel and as the host's part of an eager call, and the forward through the layer's own
-    CUDA graph; the last two on GPUs only, for elsewhere the host does the product itself.
+    """Each product that the layer does not take, as a kernel: that which it takes is timed beside its forward. Each as
+    the host's part of an eager call, and the forward through the layer's own CUDA graph: both on GPUs only, for
+    elsewhere the host does the product itself.
     """
-    problem, found = copies[0].problem, []
+    problem, found, hosts = copies[0].problem, [], []
     every, cuda = [products(one.layer, problem.x) for one in copies], problem.device.type == "cuda"
     for way in every[0]:
         calls = [calls[way] for calls in every]
-        if len(every[0]) > 1:
+        if len(every[0]) > 1 and way != taken(copies[0].layer, problem.x):
             found.append(Work("product_by_kernel", calls, way, heavy=True))
         if cuda:
-            found.append(Work("host_us", calls, way, eager=True, host=True))
-    return [*found, _graphed(copies)] if cuda and not problem.case.emulated else found
+            hosts.append(Work("host_us", calls, way, eager=True, host=True))
+    return [*found, _graphed(copies), *hosts] if cuda and not problem.case.emulated else [*found, *hosts]
 
 
 def products(layer: ShardedLinear, x: Tensor) -> dict[str, Callable[[], Tensor]]:
@@ -60,9 +61,7 @@ def taken(layer: ShardedLinear, x: Tensor) -> str:
 
 
 def _graphed(copies: Sequence[Runner]) -> Work:
-    """The forward as a user of the layer's CUDA graph calls it; each is captured here, before anything is timed. It has
-    its lead-in, as the plain call has: the host's times before it leave the GPU idle, and its clocks high.
-    """
+    """The forward as a user of the layer's CUDA graph calls it; each is captured here, before anything is timed."""
     x, graphs = copies[0].problem.x, [one.layer.graphed() for one in copies if one.active]
     for graph in graphs:
         graph(x)
@@ -72,7 +71,7 @@ def _graphed(copies: Sequence[Runner]) -> Work:
             graph.close()
 
     calls = [partial(graph, x) for graph in graphs] or [lambda: None] * len(copies)
-    return Work("forward_graph_call", calls, eager=True, heavy=True, release=release)
+    return Work("forward_graph_call", calls, eager=True, release=release)
 
 
 def reductions(one: Runner) -> list[Work]:

@@ -53,20 +53,33 @@ class Works:
         return self.one.compared(dict(zip(("y", "dx"), made or (None, None), strict=True)), record=False)
 
     def forward(self) -> list[Work]:
-        """Call time, kernel time, the product alone and the collective alone."""
-        x, heavy = self.x, not self.phase.backward  # else the pass or the step comes first, and leads in for all
+        """Kernel time, which leads in for all of a forward's phase, call time, the product and the collective alone.
+        What is the same work is timed once: the whole forward of a rank that adds nothing up is its product.
+        """
+        x, heavy, way = self.x, not self.phase.backward, ways.taken(self.layer, self.x)
+        sent, others = self.problem.cost(self.name).sent, ("product_by_kernel",) * (heavy and self.has_products)
+        alone = not sent and self.problem.bias is None
+        how = {"recheck": self.made, "heavy": heavy, "traced": heavy}
         found = [
-            self.work("forward_call", lambda one: one.multiply(x), eager=True, heavy=heavy),
-            self.cut(self.layer.chunks, also="forward_chunks_kernel")
+            self.cut(self.layer.chunks, also=("forward_chunks_kernel",))
             if self.has_chunks
-            else self.work("forward_kernel", lambda one: one.multiply(x), recheck=self.made, heavy=heavy, traced=heavy),
-            self.work("compute_kernel", lambda one: one.local(x), ways.taken(self.layer, x), heavy=heavy),
+            else self.work("forward_kernel", lambda one: one.multiply(x), way, also=("compute_kernel", *others), **how)
+            if alone
+            else self.work("forward_kernel", lambda one: one.multiply(x), **how),
+            self.work("forward_call", lambda one: one.multiply(x), eager=True),
         ]
-        if self.problem.cost(self.name).sent:
+        if not alone:
+            found.append(self.work("compute_kernel", lambda one: one.local(x), way, also=others))
+        if sent:
             found.append(self.collective("reduce_kernel", lambda: self.layer.local(x), self.layer.reduce))
         if self.has_chunks:
             found += [self.cut(count) for count in CHUNKS if count != self.layer.chunks]
         return found
+
+    @property
+    def has_products(self) -> bool:
+        """Whether the product's way is one of several that are compared."""
+        return ways.taken(self.layer, self.x) in (many := ways.products(self.layer, self.x)) and len(many) > 1
 
     @property
     def has_chunks(self) -> bool:
@@ -74,7 +87,7 @@ class Works:
         case = self.problem.case
         return bool(self.layer.collective) and case.batch >= LARGE_BATCH and not case.emulated
 
-    def cut(self, count: int, also: str = "") -> Work:
+    def cut(self, count: int, also: tuple[str, ...] = ()) -> Work:
         """The forward with its batch cut into `count` pieces, whatever the layers take."""
 
         def forward(one: ShardedLinear) -> torch.Tensor:
@@ -120,8 +133,9 @@ class Works:
         found = ways.of_product(self.copies)
         if not self.problem.reduced and (each := ways.reductions(self.one)):
             self.problem.reduced = True
-            next(work for work in forward if work.metric == "reduce_kernel").detail = each[0].detail
-            found += each
+            taken = next(work for work in forward if work.metric == "reduce_kernel")
+            taken.detail, taken.also = each[0].detail, ("reduce_by_kernel",)
+            found = each[1:] + found  # before the host's times, which leave the GPU idle and its clocks high
         if self.problem.first:
             pack = partial(self.run.agree, partial(ways.compressions, self.one))
             found += self.run.attempt(self.name, pack, "compress_by_kernel") or []
@@ -177,7 +191,7 @@ class Works:
             for trainer in trainers.values():
                 self.give_gradients(trainer)
 
-        def dw(metric: str, by: str, also: str = "") -> Work:
+        def dw(metric: str, by: str, also: tuple[str, ...] = ()) -> Work:
             return self.work(metric, lambda one: one.finish_wgrad(one.local_wgrad(dy, x, by), by), by, also=also)
 
         def user(one: ShardedLinear) -> None:
@@ -187,10 +201,10 @@ class Works:
         stages = {one: one.post_step() for one in self.layers}
         return [
             self.work("step_kernel", lambda one: trainers[one].step(x, dy), recheck=self.step, heavy=True, traced=True),
-            self.backward("backward_kernel", taken, also="backward_order_kernel")
+            self.backward("backward_kernel", taken, also=("backward_order_kernel",))
             if self.has_orders
             else self.backward("backward_kernel"),
-            dw("dw_kernel", layer.wgrad_by, "dw_strategy_kernel" if others else ""),
+            dw("dw_kernel", layer.wgrad_by, ("dw_strategy_kernel",) if others else ()),
             *([self.backward("backward_order_kernel", not taken)] if self.has_orders else []),
             *(dw("dw_strategy_kernel", by) for by in others),
             self.work("optimizer_kernel", lambda one: trainers[one].optimizer.step(), before=give),
