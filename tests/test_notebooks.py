@@ -11,6 +11,7 @@ import nbformat
 import pytest
 
 from blockshock_lib.files import ROOT
+from blockshock_lib.studies.linear import STUDY
 from blockshock_lib.studies.linear.report import FIGURES, TABLES
 from tests.nbval_runs import pytest_runtest_setup
 
@@ -19,8 +20,8 @@ IGNORED = "nbval-ignore-output"
 # What is the same on every computer, and what holds times or depends on the machine. A cell that shows anything shows
 # one of them, so that a new one has to say which it is. All figures vary.
 SAME_TABLES = {"correctness", "reasons", "weights", "hypotheses", "tensors", "how dX is made"}
-SAME = {"plan_table", "proofs", "answer", *SAME_TABLES}
-VARIES = {"card_table", "measure", "numbers", "figure", "show", "runs_table"} | TABLES.keys() - SAME
+SAME = {"plan_table", "proofs", "claims", *SAME_TABLES}
+VARIES = {"answer", "card_table", "measure", "numbers", "figure", "show", "runs_table"} | TABLES.keys() - SAME
 # Of explore: a static figure, and after it a widget view.
 VIEWS = {"masks_view", "floors_view", "runs_view", "live_view", "what_if_view"}
 VARIES |= VIEWS
@@ -70,7 +71,7 @@ def test_the_parameters_are_literals(notebook):
 
 
 def test_every_figure_has_alternative_text(notebook):
-    figures = [cell for cell in code(notebook) if calls(cell) & ({"figure", "show"} | VIEWS)]
+    figures = [cell for cell in code(notebook) if calls(cell) & ({"answer", "figure", "show"} | VIEWS)]
     assert figures
     for cell in figures:
         first, *views = cell.outputs
@@ -97,8 +98,19 @@ def test_a_cell_is_ignored_by_nbval_exactly_when_its_output_varies(notebook):
 
 def test_the_notebooks_show_every_table_and_figure_of_the_study():
     shown = {name for path in NOTEBOOKS for cell in code(nbformat.read(path, 4)) for name in calls(cell)}
-    asked = {*TABLES, *(f"figure {name}" for name in FIGURES)}
-    assert shown >= asked - {"failures", "figure checks", "answer"}  # the findings' `numbers` is made of "answer"
+    at_the_top = {f"figure {name}" for phase in STUDY.phases.values() for name in phase.figures[:1]}
+    asked = {*TABLES, *(f"figure {name}" for name in FIGURES)} - at_the_top
+    assert shown >= asked - {"failures", "answer"}  # the findings' `numbers` is made of "answer"
+
+
+def test_a_notebook_begins_with_its_answer_before_it_says_how(notebook):
+    if any("live_view" in calls(cell) for cell in code(notebook)):
+        return  # explore asks and answers nothing
+    first = notebook.cells.index(next(cell for cell in code(notebook) if "answer" in calls(cell)))
+    assert not [cell for cell in notebook.cells[1:first] if cell.cell_type == "markdown"]
+    assert notebook.cells[0].source.count("\n") == 0, "a title alone stands above the answer"
+    text = notebook.cells[first].outputs[0].data["text/html"]
+    assert text.index('class="sentence"') < text.index("<img") < text.index("Checks ")
 
 
 def test_nbval_sees_one_altered_word_of_a_committed_table(tmp_path):

@@ -1,7 +1,7 @@
 """Whether two executed notebooks, or folders of them, show the same: `python -m tools.drawn OLD NEW`.
 
-Tables and printed text are compared as they are read, figures by their pixels; paths, dates and the cells' sources are
-not. What differs is printed, and is the exit status.
+Tables and printed text are compared as they are read, figures by their pixels, or their bytes where they are SVG;
+paths, dates and the cells' sources are not. What differs is printed, and is the exit status.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VOLATILE = (
     (re.compile(r"\b\d{6}-(?=[a-z])"), "<time>-"),
     (re.compile(r"0x[0-9a-f]{6,}"), "<address>"),
 )
-_PICTURE = re.compile(r'<img alt="([^"]*)"[^>]*?src="data:image/png;base64,([A-Za-z0-9+/=]+)"[^>]*>')
+_PICTURE = re.compile(r'<img alt="([^"]*)"[^>]*?src="data:image/(?:png|svg\+xml);base64,([A-Za-z0-9+/=]+)"[^>]*>')
 
 
 def outputs(notebook: Path) -> list[tuple[str, str]]:
@@ -55,7 +55,10 @@ def _data(data: dict) -> list[tuple[str, str]]:
 
 
 def _pixels(image: str) -> str:
-    picture = Image.open(io.BytesIO(base64.b64decode(image))).convert("RGB")
+    data = base64.b64decode(image)
+    if not data.startswith(b"\x89PNG"):  # an SVG, which is drawn with the same bytes each time
+        return f"SVG {hashlib.sha256(data).hexdigest()[:16]}"
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
     return f"{picture.width}x{picture.height} {hashlib.sha256(picture.tobytes()).hexdigest()[:16]}"
 
 

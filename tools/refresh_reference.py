@@ -30,7 +30,8 @@ def refresh(folder: Path, scratch: Path) -> str:
     shutil.copytree(drawn / "figures", folder / "figures")
     page.write_html(Path(shutil.copy(done.notebook, folder)))
     facts = manifest.read(drawn)
-    manifest.note(folder, figures=facts["figures"], verdict=facts["verdict"], files=manifest.digests(folder))
+    kept = {name: facts[name] for name in ("figures", "verdict", "answer")}
+    manifest.note(folder, **kept, files=manifest.digests(folder))
     return done.verdict
 
 

@@ -231,6 +231,8 @@ class Study:
     # Phase -> functions frame -> Verdict; the study's own sentences at the end of a run's verdict line.
     hypotheses: Mapping[str, tuple[Callable[[pd.DataFrame], Any], ...]] = field(default_factory=dict)
     summary: Callable[[pd.DataFrame], list[str]] = lambda frame: []
+    # Phase -> records -> its answer in a sentence; "": of all phases together. By default report.answer says it.
+    answers: Mapping[str, Callable[[pd.DataFrame], str]] = field(default_factory=dict)
     # By name, as notebooks, pages, index and widgets take them from here.
     tables: Mapping[str, Callable[[pd.DataFrame], pd.DataFrame]] = field(default_factory=dict)
     figures: Mapping[str, Callable[[pd.DataFrame], Figure]] = field(default_factory=dict)

@@ -77,7 +77,7 @@ def _shape_fault(found: Any) -> str:
     shapes = {
         **{name: isinstance(found[name], str) for name in ("run", "started")},
         "params": isinstance(found["params"], dict),
-        "verdict": isinstance(found.get("verdict", ""), str),
+        **{name: isinstance(found.get(name, ""), str) for name in ("verdict", "answer")},
         "redrawn_from": found.get("redrawn_from", "") == "",
         "code": isinstance(found.get("code", {}), dict),
         "machine": isinstance(card, dict) and isinstance(card.get("title"), str) and _texts(card.get("libraries")),

@@ -5,19 +5,20 @@ Nothing is measured here. Runs of different machines, as their cards tell them, 
 
 import warnings
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, get_args
 
 import pandas as pd
 from IPython.display import HTML
+from matplotlib.figure import Figure
 
 from blockshock_lib import files, studies
 from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import ParamsError, RecordError, first_line
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import workbook
-from blockshock_lib.report import figures, frames, verdicts
+from blockshock_lib.report import answer, figures, frames, verdicts
 from blockshock_lib.runs import code as this_code
 from blockshock_lib.runs import lock, manifest, records
 from blockshock_lib.runs.run import OUTPUTS, REFERENCE, new_folder, now
@@ -142,6 +143,7 @@ class Findings:
 
     def __init__(self, folder: Path, which: Which, out: Path, study: str = "linear"):
         self.folder, self.which, self.out, self.study = folder, which, out, studies.load(study)
+        self._drawn: dict[str, Figure] = {}
 
     @cached_property
     def sources(self) -> list[Source]:
@@ -171,7 +173,23 @@ class Findings:
     def main(self) -> pd.DataFrame:
         return self.frames[self.setting]
 
-    def answer(self) -> pd.DataFrame:
+    @property
+    def sentence(self) -> str:
+        """The study's answer in words, of the setting that it rests on."""
+        said = self.study.answers.get("") or partial(answer.speed, axes=self.study.axes)
+        return answer.sentence(self.main, said)
+
+    def answer(self) -> HTML:
+        """How the notebook begins: `sentence`, the first figure of a timed phase, the checks, the hypotheses in words;
+        `conclude` keeps the figure.
+        """
+        phase = next((one for one in self.study.phases.values() if one.timed and one.figures), None)
+        for name in phase.figures[:1] if phase else ():
+            self._drawn[name] = self.study.figures[name](self.main[self.main["phase"].eq(phase.name)])
+        picture = "".join(figures.show(drawn).data for drawn in self._drawn.values())
+        return HTML(answer.html(self.sentence, self.main, self.study.hypotheses, picture))
+
+    def claims(self) -> pd.DataFrame:
         """A row a hypothesis with its rule, a column a setting of real GPUs with the verdict; no number, no CPU's."""
         claims = [(verdict.hypothesis, verdict.rule) for _, verdict, _ in self._judged(pd.DataFrame())]
         table = pd.DataFrame(claims, columns=["claim", "rule"])
@@ -222,6 +240,7 @@ class Findings:
             titles[one.manifest["machine"]["title"]] = None
         facts = {"verdict": line, "rests_on": rests_on, "machine": {"title": f"records of {' and of '.join(titles)}"}}
         facts |= {"left_out": {shown(one.folder): one.use for one in self.sources if not one.counts}}
+        facts |= {"answer": self.sentence if self.frames else None, "figures": figures.save(self.folder, self._drawn)}
         if not lock.borrowed(self.folder):
             facts |= {"status": "completed", "reason": ""}
         manifest.note(self.folder, **facts, ended=now(), files=manifest.digests(self.folder))

@@ -36,11 +36,17 @@ WIDTH = 560  # pixels of a figure in the list: twice what it shows, for fine scr
 
 
 def write_index(out: Path = OUTPUTS) -> Path:
-    """Writes `out`/index.html, a page of every run under `out`, newest first, and returns its path."""
+    """Writes `out`/index.html and returns its path: the findings first, then the shipped runs of real GPUs and of CPUs
+    by phase, then all others, newest first.
+    """
     entries = [_entry(folder, Path(out)) for folder in manifest.folders(out)]
     entries.sort(key=lambda entry: (entry["seconds"], entry["folder"]), reverse=True)
+    shipped = [entry for entry in entries if entry["folder"].startswith("reference/")]
+    shipped.sort(key=lambda entry: (entry["phase"] != "findings", entry["cpu"], entry["phase"]))
+    groups = {"The shipped answers": shipped, "Yours": [entry for entry in entries if entry not in shipped]}
     phases, machines = (sorted({entry[key] for entry in entries}) for key in ("phase", "machine"))
-    text = page.document("index.html", "Block-Shock runs", entries=entries, phases=phases, machines=machines)
+    given = dict(groups={name: some for name, some in groups.items() if some}, count=len(entries))
+    text = page.document("index.html", "Block-Shock runs", phases=phases, machines=machines, **given)
     write_atomic(Path(out) / "index.html", text)
     return Path(out) / "index.html"
 
@@ -48,27 +54,29 @@ def write_index(out: Path = OUTPUTS) -> Path:
 def _entry(folder: Path, out: Path) -> dict[str, object]:
     # All of it is text of a manifest, which anybody may have written; links are relative to the list.
     entry = dict.fromkeys(("redrawn_from", "received", "page", "notebook", "picture", "alt"), "")
-    entry |= dict(phase="unknown phase", machine="unknown machine", seconds=0.0, when="unknown time")
+    entry |= dict(phase="unknown phase", machine="unknown machine", seconds=0.0, when="unknown time", cpu=False)
     entry["folder"] = quote(folder.relative_to(out).as_posix())
     try:
         found = manifest.read(folder)
     except RecordError as error:
         why = str(error).partition(f"{manifest.FILE}: ")[2] or str(error)
-        return entry | dict(status="damaged", tone="bad", parts=[f"its manifest cannot be read: {why}"])
+        return entry | dict(status="damaged", tone="bad", line=f"its manifest cannot be read: {why}", more=[])
     with contextlib.suppress(ValueError, OverflowError):
         entry["seconds"] = dt.datetime.fromisoformat(found["started"]).astimezone(dt.UTC).timestamp()
     for key, pattern in (("page", "*.html"), ("notebook", "*.ipynb")):
         if path := min(folder.glob(pattern), default=None):
             entry[key] = quote(path.relative_to(out).as_posix())
     verdict = _short(found.get("verdict") or found.get("reason") or "", 2000)
+    answer = _short(found.get("answer") or "", 1000) if found["status"] in ("completed", "running") else ""
     received = found.get("received")
     entry["picture"], entry["alt"] = _picture(folder, found)
     texts = {key: found.get(key) or "" for key in ("phase", "status", "redrawn_from")}
     texts |= dict(machine=found["machine"]["title"], when=page.moment(found["started"]))
     texts |= dict(received=received.get("zip", "") if isinstance(received, dict) else "")
     entry |= {key: _short(text) for key, text in texts.items()}
-    tone, parts = page.tone(found["status"], verdict), [part for part in verdict.split(" · ") if part]
-    return entry | dict(tone=tone, parts=parts)
+    entry["cpu"] = "CPU" in entry["machine"]
+    line, *more = [part for part in ([answer] if answer else []) + verdict.split(" · ") if part] or [""]
+    return entry | dict(tone=page.tone(found["status"], verdict), line=line, more=more)
 
 
 def _short(text: object, most: int = 200) -> str:
@@ -107,6 +115,9 @@ def pack(folder: Path | str, target: Path | str | None = None) -> Path:
     if found.get("redrawn_from"):
         raise ShareError(f"{name} only redraws {found['redrawn_from']} and holds no records: share that run")
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in _files(folder)}
+    for notebook in (one for one in folder.glob("*.ipynb") if one.with_suffix(".html").name in files):
+        with contextlib.suppress(Exception):  # somebody edited the notebook into no notebook: its page stays
+            files[notebook.with_suffix(".html").name] = page.render(notebook, alone=True).encode()
     digests = {file: sha256(data) for file, data in files.items() if file != manifest.FILE}
     for file, digest in sorted((found.get("files") or {}).items()):
         if file.startswith(("records", "traces/")) and archive.is_kind(file) and digest != digests.get(file):

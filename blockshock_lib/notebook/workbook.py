@@ -160,6 +160,11 @@ def finish(folder: Path, phase: str, source: Path, given: dict, conclude: Callab
     else:
         manifest.note(folder, ended=now(), files=manifest.digests(folder))
         lock.release(folder)
+    if html is not None and folder.is_relative_to(OUTPUTS):
+        from blockshock_lib.notebook import share
+
+        with contextlib.suppress(RecordError):  # the page links to the list of runs
+            share.write_index(OUTPUTS)
     return Outcome(status, verdict, target, html, ok)
 
 

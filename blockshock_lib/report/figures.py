@@ -3,8 +3,10 @@
 import base64
 import html
 import io
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -14,6 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 from PIL import Image
+
+from blockshock_lib import files
 
 INK, MUTED, FAINT, PAPER = "#222222", "#6B6B6B", "#D9D9D9", "#FFFFFF"
 DPI = 100
@@ -119,21 +123,55 @@ def empty(title: str, why: str) -> Figure:
     return fig
 
 
-def png(fig: Figure) -> bytes:
+def png(fig: Figure, dpi: int = DPI) -> bytes:
     """The figure as a PNG of at most 256 colours: a third of the usual size, so that notebooks stay small."""
     raw = io.BytesIO()
-    fig.savefig(raw, format="png", dpi=DPI, facecolor=PAPER)
+    fig.savefig(raw, format="png", dpi=dpi, facecolor=PAPER)
     image = Image.open(raw).convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     small = io.BytesIO()
     image.save(small, format="png", optimize=True)
     return small.getvalue()
 
 
+_MOST = 100_000  # bytes of an SVG; what is beyond is a finer PNG
+# What an SVG of matplotlib repeats and no reader needs: names of groups, the list of fonts, line breaks.
+_LESS = ((rb'<g id="\w+">', b"<g>"), (rb"font-family: [^;]*; ", b""), (rb"\s*\n\s*", b"\n"))
+_PLACES = re.compile(rb' (?:d|x|y)="[^"]*"')  # never a text, nor a scale
+_FONT = b"<style>text{font-family:'DejaVu Sans',Verdana,sans-serif}</style></defs>"
+
+
+def svg(fig: Figure) -> bytes:
+    """The figure as an SVG without a background, the same bytes each time; places are cut to a tenth of a point."""
+    raw = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "block-shock", "svg.fonttype": "none"}):
+        fig.savefig(raw, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = _PLACES.sub(lambda place: re.sub(rb"(\.\d)\d+", rb"\1", place[0]), raw.getvalue())
+    for long, short in _LESS:
+        text = re.sub(long, short, text)
+    return text.replace(b"</defs>", _FONT, 1)
+
+
+def save(folder: Path, drawn: Mapping[str, Figure]) -> list[dict[str, str]]:
+    """Writes every figure into `folder`/figures as a PNG; their names, files and alternative texts for a manifest."""
+    saved = []
+    for name, fig in drawn.items():
+        file = f"figures/{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.png"
+        files.write_atomic(folder / file, png(fig))
+        saved.append({"name": name, "file": file, "alt": getattr(fig, "alt", "")})
+    return saved
+
+
+# Where JupyterLab is dark, light and dark change places and colours keep their hue; a page has a style of its own.
+_DARK = (
+    "<style>[data-jp-theme-light=false] .bs-figure{filter:invert(1) hue-rotate(180deg);mix-blend-mode:screen}</style>"
+)
+
+
 def show(fig: Figure) -> HTML:
     """The figure as an HTML image with its alternative text, `fig.alt`."""
-    return image(png(fig), getattr(fig, "alt", ""))
-
-
-def image(data: bytes, alt: str) -> HTML:
-    source = f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}"
-    return HTML(f'<img alt="{html.escape(alt)}" style="max-width:100%" src="{source}">')
+    data, kind = svg(fig), "svg+xml"
+    if len(data) > _MOST:
+        data, kind = png(fig, 2 * DPI), "png"
+    source = f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+    width, alt = round(fig.get_figwidth() * DPI), html.escape(getattr(fig, "alt", ""))
+    return HTML(f'{_DARK}<img alt="{alt}" class="bs-figure" width="{width}" style="max-width:100%" src="{source}">')

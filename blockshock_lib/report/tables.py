@@ -111,7 +111,7 @@ def speed_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     table = frames.medians(frame, axes, **metrics)
     table = table.assign(**{f"{name} (ms)": rounded(table[name]) for name in metrics})
     spread = table[["kernel p10", "kernel p90"]].itertuples(index=False)
-    table["kernel p10–p90"] = [ABSENT if pd.isna(low) else f"{low:.4g}–{high:.4g}" for low, high in spread]
+    table["kernel p10–p90 (ms)"] = [ABSENT if pd.isna(low) else f"{low:.4g}–{high:.4g}" for low, high in spread]
     # Differences of rounded times: no digits that the times do not have.
     table["exposed communication (ms)"] = (table["kernel (ms)"] - table["compute (ms)"]).round(6)
     host = (table["call (ms)"] - table["kernel (ms)"]).round(6)
@@ -128,7 +128,17 @@ def speed_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     table = smallest_first(table.merge(ratios, on=["case", "method"], how="left"), axes)
     table[vs] = table[vs].mask(table["method"].eq(axes.over), "1 (itself)").fillna(ABSENT)
     table[["claim", further]] = table[["claim", further]].fillna(ABSENT)
-    columns = [axes.x, axes.y, *varying(table, axes), "method", "kernel (ms)", "kernel p10–p90", vs, "claim", further]
+    columns = [
+        axes.x,
+        axes.y,
+        *varying(table, axes),
+        "method",
+        "kernel (ms)",
+        "kernel p10–p90 (ms)",
+        vs,
+        "claim",
+        further,
+    ]
     columns += ["compute (ms)", "reduce (ms)", "exposed communication (ms)", "host (ms)", "call (ms)", "of floor (%)"]
     return shown(table, axes, columns)
 

@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import pandas as pd
 from IPython.display import HTML
 from tqdm.auto import tqdm
 
-from blockshock_lib import files, params
+from blockshock_lib import params
 from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import Interrupted, ParamsError, RecordError, first_line
 from blockshock_lib.files import ROOT, shown
-from blockshock_lib.report import figures, tables, verdicts
+from blockshock_lib.report import answer, figures, tables, verdicts
 from blockshock_lib.runs import code, lock, machine, manifest, measure, records, reference
 from blockshock_lib.runs.manifest import OUTPUTS as OUTPUTS
 from blockshock_lib.runs.manifest import REFERENCE as REFERENCE
@@ -39,7 +39,7 @@ class Run:
         # What a notebook has to say before it is measured, and to do once it was concluded.
         self.before: Callable[[], None] = lambda: None
         self.after: Callable[[], None] = lambda: None
-        self._drawn: dict[str, tuple[bytes, str]] = {}  # name -> a figure as PNG and its alternative text
+        self._drawn: dict[str, figures.Figure] = {}
 
     @property
     def name(self) -> str:
@@ -153,8 +153,22 @@ class Run:
     def figure(self, name: str, *more: object) -> HTML:
         """The study's figure of that name; `conclude` keeps it in the run's folder."""
         drawn = self._named("figure", self.study.figures, name)(self.frame, *more)
-        self._drawn[name] = figures.png(drawn), getattr(drawn, "alt", "")
-        return figures.image(*self._drawn[name])
+        self._drawn[name] = drawn
+        return figures.show(drawn)
+
+    @property
+    def sentence(self) -> str:
+        """The phase's answer in words; what failed or is missing comes first."""
+        phase, study = self.study.phases[self.params.phase], self.study
+        speed = partial(answer.speed, axes=study.axes, metric=phase.metric)
+        said = study.answers.get(phase.name) or (speed if phase.metric else answer.checked)
+        return answer.sentence(self.frame, said, self.lost(), self.own)
+
+    def answer(self) -> HTML:
+        """How a notebook begins: `sentence`, the phase's first figure, the checks, the hypotheses in words."""
+        first = self.study.phases[self.params.phase].figures[:1]
+        picture = "".join(self.figure(name).data for name in first)
+        return HTML(answer.html(self.sentence, self.frame, self.study.hypotheses, picture, self.own))
 
     def _named(self, what: str, known: Mapping[str, Callable], name: str) -> Callable:
         if name not in known:
@@ -194,7 +208,11 @@ class Run:
         line = verdicts.one_line(self.frame, *about, good=state, own=self.own) + lost
         rules, then = code.rules(study)["digest"], manifest.read(self.source).get("rules") or {}
         line += " · judged by other rules than stood before the data" * (then.get("digest", rules) != rules)
-        facts = {"verdict": line, "weighed": [shown(folder) for folder in self.others()] or None}
+        facts = {
+            "verdict": line,
+            "answer": self.sentence,
+            "weighed": [shown(folder) for folder in self.others()] or None,
+        }
         facts |= {"ended": now(), "figures": self._save_figures()}
         facts["seen"] = seen.to_dict("records") if "power median (W)" in seen else []  # of each GPU; nothing on a CPU
         taken = self.own.drop_duplicates(["case", "group"]).groupby("case")["seconds"].median().dropna()
@@ -223,11 +241,8 @@ class Run:
                     self.figure(name)
                 except Exception as error:  # the run and its records are worth more than a figure
                     warnings.warn(f"no figure {name!r} is kept: {first_line(error)}", stacklevel=3)
-        saved = []
-        for name in sorted(self._drawn, key=lambda name: name not in headlines):
-            file = f"figures/{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.png"
-            files.write_atomic(self.folder / file, self._drawn[name][0])
-            saved.append({"name": name, "file": file, "alt": self._drawn[name][1]})
+        first = sorted(self._drawn, key=lambda name: name not in headlines)
+        saved = figures.save(self.folder, {name: self._drawn[name] for name in first})
         return saved or before
 
 

@@ -1,28 +1,46 @@
 """The list of runs and a run's page, opened from disk without a network."""
 
+import csv
+import io
+import re
 import shutil
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 import pytest
+from PIL import Image
 
 from blockshock_lib.notebook import share
 from blockshock_lib.notebook.pages import page as pages
+from blockshock_lib.runs import manifest
 from tests.browser.conftest import keep
 from tests.faults import hostile
+from tools import refresh_reference
 
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
+ANSWER = "Never here: slower than tensor parallelism (B1) in all 20 cases, by 2 to 35%."
+FONT = "getComputedStyle(e).fontSize"
 GROUND = "() => getComputedStyle(document.body).backgroundColor"
-REFERENCE = ("phase0-cpu", "phase1-cpu", "phase0-cuda", "phase1-cuda")
+REFERENCE = ("phase0-cpu", "phase1-cpu", "phase0-cuda", "phase1-cuda", "phase2-cuda", "phase3-cuda", "findings")
+PAGES = ("phase0_correctness", "phase1_forward", "phase2_backward", "phase3_training", "findings")
+DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """The reference runs, their pages made by the present code, and the list of them."""
+    """The reference runs, phase 1 of GPUs drawn anew and the other pages made by the present code, a run of one's own,
+    and the list of them.
+    """
     out = tmp_path_factory.mktemp("outputs")
     for name in REFERENCE:
-        shutil.copytree(hostile.REFERENCE.parent / name, out / name, ignore=shutil.ignore_patterns("redrawn"))
-        (notebook,) = (out / name).glob("*.ipynb")
+        shutil.copytree(hostile.REFERENCE.parent / name, out / "reference" / name)
+    share.write_index(out)
+    for name in REFERENCE:
+        (notebook,) = (out / "reference" / name).glob("*.ipynb")
         pages.write_html(notebook)
+    refresh_reference.refresh(out / "reference" / "phase1-cuda", tmp_path_factory.mktemp("scratch"))
+    mine = hostile.small_run(out / "2026-11-22" / "mine")
+    manifest.note(mine, started="2026-11-22T10:00:00+00:00")
     share.write_index(out)
     return out
 
@@ -35,31 +53,147 @@ def show(tab, outputs):
     def opened(name, **options):
         page = tab(offline=True, **options)
         page.on("request", lambda r: asked.append(r.url))
-        path = name if isinstance(name, Path) else min(path for path in outputs.rglob("*.html") if path.stem == name)
-        page.goto(path.as_uri())
+        name, _, part = (name, "", "") if isinstance(name, Path) else name.partition("#")
+        found = [name] if isinstance(name, Path) else [path for path in outputs.rglob("*.html") if path.stem == name]
+        path = next((path for path in found if "cuda" in str(path)), found[0])
+        page.goto(path.as_uri() + f"#{part}" * bool(part))
         return page
 
     yield opened
     assert not [url for url in asked if not url.startswith(("file:", "data:", "about:"))]
 
 
-def test_the_list_filters_by_phase_machine_and_text_and_leads_to_a_page(show):
+def test_the_list_pins_the_shipped_answers_and_filters_sorts_and_keeps_it_in_its_address(show):
     page = show("index")
     runs = page.locator(".run:visible")
-    assert runs.count() == len(REFERENCE)
+    assert runs.count() == len(REFERENCE) + 1
     keep(page, "runs")
-    page.get_by_label("Phase").select_option("phase1")
-    assert runs.count() == 2
-    (gpu,) = (m for m in page.get_by_label("Machine").locator("option").all_inner_texts() if "H200" in m)
-    page.get_by_label("Machine").select_option(gpu)
-    assert runs.count() == 1 and "H1" in runs.inner_text()
-    page.get_by_label("Text").fill("nothing says this")
+    assert page.locator(".group h2").all_inner_texts() == ["The shipped answers", "Yours"]
+    titles = [title.split(" · ")[0] for title in page.locator(".run h3").all_inner_texts()]
+    assert titles[:6] == ["findings", "phase0", "phase1", "phase2", "phase3", "phase0"]
+    assert runs.nth(2).locator(".line").inner_text() == ANSWER
+    assert page.locator(".run .line").count() == runs.count(), "a line a run"
+    page.locator("#sort").select_option("oldest")
+    days = [
+        text.split(" · ")[1]
+        for text in page.locator(".group:first-of-type .run").locator("p.links >> nth=0").all_inner_texts()
+    ]
+    assert days == sorted(days)
+    page.locator("#phase").select_option("phase1")
+    assert runs.count() == 3
+    (gpu,) = (m for m in page.locator("#machine option").all_inner_texts() if m == "2x NVIDIA H200")
+    page.locator("#machine").select_option(gpu)
+    assert runs.count() == 1 and not page.get_by_text("Yours").is_visible()
+    page.locator("#text").fill("nothing says this")
     assert runs.count() == 0 and page.get_by_text("No run fits").is_visible()
-    page.get_by_label("Text").fill("")
+    page.locator("#text").fill("slower")
+    page.reload()
+    assert runs.count() == 1 and page.locator("#machine").input_value() == gpu
     runs.get_by_role("heading").get_by_role("link").click()
     page.wait_for_url("**/phase1-cuda/phase1_forward.html")
     assert "Phase 1" in page.get_by_role("heading", level=1).inner_text()
-    keep(page, "page")
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_the_answer_of_phase_1_stands_on_the_first_screen_large_with_its_figure_and_checks(show, size, outputs):
+    page = show("phase1_forward", viewport=size)
+    keep(page, f"phase1-{size['width']}")
+    said, picture = page.locator(".sentence"), page.locator("main img").first
+    assert said.inner_text() == ANSWER
+    box = said.bounding_box()
+    assert box["y"] + box["height"] < size["height"] and box["x"] + box["width"] <= size["width"]
+    large, plain = (
+        float(page.evaluate(f"e => parseFloat({FONT})", one.element_handle())) for one in (said, page.locator("body"))
+    )
+    assert large == 1.5 * plain
+    assert picture.bounding_box()["y"] < size["height"] - 100 and "0.65x" in picture.get_attribute("alt")
+    assert page.locator(".chip").inner_text() == "Checks 700/700"
+    colours = [
+        page.locator(one).first.evaluate("e => getComputedStyle(e).color")
+        for one in (".chip", ".refuted", ".supported")
+    ]
+    assert len(set(colours)) == 3, "a check that passed looks like a hypothesis that holds"
+    assert all(":" in claim for claim in page.locator(".answer li").all_inner_texts()), "a code without its sentence"
+    assert min(outputs.rglob("phase1-cuda/*.html")).stat().st_size < 1_500_000
+
+
+def test_a_table_sorts_filters_folds_and_is_copied_with_its_numbers(show):
+    page = show("phase1_forward", permissions=["clipboard-read", "clipboard-write"])
+    table = page.locator("table").filter(has_text="exposed communication").first
+    bar = table.locator("xpath=../preceding-sibling::*[1]")
+    rows = table.locator("tbody tr:visible")
+    assert rows.count() == 7 and {row[:11] for row in rows.all_inner_texts()} == {"40960x40960"}, (
+        "not the largest case alone"
+    )
+    bar.get_by_role("button", name="Show all 140").click()
+    assert rows.count() == 140
+    table.get_by_role("button", name=re.compile("^kernel \\(")).click()
+    place = table.locator("thead th").all_inner_texts().index("kernel (µs)")
+    times = [float(row.split("\t")[place].replace(",", "")) for row in rows.all_inner_texts()]
+    assert times == sorted(times) and times[-1] > 10_000
+    bar.get_by_label("Filter rows").fill("block-shock 4096x4096 256")
+    assert 0 < rows.count() < 20 and all("4096x4096" in row for row in rows.all_inner_texts())
+    bar.get_by_role("button", name="Copy CSV").click()
+    bar.get_by_role("button", name="Copied").wait_for()
+    copied = list(csv.reader(io.StringIO(page.evaluate("() => navigator.clipboard.readText()"))))
+    assert len(copied) == rows.count() + 1 and "kernel (µs)" in copied[0]
+    assert all(float(row[place]) > 0 for row in copied[1:])
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="CSV", exact=True).click()
+    assert Path(saved.value.path()).read_text().count("exposed communication") >= 1
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_tables_head_and_first_column_stay(show, size):
+    page = show("phase1_forward", viewport=size)
+    table = page.locator("table").filter(has_text="exposed communication").first
+    table.locator("xpath=../preceding-sibling::*[1]").get_by_role("button", name="Show all").click()
+    box = table.locator("xpath=..")
+    assert box.bounding_box()["height"] <= 0.71 * size["height"]
+    box.evaluate("e => e.scrollTo(300, 2000)")
+    frame, head = box.bounding_box(), table.locator("thead th").first.bounding_box()
+    assert abs(head["y"] - frame["y"]) < 2 and abs(head["x"] - frame["x"]) < 2
+    first = table.locator("tbody tr").nth(100).locator("td,th").first.bounding_box()
+    assert abs(first["x"] - frame["x"]) < 2 and first["width"] < 0.5 * size["width"]
+
+
+def test_figures_stay_readable_on_a_phone_and_lie_dark_on_dark(show):
+    page = show("phase1_forward", viewport=PHONE, color_scheme="dark")
+    for image in page.locator(".figure img").all():
+        assert image.bounding_box()["width"] >= 700
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
+    shot = Image.open(io.BytesIO(page.locator(".figure").first.screenshot())).convert("L")
+    counts = shot.histogram()
+    assert sum(counts[:64]) > 0.5 * sum(counts) and sum(counts[170:]) > 0.005 * sum(counts), "no light words on dark"
+
+
+def test_the_contents_stay_beside_the_text_or_open_from_a_button_and_headings_have_names(show):
+    page = show("phase1_forward", viewport=DESK)
+    contents = page.locator("#contents")
+    page.locator("#the-law").scroll_into_view_if_needed()
+    assert contents.is_visible() and 0 <= contents.bounding_box()["y"] < 100
+    phone = show("phase1_forward#the-law", viewport=PHONE)
+    assert 0 <= phone.locator("#the-law").bounding_box()["y"] < 100
+    assert not phone.locator("#contents").is_visible()
+    phone.get_by_role("link", name="Contents", exact=True).click()
+    phone.locator("#contents").get_by_role("link", name="Memory").click()
+    assert phone.url.endswith("#memory") and not phone.locator("#contents").is_visible()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_leads_to_a_file_no_table_says_nan_and_code_is_small(show, name, outputs):
+    page = show(name)
+    links = page.locator("a").evaluate_all("all => all.map(a => a.href)")
+    assert not [url for url in links if url.startswith("file:") and not Path(unquote(urlparse(url).path)).exists()]
+    words = page.locator(".bar .links a").all_inner_texts()
+    assert {"Runs", "Notebook", "Manifest"} <= set(words)
+    assert ({"Findings", "Records"} <= set(words)) == (name != "findings")
+    page.get_by_role("button", name="Show all code").click()
+    cells = page.locator("td").all_inner_texts()
+    assert not [cell for cell in cells if re.search(r"\b(nan|NaN|None|NaT)\b", cell)]
+    assert not page.locator("tbody:not(:has(tr))").count()
+    page.reload()
+    assert all(bar["width"] < 60 for bar in (one.bounding_box() for one in page.locator("details.code summary").all()))
 
 
 def test_code_is_folded_and_unfolds_one_by_one_and_all_at_once(show):
@@ -98,8 +232,8 @@ def test_the_switch_goes_from_the_systems_scheme_to_light_and_dark(show):
     assert grounds["Theme: system"] == grounds["Theme: light"] != grounds["Theme: dark"]
 
 
-@pytest.mark.parametrize("name", ["index", "phase1_forward"])
-def test_nothing_but_tables_scrolls_sideways_on_a_phone(show, name):
+@pytest.mark.parametrize("name", ["index", *PAGES])
+def test_nothing_but_tables_and_figures_scrolls_sideways_on_a_phone(show, name):
     page = show(name, viewport={"width": 390, "height": 800})
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
 

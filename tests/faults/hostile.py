@@ -252,6 +252,7 @@ ZIPS: dict[str, tuple[Callable, str]] = {
     "parameters are a list": (_with(params=[]), "params"),
     "redraws another folder": (_with(redrawn_from="../../.."), "redrawn_from"),
     "verdict is no text": (_with(verdict={}), "verdict"),
+    "answer is no text": (_with(answer=["Yes."]), "answer"),
     "encrypted": (_directory((8, b"\1\0")), "encrypted"),
     "larger than it says": (_directory((24, b"\1\0\0\0")), "whole zip"),
     "of a version to come": (_directory((6, b"\xff")), "whole zip"),

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import warnings
+import zipfile
 
 import pytest
 from bs4 import BeautifulSoup
@@ -10,6 +11,7 @@ from PIL import Image
 from blockshock_lib import files
 from blockshock_lib.errors import ShareError
 from blockshock_lib.notebook import share, workbook
+from blockshock_lib.notebook.pages import page
 from blockshock_lib.runs import lock, manifest, records
 from tests.faults import hostile
 
@@ -31,7 +33,7 @@ def listed(out):
     """The runs of the list, a (heading, text, tag) each."""
     text = share.write_index(out).read_text(encoding="utf-8")
     runs = BeautifulSoup(text, "html.parser").find_all(class_="run")
-    return [(run.h2.get_text(), " ".join(run.get_text().split()), run) for run in runs]
+    return [(run.h3.get_text(), " ".join(run.get_text().split()), run) for run in runs]
 
 
 def test_a_packed_run_holds_what_a_colleague_needs_and_no_log(run):
@@ -119,22 +121,43 @@ def test_a_received_run_is_drawn_again(outputs):
     assert share.unpack(path, outputs / "received" / "theirs") == folder, "drawing has changed it"
 
 
-def test_the_list_has_every_run_newest_first(tmp_path):
+def test_the_list_has_the_shipped_answers_first_and_then_every_run_newest_first(tmp_path):
     out = tmp_path / "out"
     noted(out / "21" / "b", started="2026-11-21T10:00:00+02:00", status="interrupted", verdict="x interrupted: y")
-    noted(out / "21" / "a", started="2026-11-21T08:30:00+00:00", status="failed", verdict="x failed: y")
-    noted(out / "reference" / "c", started="2026-11-20T10:00:00+00:00", machine={"title": "2x NVIDIA H200"})
+    noted(out / "21" / "a", started="2026-11-21T08:30:00+00:00", status="failed", verdict="x failed: y", answer="Yes.")
+    gpu = {"title": "2x NVIDIA H200"}
+    noted(out / "reference" / "c", started="2026-11-20T10:00:00+00:00", machine=gpu, answer="Never here: slower.")
+    noted(out / "reference" / "b", started="2026-11-20T12:00:00+00:00")
+    noted(out / "reference" / "f", started="2026-11-19T10:00:00+00:00", phase="findings")
     noted(out / "22" / "d", started="2026-11-22T10:00:00+00:00", status="running", verdict="")
     noted(out / ".half.zip")
     (noted(out / "e") / manifest.FILE).write_text("{")
     found = listed(out)
     states = [run.find(class_="state") for _, _, run in found]
     assert [(state.get_text(), *state["class"][1:]) for state in states] == [
-        *(("interrupted", "warn"), ("failed", "bad"), ("interrupted", "warn"), ("completed", "good")),
+        *[("completed", "good")] * 3,
+        *(("interrupted", "warn"), ("failed", "bad"), ("interrupted", "warn")),
         ("damaged", "bad"),
     ]
-    assert found[3][0] == "phase1 · 2x NVIDIA H200" and "H1 undecided" in found[3][1]
-    assert "manifest cannot be read" in found[4][1]
+    titles = [title.partition(" · ")[0::2] for title, _, _ in found[:3]]
+    assert titles == [("findings", titles[0][1]), ("phase1", "2x NVIDIA H200"), ("phase1", "CPU, 2 cores: AMD EPYC")]
+    lines = [run.find(class_="line").get_text() for _, _, run in found]
+    assert lines[1] == "Never here: slower." and "H1 undecided" in found[1][1], "an answer, and the verdict behind it"
+    assert lines[4] == "x failed: y", "an answer of a run that failed"
+    assert "manifest cannot be read" in lines[6]
+
+
+def test_the_page_in_a_zip_leads_to_nothing_outside_it(outputs):
+    run = hostile.small_run(outputs / "reference" / "a")
+    share.write_index(outputs)
+    (notebook,) = run.glob("*.ipynb")
+    assert "index.html" in page.write_html(notebook).read_text()
+    manifest.note(run, files=manifest.digests(run))
+    with zipfile.ZipFile(share.pack(run)) as packed:
+        name = notebook.with_suffix(".html").name
+        text, noted = packed.read(name), json.loads(packed.read(manifest.FILE))
+    assert b"index.html" not in text and b"manifest.json" in text
+    assert noted["files"][name] == files.sha256(text)
 
 
 @pytest.mark.parametrize("file", ["figures/none.png", "../../other.png", "/etc/passwd", "figures/broken.png"])

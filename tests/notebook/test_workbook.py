@@ -70,6 +70,9 @@ def test_a_run_that_completes_leaves_notebook_page_records_verdict_and_digests(d
     assert done.notebook == folder / "phase0_correctness.ipynb" and done.html == done.notebook.with_suffix(".html")
     assert "PASS" in done.verdict and noted["verdict"] == done.verdict
     assert done.verdict in "".join(map(str, printed(done.notebook).values()))
+    assert (
+        noted["answer"].startswith("Yes: the sum equals the dense product") and noted["answer"] in done.html.read_text()
+    )
     frame = records.load(folder, strict=True)
     assert set(frame["run"]) == {noted["run"]} and set(frame["shape"]) == {"128x128"}
     assert noted["started"] <= noted["ended"]

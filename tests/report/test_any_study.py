@@ -26,7 +26,7 @@ def test_a_figure_names_the_studys_methods_and_sizes(figure, frame):
 
 def test_sizes_memory_checks_and_kernels_come_from_the_axes(frame):
     speed = tables.speed_table(frame, SORTING)
-    assert list(speed.columns[:7]) == ["n", "order", "method", "kernel (ms)", "kernel p10–p90", "vs M", "claim"]
+    assert list(speed.columns[:7]) == ["n", "order", "method", "kernel (ms)", "kernel p10–p90 (ms)", "vs M", "claim"]
     assert tables.correctness_table(frame, SORTING).index.tolist() == [("random",), ("reversed",)]
     memory = tables.memory_table(frame, SORTING, PEAK)
     assert list(memory.columns[:5]) == ["n", "order", "dtype", "method", "peak (GiB)"] and len(memory) == 8

@@ -2,24 +2,54 @@ import base64
 import html
 import io
 import re
+import xml.etree.ElementTree as ElementTree
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from matplotlib.text import Text
 from PIL import Image
 
 from blockshock_lib.report import figures
+from blockshock_lib.studies.linear import STUDY
+from tests.report import frames
 
 
-def test_show_gives_an_image_with_its_alternative_text_escaped():
+def embedded(fig):
+    """What `show` makes of a figure: its alternative text, its kind and its bytes."""
+    alt, kind, data = re.search(
+        r'alt="([^"]*)".*src="data:image/([^;]+);base64,([^"]+)"', figures.show(fig).data
+    ).groups()
+    return html.unescape(alt), kind, base64.b64decode(data)
+
+
+def test_a_figure_is_an_svg_without_a_ground_with_its_alternative_text_escaped():
     fig = figures.empty('A "quoted" title', "t < 1 & nothing else")
-    page = figures.show(fig).data
-    assert html.unescape(re.search(r'alt="([^"]*)"', page).group(1)) == fig.alt
-    assert "t < 1 & nothing else" in fig.alt
-    data = base64.b64decode(re.search(r"data:image/png;base64,([^\"]+)", page).group(1))
-    assert Image.open(io.BytesIO(data)).format == "PNG"
+    alt, kind, data = embedded(fig)
+    assert alt == fig.alt and "t < 1 & nothing else" in alt
+    root = ElementTree.fromstring(data)
+    assert kind == "svg+xml" and "".join(root.itertext()).count("quoted") == 1
+    filled = {style for one in root.iter() if "fill: #ffffff" in (style := one.get("style", ""))}
+    assert not filled, "its ground is not transparent"
+
+
+def test_every_word_and_number_of_a_figure_is_in_its_svg():
+    frame = frames.make((4096, 8192), (16, 256), groups=3, repeats=4)
+    fig = STUDY.figures["speed over B1"](frame)
+    wanted = {text.get_text() for text in fig.findobj(Text) if text.get_visible() and text.get_text().strip()}
+    assert sum("×" in text and "." in text for text in wanted) >= 3
+    drawn = "".join(ElementTree.fromstring(embedded(fig)[2]).itertext())
+    assert not [text for text in wanted if not all(line in drawn for line in text.split("\n"))]
+
+
+def test_a_figure_of_very_many_shapes_is_a_png_of_double_resolution():
+    with figures.drawing(4, 2, "many", alt="many") as (fig, grid):
+        grid[0, 0].scatter(range(4000), range(4000), s=range(4000))
+    _, kind, data = embedded(fig)
+    assert kind == "png" and Image.open(io.BytesIO(data)).width == 800 and len(figures.svg(fig)) > len(data)
 
 
 def test_drawing_leaves_no_open_figure_no_changed_setting_and_the_same_bytes():
     before, settings = plt.get_fignums(), dict(mpl.rcParams)
-    assert figures.png(figures.empty("t", "w")) == figures.png(figures.empty("t", "w"))
+    for made in (figures.png, figures.svg):
+        assert made(figures.empty("t", "w")) == made(figures.empty("t", "w"))
     assert plt.get_fignums() == before and dict(mpl.rcParams) == settings

@@ -79,7 +79,7 @@ def test_speed_parts_add_up_and_the_floor_is_a_share(phase1):
     parts = table["compute (ms)"] + table["exposed communication (ms)"] + table["host (ms)"]
     assert np.allclose(parts, table["call (ms)"])
     assert table["of floor (%)"].between(1, 110).all()
-    spread = table["kernel p10–p90"].str.split("–", expand=True).astype(float)
+    spread = table["kernel p10–p90 (ms)"].str.split("–", expand=True).astype(float)
     assert (spread[0] <= table["kernel (ms)"]).all() and (table["kernel (ms)"] <= spread[1]).all()
 
 

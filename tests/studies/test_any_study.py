@@ -114,7 +114,7 @@ CELLS = (
     'hardware = "auto"\nsettings = {}\nrun_dir = ""\nredraw = ""\nresume = ""',
     f"""from blockshock_lib.notebook.workbook import open_run
 run = open_run("toy/sort_time", {", ".join(f"{name}={name}" for name in GIVEN)})""",
-    *("run.measure(progress=False);", 'run.table("sorts")', 'run.figure("lead");'),
+    *("run.measure(progress=False);", "run.answer()", 'run.table("sorts")', 'run.figure("lead");'),
 )
 
 
@@ -136,7 +136,9 @@ def test_a_notebook_of_it_makes_a_page_and_the_run_is_listed_compared_and_explor
     done = workbook.execute("toy/sort_time", hardware="cpu", settings=settings, out=outputs)
     assert done.ok and done.status == "completed", done
     assert "1 cases were sorted" in done.verdict and "supported" in done.verdict, done.verdict
-    assert "shared" in done.html.read_text()
+    page, said = done.html.read_text(), "Not answered here (no claim about speed: CPU)."
+    assert "shared" in page and said in page and said in share.write_index(outputs).read_text()
+    assert "T1: the shared sort is right" in page and "Checks 3/3" in page
     folder = done.notebook.parent
     assert "toy" in share.write_index(outputs).read_text()
     assert compare(folder, folder, allow="dirty").ok

@@ -18,6 +18,7 @@ from blockshock_lib.engine import timing as timed
 from blockshock_lib.engine.study import CORE, Check, Metric, Phase, Sample, Study
 from blockshock_lib.params import RunParams
 from blockshock_lib.params.models import Count, Positive
+from blockshock_lib.report import answer
 from blockshock_lib.report.axes import Axes, Look, Work
 from blockshock_lib.report.verdicts import Verdict
 
@@ -180,6 +181,7 @@ STUDY = Study(
     defaults={"n": [64, 2048], "methods": list(METHODS), "profile": "last"},
     may_lose=lambda case: frozenset({1}) if case.order == "mortal" else frozenset(),
     hypotheses={"sort_time": (shared_is_right,)},
+    answers={"sort_check": lambda frame: answer.checked(frame, "every sort is right")},
     summary=lambda frame: [f"{frame['case'].nunique()} cases were sorted"],
     tables={"sorts": table},
     figures={"lead": figure},

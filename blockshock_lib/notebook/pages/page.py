@@ -6,11 +6,13 @@ A page fetches nothing, and a browser runs no script of it but ours: its policy 
 import base64
 import datetime as dt
 import hashlib
+import re
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import nbformat
-from bs4 import Tag
+from bs4 import BeautifulSoup, Tag
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
@@ -21,7 +23,7 @@ from pygments.lexers import PythonLexer
 
 from blockshock_lib import files
 from blockshock_lib.errors import RecordError, first_line
-from blockshock_lib.notebook.pages import sanitise
+from blockshock_lib.notebook.pages import links, sanitise
 from blockshock_lib.runs import manifest
 
 _HERE = Path(__file__).parent
@@ -38,16 +40,24 @@ _IMAGE = Markup('<img src="data:{kind};base64,{data}" alt="{alt}">')
 def write_html(notebook_path: str | Path) -> Path:
     """Write `<notebook>.html` beside the notebook and return its path; an older page is replaced whole, never in part.
 
-    Widget views, which need a live kernel, are left out; formulas are not typeset. The verdict at the top is that of
-    the manifest beside the notebook, if there is one. Raises: FileNotFoundError; nbformat.reader.NotJSONError: it is no
-    notebook; RecordError: the page was not written.
+    Widget views, which need a live kernel, are left out; formulas are not typeset. A notebook that does not begin with
+    an answer, or did not end well, has the verdict of the manifest beside it at the top, if there is one. Raises:
+    FileNotFoundError; nbformat.reader.NotJSONError: it is no notebook; RecordError: the page was not written.
     """
     source = Path(notebook_path)
+    files.write_atomic(source.with_suffix(".html"), render(source))
+    return source.with_suffix(".html")
+
+
+def render(source: Path, alone: bool = False) -> str:
+    """The page of a notebook, which links to the files beside it and, unless it is `alone`, to the other runs."""
     outline = _Outline()
     cells = [_cell(cell, outline, source.parent) for cell in nbformat.read(source, as_version=4).cells]
-    given = dict(contents=outline.contents, cells=cells, **_verdict(source.parent))
-    files.write_atomic(source.with_suffix(".html"), document("page.html", outline.title or source.stem, **given))
-    return source.with_suffix(".html")
+    answered = any('class="answer"' in output for cell in cells for output in cell["outputs"])
+    given = dict(contents=outline.contents, cells=cells, links=links.of(source, alone), **_verdict(source.parent))
+    if answered and not given["state"]:
+        given["verdict"] = []
+    return document("page.html", outline.title or source.stem, **given)
 
 
 def document(template: str, title: str, **values: object) -> str:
@@ -81,10 +91,12 @@ class _Outline:
 
     def __init__(self) -> None:
         self.title, self.contents, self.count = "", [], 0
-        self._level = 1
+        self._level, self._names = 1, {"contents", "main", "code", "theme", "csv"}  # those of the page itself
 
     def take(self, tag: Tag) -> None:
-        """Takes the first first-level heading out of the text, and gives the others their level and a name."""
+        """Takes the first first-level heading out of the text, and gives the others their level and a name made of
+        their words, which a link to them keeps from one drawing to the next.
+        """
         text, level = " ".join(tag.get_text().split()), int(tag.name[1])
         if not text or (level == 1 and not self.title):
             self.title = self.title or text
@@ -92,8 +104,13 @@ class _Outline:
             return
         self._level = min(max(level, 2), self._level + 1)
         tag.name = f"h{self._level}"
+        word = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60].strip("-") or "part"
+        tag["id"] = next(name for n in count(1) if (name := f"{word}-{n}" if n > 1 else word) not in self._names)
+        self._names.add(tag["id"])
+        tag.append(
+            BeautifulSoup(f' <a class="anchor" href="#{tag["id"]}" title="link to this part">#</a>', "html.parser")
+        )
         if self._level == 2:
-            tag["id"] = f"part-{len(self.contents)}"
             self.contents.append((tag["id"], text))
 
 

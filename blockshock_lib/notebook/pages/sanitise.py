@@ -4,6 +4,7 @@ A notebook's outputs and Markdown may come from a colleague's zip. No script, ha
 and no link but to a page, a mailbox or a file nearby. A page's policy (page.py) would refuse them once more.
 """
 
+import base64
 import re
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ import nh3
 from bs4 import BeautifulSoup, Tag
 from markupsafe import Markup, escape
 from nbconvert.filters.ansi import ansi2html
+
+from blockshock_lib.notebook.pages import tables
 
 MOST, MOST_TEXT = 500_000, 100_000  # characters of one output's markup, its images apart, and of its text
 DEEPEST = 200  # elements inside one another: the time to clean them grows with the square
@@ -32,9 +35,18 @@ _WITH_CONTENT = _words(
 )
 _VOID = _words("area base br col embed hr img input link meta param source track wbr")
 # The classes that the style knows: ours, pandas', and the short ones of pygments.
-_CLASS = re.compile(r"left|right|center|short|long|dataframe|scroll|note|heading|highlight|[a-z][a-z0-9]{0,2}")
-_NUMBER = re.compile(r"[-+−~<>≤≥]?\s*\.?\d|nan|none|[-–…]|\.\.\.|$", re.I)
-_IMAGE = re.compile(r"data:image/(?:png|jpeg|gif);base64,[A-Za-z0-9+/=\s]+")
+_CLASS = re.compile(
+    r"left|right|center|short|long|dataframe|scroll|table|figure|note|heading|highlight|bs-figure|same|new|pin|anchor|muted|"
+    r"answer|sentence|chip|claim|good|bad|warn|supported|refuted|undecided|[a-z][a-z0-9]{0,2}"
+)
+FIGURE = "bs-figure"  # an image of ours, which changes with the page's colours
+_IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|svg\+xml);base64,[A-Za-z0-9+/=\s]+")
+# What an SVG may not hold, although a browser runs and fetches nothing for an image: it might be opened by itself.
+_ACTIVE = re.compile(
+    rb"<!entity|<\?xml-stylesheet|<!doctype[^>]*\[|[<:](?:script|foreignobject|iframe|a|animate|set)\b|\bon\w+\s*=\s*['\"]|&#|"
+    rb"javascript:|@import|href\s*=\s*.(?!#|data:image/png;base64,)|url\(\s*['\"]?(?!#)",
+    re.I,
+)
 _LINK = re.compile(r"(?:https?://|mailto:)[^\s\\]+|#[^\s\\]*|(?![/\\]{2})[^\s:\\]*(?:[?#][^\s\\]*)?", re.I)
 _DATA = re.compile(r"data:image/[^\"'\s>]*")
 _ELEMENT = re.compile(r"<(/?)([A-Za-z][^\s/>]*)")
@@ -49,6 +61,7 @@ _ATTRIBUTES: dict[tuple[str, str], Callable[[str], object]] = {
     ("a", "title"): bool,
     ("img", "src"): _IMAGE.fullmatch,
     ("img", "alt"): bool,
+    ("img", "width"): re.compile(r"\d{1,4}").fullmatch,
     ("details", "open"): lambda value: True,
     ("div", "role"): "region".__eq__,
     ("div", "tabindex"): "0".__eq__,
@@ -57,7 +70,7 @@ _ATTRIBUTES: dict[tuple[str, str], Callable[[str], object]] = {
     ("th", "scope"): re.compile(r"col|row|colgroup|rowgroup").fullmatch,
     ("ol", "start"): re.compile(r"\d{1,6}").fullmatch,
     **{(tag, name): re.compile(r"\d{1,4}").fullmatch for tag in ("td", "th") for name in ("colspan", "rowspan")},
-    **{(f"h{level}", "id"): re.compile(r"part-\d+").fullmatch for level in range(1, 7)},
+    **{(f"h{level}", "id"): re.compile(r"[a-z0-9][a-z0-9-]*").fullmatch for level in range(1, 7)},
 }
 _NAMES = {tag: {name for owner, name in _ATTRIBUTES if owner == tag} | {"class", "style"} for tag in TAGS}
 
@@ -125,37 +138,30 @@ def _prepare(soup: BeautifulSoup, cell: str, heading: Callable[[Tag], None] | No
             heading(tag)
     for image in soup.find_all("img"):
         image["alt"] = image.get("alt", "").strip() or f"figure of {cell}"
-        if not _IMAGE.fullmatch(image.get("src", "")):
+        if not _harmless(image.get("src", "")):
             note = soup.new_tag("span", attrs={"class": "note"})
-            note.string = f"[{image['alt']}: not shown, for it is no embedded PNG, JPEG or GIF]"
+            note.string = f"[{image['alt']}: not shown, for it is no embedded PNG, JPEG, GIF or plain SVG]"
             image.replace_with(note)
     for table in soup.find_all("table"):
-        _prepare_table(table)
-        if table.find_parent("table") is None:
-            box = {"class": "scroll", "role": "region", "tabindex": "0", "aria-label": f"table of {cell}"}
-            table.wrap(soup.new_tag("div", attrs=box))
+        tables.prepare(table)
+    for kind, found in {"table": soup.find_all("table"), "figure": soup.find_all("img", class_=FIGURE)}.items():
+        for one in found:
+            if one.find_parent("table") is None:
+                box = {"class": f"scroll {kind}", "role": "region", "tabindex": "0", "aria-label": f"{kind} of {cell}"}
+                one.wrap(soup.new_tag("div", attrs=box))
     for block in soup.find_all("pre"):
         block["tabindex"] = "0"
 
 
-def _prepare_table(table: Tag) -> None:
-    # Columns of words stand at the left, which pandas puts at the right like numbers; long cells are wide.
-    for header in table.find_all("th"):
-        header["scope"] = header.get("scope") or ("col" if header.find_parent("thead") is not None else "row")
-    rows = [row.find_all(["td", "th"], recursive=False) for row in table.find_all("tr")]
-    width = max(map(len, rows), default=0)
-    if any(cell.get("colspan") or cell.get("rowspan") for row in rows for cell in row):
-        width = 0  # then a cell's place in its row does not say its column
-    for place in range(width):
-        column = [row[place] for row in rows if len(row) == width]
-        texts = [cell.get_text().strip() for cell in column if cell.name == "td"]
-        if texts and not all(len(text) < 40 and _NUMBER.match(text) for text in texts):
-            for cell in column:
-                cell["class"] = ["left"]
-    for cell in (cell for row in rows for cell in row):
-        length = len(cell.get_text().strip())
-        if wanted := "long" if length > 60 else "short" if length < 30 and cell.get("scope") != "col" else "":
-            cell["class"] = [*cell.get("class", []), wanted]
+def _harmless(source: str) -> bool:
+    """Whether this is an embedded picture, and one that holds nothing active."""
+    if not _IMAGE.fullmatch(source) or not source.startswith("data:image/svg"):
+        return bool(_IMAGE.fullmatch(source))
+    try:
+        text = base64.b64decode(source.partition(",")[2])
+    except ValueError:
+        return False
+    return not (_ACTIVE.search(text) or b"\0" in text)  # UTF-16 would hide words from the search
 
 
 def terminal(text: str) -> Markup:

@@ -2,7 +2,7 @@
 
 from blockshock_lib.engine.study import Study
 from blockshock_lib.studies.linear.axes import AXES
-from blockshock_lib.studies.linear.hypotheses import HYPOTHESES, summary
+from blockshock_lib.studies.linear.hypotheses import ANSWERS, HYPOTHESES, summary
 from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.params import PRESETS, Case, Params, columns, expand
 from blockshock_lib.studies.linear.phases import METRICS, PHASES
@@ -27,6 +27,7 @@ STUDY = Study(
     problem="blockshock_lib.studies.linear.problem:LinearProblem",
     hypotheses=HYPOTHESES,
     summary=summary,
+    answers=ANSWERS,
     tables=TABLES,
     figures=FIGURES,
     results=RESULTS,

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report import answer, frames, verdicts
 from blockshock_lib.report.verdicts import NO_CLAIM, UNDECIDED, Verdict
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.report import build
@@ -85,3 +85,36 @@ def summary(frame: pd.DataFrame) -> list[str]:
     row = real.loc[AXES.work(real).idxmax()]
     speed = f"{verdicts.interval_text(row)} of B1's speed at {AXES.case(row)}, {row['outcome']}"
     return [f"forward + dX of Block-Shock: {speed}"]
+
+
+def _speed(frame: pd.DataFrame, work: str, behind: str = "", rival: str = "tensor parallelism (B1)", **how) -> str:
+    """The answer about `work`'s speed, continuing the sentence `behind`."""
+    said = answer.speed(frame, AXES, f"{work}_kernel", rival, **how)
+    return f"{behind} {said[0].lower()}{said[1:]}" if behind else said
+
+
+def _pass_answer(frame: pd.DataFrame) -> str:
+    right = "It is wrong where a check failed" if verdicts.check_verdict(frame)[1] else "It stays right"
+    return _speed(frame, "pass", f"{right}; forward and dX:")
+
+
+def _step_answer(frame: pd.DataFrame) -> str:
+    said = _speed(frame, "step")
+    if said.startswith("Not answered"):
+        return said
+    return f"{said} {_speed(frame, 'step', 'With recompression in each step:', 'it', under=build.T1)}"
+
+
+def _whole_answer(frame: pd.DataFrame) -> str:
+    step = _speed(rows_of(frame, "step"), "step", "In training,", "it")
+    return f"{_speed(rows_of(frame, 'forward'), 'forward')} {step}"
+
+
+ANSWERS = {
+    "phase0": lambda frame: answer.checked(frame, "the sum equals the dense product to within rounding"),
+    "phase1": lambda frame: _speed(frame, "forward"),
+    "phase2": _pass_answer,
+    "phase3": _step_answer,
+    "": _whole_answer,
+}
+"""Of a phase, and of all records of a machine: the answer in a sentence."""

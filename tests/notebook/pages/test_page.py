@@ -1,3 +1,4 @@
+import base64
 import json
 import re
 import shutil
@@ -39,7 +40,7 @@ def test_every_colour_of_text_can_be_read_on_every_ground(name, scheme):
 
 def test_the_style_takes_every_colour_from_the_tokens():
     rules = re.sub(r"--\w+:light-dark\(.*?\);", "", STYLE)
-    assert set(re.findall(r"var\(--(\w+)\)", rules)) <= COLOURS.keys() and len(COLOURS) == 15
+    assert set(re.findall(r"var\(--(\w+)\)", rules)) <= COLOURS.keys() and len(COLOURS) == 17
     assert set(re.findall(r"#[0-9a-f]{3,6}\b", rules)) <= {"#fff"}  # the paper of figures
     assert not re.search(r"(?:^|[;{])color:(?!var)|url\(|@import", rules)
 
@@ -105,6 +106,56 @@ def test_the_verdict_of_the_manifest_is_at_the_top(tmp_path, facts, tone, state)
     lock.release(tmp_path)
 
 
+def test_a_notebook_that_begins_with_its_answer_has_no_second_verdict_unless_it_did_not_end_well(tmp_path):
+    said = run(v4.new_output("display_data", {"text/html": '<div class="answer"><p class="sentence">Never.</p></div>'}))
+    notebook = write(tmp_path, v4.new_markdown_cell("# Q"), said)
+    for status, boxes in (("completed", 0), ("failed", 1), ("interrupted", 1)):
+        known = json.loads((hostile.REFERENCE / manifest.FILE).read_text()) | {"status": status}
+        (tmp_path / manifest.FILE).write_text(json.dumps(known))
+        soup = soup_of(notebook)
+        assert (
+            len(soup.find_all(class_="verdict")) == boxes and soup.main.find(class_="sentence").get_text() == "Never."
+        )
+        assert "CPU, 2 cores" in soup.header.get_text()
+
+
+def test_a_headings_name_is_made_of_its_words_and_never_one_of_the_pages_own(tmp_path):
+    text = "# T\n## Time of a step\n## Time of a step\n## Contents\n## µ\n### s/2 & more"
+    soup = soup_of(write(tmp_path, v4.new_markdown_cell(text)))
+    names = [tag["id"] for tag in soup.main.find_all(["h2", "h3"])]
+    assert names == ["time-of-a-step", "time-of-a-step-2", "contents-2", "part", "s-2-more"]
+    assert [link["href"] for link in soup.find(id="contents").ol.find_all("a")] == [f"#{name}" for name in names[:4]]
+
+
+def test_a_page_links_to_what_lies_beside_it_and_in_a_zip_to_nothing_else(tmp_path):
+    folder = hostile.small_run(tmp_path / "out" / "reference" / "a")
+    (tmp_path / "out" / "index.html").touch()
+    (notebook,) = folder.glob("*.ipynb")
+    beside = {"Notebook": notebook.name, "Records": "records", "Traces": "traces", "Manifest": "manifest.json"}
+    for alone, links in ((False, {"Runs": "../../index.html"} | beside), (True, beside)):
+        soup = BeautifulSoup(page.render(notebook, alone), "html.parser")
+        assert {link.get_text(): link["href"] for link in soup.find(class_="links").find_all("a")} == links
+
+
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg"><text>one = 1</text><use href="#a"/><path style="fill: url(#h)"/>{}</svg>'
+)
+
+
+@pytest.mark.parametrize(
+    "active",
+    [
+        *("", "<script>1</script>", '<rect onload="x()"/>', "<foreignObject/>", '<image href="https://x.org/a.png"/>'),
+        *("<a href='#x'/>", "<style>@import 'x'</style>", "<rect fill='url(https://x.org/#a)'/>", "<svg:script/>"),
+        *("<animate attributeName='href'/>", "<x xmlns:y='z' y:href=\"data:text/html,x\"/>", "&#60;script&#62;"),
+    ],
+)
+def test_an_svg_is_an_image_only_where_nothing_in_it_is_active(active):
+    data = base64.b64encode(SVG.format(active).encode()).decode()
+    html = sanitise.clean(f'<img class="bs-figure" alt="it" src="data:image/svg+xml;base64,{data}">', cell="a")
+    assert ("<img" in html) == (not active) and ("no embedded PNG" in html) == bool(active)
+
+
 def test_very_long_output_is_cut_and_says_so(tmp_path):
     long = v4.new_output("stream", name="stdout", text="x" * 3_000_000)
     soup = soup_of(write(tmp_path, run(long, v4.new_output("display_data", {"text/html": "<p>x</p>" * 400_000}))))
@@ -117,11 +168,13 @@ def test_very_long_output_is_cut_and_says_so(tmp_path):
 def test_the_pages_of_the_reference_runs_are_small_and_show_every_figure(name, tmp_path):
     source = next((hostile.REFERENCE.parent / name).glob("*.ipynb"))
     soup = soup_of(shutil.copy(source, tmp_path))
-    assert (tmp_path / source.name).with_suffix(".html").stat().st_size < 1_000_000
+    assert (tmp_path / source.name).with_suffix(".html").stat().st_size < 1_500_000
     shown = json.dumps(json.loads(source.read_text())["cells"])  # what a widget keeps for itself is no output
-    assert len(soup.find_all("img")) == shown.count("data:image/png;base64") > 0
+    assert len(soup.find_all("img")) == shown.count(";base64,") > 0
     assert all(len(image["alt"]) > 40 for image in soup.find_all("img"))
-    assert len(soup.find_all("table")) == source.read_text().count("<table") > 0
+    none = [p for p in soup.find_all("p", class_="note") if p.get_text() == "none"]
+    assert len(soup.find_all("table")) + len(none) == source.read_text().count("<table") > 0
+    assert not [cell for cell in soup.find_all("td") if cell.get_text() in ("NaN", "nan", "None")]
 
 
 @pytest.mark.parametrize(

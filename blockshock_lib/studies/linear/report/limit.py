@@ -127,7 +127,7 @@ def host_table(frame: pd.DataFrame) -> pd.DataFrame:
         cells = mine.groupby("case")["value"].median()
         low, middle, high = mine["value"].quantile([0.1, 0.5, 0.9])
         row = {"product": name, "host (µs)": middle}
-        row |= {"p10–p90": f"{low:.3g}–{high:.3g}", "least of a cell (µs)": cells.min()}
+        row |= {"p10–p90 (µs)": f"{low:.3g}–{high:.3g}", "least of a cell (µs)": cells.min()}
         found.append(row | {"most of a cell (µs)": cells.max(), "cells": len(cells)})
     if not found:
         return nothing(frame, "host time of a call", "there the host makes the product itself")

@@ -98,7 +98,9 @@ def _engine(rows: pd.DataFrame) -> pd.DataFrame:
         best = reduce["nccl (µs)"] / reduce[ours].min(axis=1)
         found.append(("all-reduce", "NCCL", f"{_span(best)} times as fast, by the fastest of its ways"))
     for row in host.to_dict("records") if "host (µs)" in host else ():
-        found.append((f"host time of a call: {row['product']}", "", f"{row['host (µs)']:.3g} µs ({row['p10–p90']})"))
+        found.append(
+            (f"host time of a call: {row['product']}", "", f"{row['host (µs)']:.3g} µs ({row['p10–p90 (µs)']})")
+        )
     return pd.DataFrame(found, columns=["piece", "against", "measured"])
 
 

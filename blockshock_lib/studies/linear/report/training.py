@@ -83,7 +83,7 @@ def whole_table(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     ms = table["median"].astype(float)
     columns = {
         f"{what} (ms)": rounded(ms),
-        "p10–p90": [f"{row.p10:.4g}–{row.p90:.4g}" for row in table.itertuples(index=False)],
+        "p10–p90 (ms)": [f"{row.p10:.4g}–{row.p90:.4g}" for row in table.itertuples(index=False)],
         "vs B1": table["speed"],
         "claim": table["claim"],
         "tokens/s": rounded(1e3 * table["batch"].astype(float) / ms).round().astype(int),

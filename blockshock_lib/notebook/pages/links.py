@@ -1,0 +1,41 @@
+"""Where a reader can go from the page of a run: to all runs, the findings, and the files beside it."""
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from blockshock_lib.errors import RecordError
+from blockshock_lib.files import ROOT
+from blockshock_lib.runs import manifest, records
+from blockshock_lib.runs.run import OUTPUTS
+
+
+def of(notebook: Path, alone: bool = False) -> list[tuple[str, str]]:
+    """(word, link) relative to the notebook's page; `alone`: only to files of the run, as a zip holds them."""
+    folder = notebook.resolve().parent
+    found = {} if alone else _elsewhere(folder)
+    found["Notebook"] = folder / notebook.name
+    try:
+        facts = manifest.read(folder)
+    except RecordError:
+        facts = {}
+    else:
+        source = ROOT / facts["redrawn_from"] if facts.get("redrawn_from") else folder
+        if facts["phase"] != "findings" and not (alone and source != folder):
+            # A run that ends well packs its records once its page is made.
+            packed = (source / records.PARQUET).exists() or facts["status"] == "running"
+            found["Records"] = source / (records.PARQUET if packed else "records")
+        if (source / "traces").is_dir() and not (alone and source != folder):
+            found["Traces"] = source / "traces"
+        found["Manifest"] = folder / manifest.FILE
+    return [(word, quote(Path(os.path.relpath(path, folder)).as_posix())) for word, path in found.items()]
+
+
+def _elsewhere(folder: Path) -> dict[str, Path]:
+    homes = [place for place in folder.parents if (place / "index.html").is_file() or place == OUTPUTS.resolve()]
+    if not homes:
+        return {}
+    shipped = homes[0] / "reference" / "findings" / "findings.html"
+    newest = max(homes[0].glob("*/*-findings/findings.html"), default=shipped)
+    found = {"Runs": homes[0] / "index.html"}
+    return found | {"Findings": newest} if newest.is_file() and newest.parent != folder else found

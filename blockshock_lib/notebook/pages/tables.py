@@ -1,0 +1,150 @@
+"""A table of a notebook as its page shows it: one row of headers, no running index, one unit of time, no NaN."""
+
+import re
+import statistics
+from copy import copy
+from decimal import Decimal
+
+from bs4 import Tag
+
+_NUMBER = re.compile(r"[-+−~<>≤≥]?\s*\.?\d|nan|none|[-–…]|\.\.\.|$", re.I)  # how a cell of a column of numbers begins
+_PLAIN = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.I)
+_ABSENT = ("NaN", "nan", "None", "NaT", "<NA>")
+_TIME = " (ms)"
+
+
+def prepare(table: Tag) -> None:
+    """Changes `table` in place; one without rows becomes the word "none". Where cells span columns, a cell's place does
+    not say its column, and only headers get their scope.
+    """
+    for header in table.find_all("th"):
+        header["scope"] = header.get("scope") or ("col" if header.find_parent("thead") is not None else "row")
+    body = [row for row in table.find_all("tr") if row.find_parent("thead") is None]
+    head = [row for row in table.find_all("tr") if row.find_parent("thead") is not None]
+    if head and not any(_cells(row) for row in body):
+        table.name, table["class"], table.string = "p", ["note"], "none"
+        return
+    if not any(cell.get("colspan", "1") != "1" for row in (*head, *body) for cell in _cells(row)):
+        _fill(body)
+        _one_head(head)
+        _drop_index(head, body)
+        for cells in _columns(head, body):
+            _align(cells)
+        _scale(head, body)
+        for row in body:
+            for cell in _cells(row):
+                _say(cell)
+        _group(table, body)
+    for cell in table.find_all(["td", "th"]):
+        length = len(cell.get_text().strip())
+        if wanted := "long" if length > 60 else "short" if length < 30 and cell.get("scope") != "col" else "":
+            cell["class"] = [*cell.get("class", []), wanted]
+
+
+def _cells(row: Tag) -> list[Tag]:
+    return row.find_all(["td", "th"], recursive=False)
+
+
+def _text(cell: Tag) -> str:
+    return cell.get_text().strip()
+
+
+def _fill(body: list[Tag]) -> None:
+    """Writes a cell that spans rows into each of them: rows can then be sorted."""
+    spans: dict[int, tuple[int, Tag]] = {}
+    for row in body:
+        for place in sorted(spans):
+            left, cell = spans.pop(place)
+            row.insert(0, copy(cell)) if place == 0 else _cells(row)[place - 1].insert_after(copy(cell))
+            spans |= {place: (left - 1, cell)} if left > 1 else {}
+        for place, cell in enumerate(_cells(row)):
+            if (rows := int(cell.attrs.pop("rowspan", 1))) > 1:
+                spans[place] = (rows - 1, cell)
+
+
+def _one_head(head: list[Tag]) -> None:
+    # pandas writes the names of an index in a row of their own, below those of the columns.
+    if len(head) == 2 and len(_cells(head[0])) == len(_cells(head[1])):
+        pairs = list(zip(_cells(head[0]), _cells(head[1]), strict=True))
+        if not any(_text(above) and _text(below) for above, below in pairs):
+            for above, below in pairs:
+                above.string = _text(above) or _text(below)
+            head.pop().decompose()
+
+
+def _drop_index(head: list[Tag], body: list[Tag]) -> None:
+    rows = [_cells(row) for row in (*head, *body)]
+    numbers = [_text(cells[0]) if cells and cells[0].name == "th" else "" for cells in rows[len(head) :]]
+    if len(head) == 1 and rows[0] and not _text(rows[0][0]) and numbers == [str(n) for n in range(len(body))]:
+        for cells in rows:
+            cells[0].decompose()
+
+
+def _columns(head: list[Tag], body: list[Tag]) -> list[tuple[Tag, ...]]:
+    rows = [_cells(row) for row in (*head, *body)]
+    width = max(map(len, rows), default=0)
+    return list(zip(*(row for row in rows if len(row) == width), strict=True))
+
+
+def _align(cells: tuple[Tag, ...]) -> None:
+    """Words stand at the left; pandas puts them at the right, like numbers."""
+    texts = [_text(cell) for cell in cells if cell.get("scope") != "col"]
+    if texts and not all(len(text) < 40 and _NUMBER.match(text) for text in texts):
+        for cell in cells:
+            cell["class"] = ["left"]
+
+
+def _scale(head: list[Tag], body: list[Tag]) -> None:
+    """All times of a table in µs where half of them are below 1 ms, so that its columns can be compared."""
+    times = [cells for cells in _columns(head, body) if len(head) == 1 and _text(cells[0]).endswith(_TIME)]
+    numbers = [abs(float(number)) for _, *cells in times for cell in cells for number in _numbers(cell)]
+    if not numbers or statistics.median(numbers) >= 1:
+        return
+    for header, *cells in times:
+        header.string = _text(header).removesuffix(_TIME) + " (µs)"
+        for cell in cells:
+            if _numbers(cell):
+                cell.string = _PLAIN.sub(lambda found: str(1000 * Decimal(found[0])), _text(cell))
+
+
+def _numbers(cell: Tag) -> list[str]:
+    """The numbers of a cell that holds nothing else: one, or the ends of a range."""
+    parts = _text(cell).split("–")
+    return parts if all(_PLAIN.fullmatch(part) for part in parts) else []
+
+
+def _say(cell: Tag) -> None:
+    if _text(cell) in _ABSENT:
+        cell.string = "–"
+    elif numbers := _numbers(cell):
+        cell.string = "–".join(map(_readable, numbers))
+
+
+def _readable(text: str) -> str:
+    """ "5874000" -> "5,874,000", "0.000016" -> "1.6e-5", "12.500" -> "12.5": pandas' zeros at the end are padding."""
+    value = Decimal(text)
+    if 0 < abs(value) < Decimal("0.001"):
+        digits, _, power = f"{value.normalize():e}".partition("e")
+        return f"{digits}e{int(power)}"
+    plain = f"{value:,f}" if abs(value) >= 10_000 else f"{value:f}"
+    return plain.rstrip("0").rstrip(".") if "." in plain else plain
+
+
+def _group(table: Tag, body: list[Tag]) -> None:
+    """Of a run of rows that begin with the same words, all but the first say them faintly."""
+    before: list[str] = []
+    begins = []
+    for row in body:
+        texts = [_text(cell) for cell in _cells(row)]
+        same = 0
+        while same < min(len(texts), len(before)) - 1 and texts[same] == before[same]:
+            same += 1
+        for cell in _cells(row)[:same]:
+            cell["class"] = [*cell.get("class", []), "same"]
+        begins += [row] * (bool(before) and not same)
+        before = texts
+    for row in begins if len(begins) < len(body) - 1 else ():
+        row["class"] = ["new"]
+    first = [_text(_cells(row)[0]) for row in body if _cells(row)]
+    if all(len(text) < 30 for text in first):
+        table["class"] = [*table.get("class", []), "pin"]

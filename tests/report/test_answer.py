@@ -1,0 +1,75 @@
+import pytest
+
+from blockshock_lib.report import answer, verdicts
+from blockshock_lib.studies.linear import STUDY
+from blockshock_lib.studies.linear.axes import AXES
+from tests.report import frames
+from tests.studies import toy
+
+SIZES = (4096, 8192)
+SMALL = dict(ns=SIZES, bs=(16, 256), methods=("row_parallel", "masked_dense", "block_shock"), repeats=6)
+
+
+def faster(*cells, by=4.0):
+    return frames.make(**SMALL, speedup={("block_shock", n, batch): by for n, batch in cells})
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([], "Never here: slower than tensor parallelism (B1) in all 4 cases, by "),
+        (
+            [(n, b) for n in SIZES for b in (16, 256)],
+            "Always here: faster than tensor parallelism (B1) in all 4 cases, by ",
+        ),
+        ([(4096, 16)], "Sometimes faster here than tensor parallelism (B1): of 4 cases 1 faster, by "),
+    ],
+)
+def test_the_answer_counts_the_cases_that_the_intervals_decide(cells, said):
+    frame = faster(*cells)
+    text = answer.sentence(frame, STUDY.answers["phase1"])
+    assert text.startswith(said) and text.endswith("%.") and "H1" not in text
+    shares = [abs(1 - ratio) for ratio in verdicts.ratio(frame, AXES, "row_parallel", "block_shock")["ratio"]]
+    if not 0 < len(cells) < 4:
+        assert f"by {100 * min(shares):.0f} to {100 * max(shares):.0f}%." in text
+
+
+def test_an_undecided_case_is_no_loss_and_a_cpus_time_no_answer():
+    frame = frames.make(**SMALL | dict(bs=(16,)), noise=0.2, speedup={("block_shock", 4096, 16): 1.95})
+    text = answer.speed(frame, AXES)
+    assert (
+        text.startswith("Never surely faster here than B1 row-parallel: of 2 cases 1 slower, by ")
+        and "1 undecided" in text
+    )
+    assert (
+        answer.speed(frames.make((256,), (16,), device="cpu"), AXES) == "Not answered here (no claim about speed: CPU)."
+    )
+
+
+def test_what_failed_or_is_missing_comes_first_and_nothing_is_said_without_a_check():
+    frame = faster()
+    failed = answer.sentence(
+        frames.fail(frame, "block_shock", n=4096), STUDY.answers["phase1"], " · 4 of 35 records missing"
+    )
+    assert failed.startswith("6 of 36 checks failed. 4 of 35 records missing. Never here: slower than ")
+    none = answer.sentence(frame[frame["metric"].ne("check")], STUDY.answers["phase1"])
+    assert none == "Not answered: no check passed."
+
+
+def test_a_notebook_begins_with_the_sentence_and_checks_are_coloured_apart_from_hypotheses():
+    frame = faster()
+    page = answer.html("Never < here", frame, STUDY.hypotheses, "<img>")
+    assert (
+        page.index("Never &lt; here") < page.index("<img>") < page.index("Checks 36/36") < page.index("H1: Block-Shock")
+    )
+    assert 'chip good"' in page and '<b class="claim refuted">refuted</b> H1: ' in page
+    assert 'chip bad"' in answer.html("", frames.fail(frame, "block_shock", n=4096), {})
+
+
+def test_a_study_gives_its_own_words_or_takes_the_houses():
+    frame = frames.sorting(groups=3, repeats=4).assign(phase="sort_check")
+    assert (
+        answer.sentence(frame, toy.STUDY.answers["sort_check"])
+        == "Yes: every sort is right, in all 24 checks that could be made."
+    )
+    assert answer.speed(frame, frames.SORTING).startswith("Never here: slower than M merge sort in all ")
