@@ -83,7 +83,7 @@ def known_ceilings(
 def _measured(run: Earlier, dtype: str) -> tuple[Ceilings, str] | None:
     """Median over the run's fresh groups, and the dtype; a group measures them once and repeats them in each record."""
     asked = run.manifest["params"]
-    if dtype and dtype not in (asked["sweep"].get("dtypes") or [asked["dtype"]]):
+    if dtype and dtype not in (asked.get("sweep", {}).get("dtypes") or [asked.get("dtype")]):
         return None
     frame = records.load(run.folder)
     rows = frame[frame["method"].eq(CEILING) & frame["status"].eq("ok") & frame["metric"].isin(Ceilings._fields)]

@@ -104,6 +104,11 @@ def test_ceilings_come_from_the_newest_run_of_the_machine_else_from_the_shipped_
     assert shipped.source == files.shown(newest) and "of another machine" in shipped.note
     for day in ("2026-11-21", "2026-11-22", "2026-11-20"):
         copy_of_cpu(tmp_path / day, started=f"{day}T10:00:00+00:00")
+    without = manifest.read(tmp_path / "2026-11-22")["params"]
+    del without["sweep"], without["dtype"]  # of a study that has no such keys
+    copy_of_cpu(tmp_path / "other", started="2026-11-23T10:00:00+00:00", params=without)
+    assert earlier.known_ceilings("cpu", "bf16", machine=CPU["title"], out=tmp_path).ceilings.gemm_rate > 0
+    shutil.rmtree(tmp_path / "other")
     newest = earlier.known_ceilings("cpu", "bf16", machine=CPU["title"], out=tmp_path)
     assert newest.source == str(tmp_path / "2026-11-22") and newest.note == "" and newest.ceilings.gemm_rate > 0
     assert "measured in bf16, not fp32" in earlier.known_ceilings("cpu", "fp32", machine=CPU["title"]).note
