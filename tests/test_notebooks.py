@@ -1,6 +1,7 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -13,7 +14,7 @@ import pytest
 from blockshock_lib.files import ROOT
 from blockshock_lib.studies.linear import STUDY
 from blockshock_lib.studies.linear.report import FIGURES, TABLES
-from tests.nbval_runs import pytest_runtest_setup
+from tests.nbval_runs import differs, pytest_runtest_setup
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 IGNORED = "nbval-ignore-output"
@@ -113,7 +114,7 @@ def test_a_notebook_begins_with_its_answer_before_it_says_how(notebook):
     assert text.index('class="sentence"') < text.index("<img") < text.index("Checks ")
 
 
-def test_nbval_sees_one_altered_word_of_a_committed_table(tmp_path):
+def test_nbval_sees_one_altered_word_of_a_committed_table_and_says_where_it_stands(tmp_path):
     notebook = nbformat.read(ROOT / "notebooks" / "phase0_correctness.ipynb", as_version=4)
     altered = [index for index, cell in enumerate(code(notebook)) if "correctness" in calls(cell)]
     (output,) = code(notebook)[altered[0]].outputs
@@ -121,25 +122,38 @@ def test_nbval_sees_one_altered_word_of_a_committed_table(tmp_path):
         assert "pass" in output.data[kind]
         output.data[kind] = output.data[kind].replace("pass", "FAIL", 1)
     nbformat.write(notebook, tmp_path / "altered.ipynb")
-    # Its run goes where the test's other files are, and it runs as the committed notebook did: without GPUs.
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "BLOCKSHOCK_OUTPUTS": str(tmp_path / "outputs")}
+    shutil.rmtree(own := ROOT / ".cache" / "nbval" / "altered", ignore_errors=True)
     line = [
         sys.executable,
         "-m",
         "pytest",
         "--nbval",
-        "--junitxml=report.xml",
+        *("--junitxml=report.xml", "--color=no"),
+        *("-p", "tests.nbval_runs"),
         "-p",
         "no:cacheprovider",
         "altered.ipynb",
     ]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
     ran = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     cases = ElementTree.parse(tmp_path / "report.xml").findall(".//testcase")
     bad = [index for index, case in enumerate(cases) if {"failure", "error"} & {part.tag for part in case}]
     assert ran.returncode == 1 and len(cases) == len(code(notebook)), ran.stdout
     assert bad == altered and len(altered) == 1
-    assert "mismatch" in ran.stdout and "FAIL" in ran.stdout
-    assert len(list((tmp_path / "outputs").rglob("manifest.json"))) == 1
+    said = "row 2 (uniform_1100, gaussian), column A dense: committed 'FAIL', now 'pass'\nmeant? make nbval-update"
+    assert said in ran.stdout and "<td>" not in ran.stdout
+    assert len(list(own.rglob("manifest.json"))) == 1
+    shutil.rmtree(own)
+
+
+def test_tables_of_other_shapes_or_text_are_told_apart_by_lines():
+    def shows(*lines):
+        return [{"data": {"text/plain": "\n".join(lines)}}]
+
+    assert differs(shows("N 128", "N 256"), shows("N 128")) == [
+        *("- what is committed, + what is now", "  N 128", "- N 256")
+    ]
+    assert differs(shows("one"), shows("two")) == ["row 0 (), column 0: committed 'one', now 'two'"]
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
