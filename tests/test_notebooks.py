@@ -71,6 +71,12 @@ def test_the_parameters_are_literals(notebook):
     assert values in (EXPLORE, FINDINGS, phase)
 
 
+def test_every_parameter_of_explore_reaches_its_views():
+    cells = code(nbformat.read(ROOT / "notebooks" / "explore.ipynb", as_version=4))
+    (floors,) = (cell.source for cell in cells if "floors_view" in calls(cell))
+    assert set(re.findall(r"\w+", floors)) == {"floors_view", "earlier", *EXPLORE} - {"runs"}
+
+
 def test_every_figure_has_alternative_text(notebook):
     figures = [cell for cell in code(notebook) if calls(cell) & ({"answer", "figure", "show"} | VIEWS)]
     assert figures

@@ -57,13 +57,16 @@ def runs_view(*folders: str, figure: str = "") -> None:
     again = view.button("look again", "refresh", "list the runs that came since")
     again.add_class("bs-runs-refresh")
     again.on_click(lambda _: _look_again(select))
-    runs.box.children = (*runs.box.children[:-1], again, runs.figure)
+    hint = widgets.HTML(f"A click shows one run; Ctrl-click (⌘-click) adds one beside it, up to {MOST}.")
+    hint.add_class("bs-runs-hint")
+    runs.box.children = (*runs.box.children[:-1], hint, again, runs.figure)
     runs.show()
 
 
 def _listed() -> dict[str, Path]:
     """What a list shows of each run, the newest first, and its folder."""
     every = pd.concat([workbook.runs(place) for place in (OUTPUTS, REFERENCE)]).drop_duplicates("folder")
+    every = every[every["phase"].ne("findings")]  # it saves no figure
     every = every.sort_values(["started", "folder"], ascending=False)
     when = "{0.started:.16} · {0.phase} · {0.machine} · {0.status} · {0.folder}"
     return {when.format(row).replace("T", " ", 1): ROOT / row.folder for row in every.itertuples()}

@@ -164,6 +164,7 @@ def _three(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+_DOT = dict(marker="o", color=INK, markeredgecolor="white", markersize=8, linestyle="", zorder=5)
 # Okabe and Ito's palette, each with a hatch of its own, so that the figure can be read in grey; and words.
 BINDS = {
     "bytes": ("#56B4E9", "", "moving bytes"),
@@ -172,26 +173,32 @@ BINDS = {
 }
 
 
-def floors_figure(table: pd.DataFrame, axes: Axes, source: str = "") -> Figure:
+def floors_figure(table: pd.DataFrame, axes: Axes, source: str = "", run: str = "") -> Figure:
     """A bar a method of one case of a dry run: its work, as bytes or arithmetic bind it (tick: the other bound), and
-    the link after it; ms. A training step's pieces are each bound by their own, so its bar may exceed both bounds.
+    the link after it; ms. A training step's pieces are each bound by their own, so its bar may exceed both bounds. A
+    dot is the time of the column `measured` (ms), which `run` measured.
     """
     known = table[table["floor_whole"].notna()] if "floor_whole" in table else table.iloc[:0]
     if known.empty:
         return figures.empty("Predicted floors", "no ceilings are known for this machine, so no floor can be told")
     methods = axes.ordered(table["method"])
-    rows, case, most = table.set_index("method").loc[methods[::-1]], known.iloc[0], known["floor_whole"].max()
+    known = known.assign(measured=known["measured"] if run else np.nan)
+    rows, case = table.assign(measured=known["measured"]).set_index("method").loc[methods[::-1]], known.iloc[0]
+    most = known[["floor_whole", "measured"]].max(axis=None)
+    times = {name: f"{milliseconds(value)} measured" for name, value in rows["measured"].dropna().items()}
     whole = rows["floor_whole"].map(milliseconds)
     bars = {method: "cannot run" for method in methods}
     for method, row in rows[rows["floor_whole"].notna()].iterrows():
         pieces = ", ".join(f"{name} {milliseconds(row[f'floor_{name}'])}" for name in BINDS)
         bars[method] = f"{whole[method]} ({pieces}; {row['bound']} binds)"
+        bars[method] += f"; {times[method]}" if method in times else ""
     with figures.drawing(
         *(8.2, 0.95 + 0.33 * len(methods), _floors_title(known.set_index("method"), axes)),
         *(frames.no_claim(known), axes.case(case), frames.setting(case, axes)),
         alt="Horizontal bars of predicted floors. " + " ".join(f"{axes.label(m)}: {text}." for m, text in bars.items()),
-        note="Nothing is measured here: floor = cost / ceiling, nothing overlapped. Tick: the other bound."
-        + (f" Ceilings: {source}." if source else ""),
+        note="A floor is a prediction: cost / ceiling, nothing overlapped. Tick: the other bound."
+        + (f" Ceilings: {source}." if source else "")
+        + (f" Dots: medians of {run}." if run else ""),
     ) as (fig, grid):
         ax, bounds, ahead = grid[0, 0], ("bytes", "arithmetic"), known["floor_bytes"] >= known["floor_arithmetic"]
         for place, (method, row) in enumerate(rows.iterrows()):
@@ -204,22 +211,26 @@ def floors_figure(table: pd.DataFrame, axes: Axes, source: str = "") -> Figure:
                 look = dict(zip(("color", "hatch"), BINDS[name], strict=False), edgecolor="white", linewidth=0.4)
                 ax.barh(place, width, left=left, height=0.68, **look)
             ax.plot([row[f"floor_{other}"]], [place], **_TICK, markersize=11, markeredgewidth=1.4)
-            text, end = f"{whole[method]}, bound by {_the(row['bound'])}", row["floor_whole"] + 0.015 * most
+            ax.plot([row["measured"]], [place], **_DOT)
+            end = np.nanmax([row["floor_whole"], row["measured"]]) + 0.02 * most
+            text = f"{whole[method]}, bound by {_the(row['bound'])}"
+            text = f"{times[method]}; floor {text}" if method in times else text
             ax.text(end, place, text, va="center", fontsize=8.5)
         figures.lines(ax, [axes.label(method) for method in rows.index])
-        ax.set(xlim=(0, 1.42 * most), ylim=(-0.55, len(methods) - 0.45))
+        ax.set(xlim=(0, (2 if times else 1.42) * most), ylim=(-0.55, len(methods) - 0.45))
         ax.set_xlabel(f"predicted floor of {axes.times[case['work']].words} (time, lower is better)")
         ax.xaxis.set_major_locator(MaxNLocator(5))
         ax.xaxis.set_major_formatter(FuncFormatter(milliseconds))
         ax.grid(True, axis="x")
         drawn = {"bytes": ahead.any(), "arithmetic": not ahead.all(), "link": known["floor_link"].gt(0).any()}
         patches = [
-            Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=words)
-            for name, (colour, hatch, words) in BINDS.items()
+            Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=_the(name))
+            for name, (colour, hatch, _) in BINDS.items()
             if drawn[name]
         ]
         patches.append(Line2D([], [], **_TICK, markersize=9, label="the other bound"))
-        ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(patches), fontsize=8.5)
+        patches += [Line2D([], [], **_DOT, label="measured")] if run else []
+        ax.legend(handles=patches, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(patches), fontsize=8.5)
     return fig
 
 
@@ -230,7 +241,9 @@ def _floors_title(known: pd.DataFrame, axes: Axes) -> str:
     ratio = known.loc[axes.under, "floor_whole"] / known.loc[axes.over, "floor_whole"]
     word = "equals" if abs(ratio - 1) < 0.005 else f"is {ratio:.2f} of"
     binds = f"{_the(known.loc[axes.under, 'bound'])} binds it most"
-    return f"{axes.short(axes.under)}'s floor {word} {axes.short(axes.over)}'s; {binds}"
+    title = f"{axes.short(axes.under)}'s floor {word} {axes.short(axes.over)}'s; {binds}"
+    speed = known.loc[axes.over, "measured"] / known.loc[axes.under, "measured"]
+    return title if np.isnan(speed) else f"{title}; measured, it has {speed:.2f} of its speed"
 
 
 def _the(bound: str) -> str:

@@ -56,7 +56,9 @@ class View:
 
 def box(name: str, lines: Iterable[Iterable[widgets.Widget]], shown: widgets.Widget) -> widgets.VBox:
     """The widget of a view: rows of controls above what they show; it hides the view's static figure."""
-    hide = widgets.HTML(f"<style>.bs-{name}-static {{ display: none }}</style>")
+    # What a slider stands at, "as measured" for one, is shown whole.
+    whole = f".bs-{name} .widget-readout {{ max-width: none; min-width: max-content }}"
+    hide = widgets.HTML(f"<style>.bs-{name}-static {{ display: none }} {whole}</style>")
     hide.layout.display = "none"
     layout = dict(flex_flow="row wrap", align_items="center", grid_gap="2px 14px", overflow="visible")
     rows = [widgets.HBox(list(line), layout=widgets.Layout(**layout)) for line in lines]

@@ -7,6 +7,7 @@ from blockshock_lib import files, load
 from blockshock_lib.errors import LaunchError, RecordError
 from blockshock_lib.notebook import explore
 from blockshock_lib.report import view
+from blockshock_lib.report.figures import milliseconds
 from blockshock_lib.runs import manifest
 from blockshock_lib.runs import open as opening
 from blockshock_lib.runs.dry_run import earlier
@@ -38,6 +39,33 @@ def test_a_change_draws_once_a_drag_never_and_a_value_seen_before_is_not_drawn_a
     assert v.drawn == 2 and v.figure.value != first
     v.controls["n"].value = 4096
     assert v.drawn == 2 and v.figure.value == first
+
+
+def test_unticking_square_keeps_the_size_and_ticking_takes_it_back(views):
+    controls = views["floors"].controls
+    controls["n"].value = 8192
+    controls["square"].value = False
+    assert (controls["in_features"].value, controls["out_features"].value) == (8192, 8192)
+    assert "8192x8192" in views["floors"].figure.value
+    controls["in_features"].value = 512
+    controls["square"].value = True
+    assert controls["n"].value == 512 and "512x512" in views["floors"].figure.value
+
+
+def test_a_floor_has_the_measured_time_beside_it_where_a_record_holds_the_case(views):
+    v = views["floors"]
+    assert "measured, it has 0.65 of its speed" in v.figure.value and ">measured<" in v.figure.value
+    frame = load(REFERENCE / "phase1-cuda").query(
+        "metric == 'forward_kernel' and method == 'block_shock' and rank == -1"
+    )
+    median = frame[frame["in_features"].eq(4096) & frame["batch"].eq(256)]["value"].median()
+    assert f"{view.html.escape(milliseconds(median))} measured" in v.figure.value
+    v.controls["world_size"].value = 8
+    assert "measured," not in v.figure.value and ">measured<" not in v.figure.value
+
+
+def test_a_control_shows_its_whole_value(views):
+    assert ".widget-readout { max-width: none" in views["floors"].box.children[0].value
 
 
 def test_every_image_has_alternative_text_and_every_control_a_description(views):
@@ -87,10 +115,13 @@ def test_a_list_of_no_run_says_so_and_lists_those_that_came_since(tmp_path, monk
     monkeypatch.setattr(explore._Fresh, "show", lambda view: shown.append(view))
     explore.runs_view()
     assert "Pick a run" in shown[0].figure.value
+    (hint,) = (one.value for one in shown[0].box.children if "bs-runs-hint" in one._dom_classes)
+    assert "Ctrl-click" in hint
+    manifest.note(drawn(tmp_path / "2026-11-22" / "2-findings"), phase="findings")
     folder = drawn(tmp_path / "2026-11-22" / "1-linear-phase1-cpu")
     (again,) = (child for child in shown[0].box.children if getattr(child, "description", "") == "look again")
     again.click()
-    assert shown[0].controls["runs_list"].options[0][1] == folder
+    assert [one for _, one in shown[0].controls["runs_list"].options] == [folder], "findings save no figure"
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What every figure promises, and that what is drawn is what was measured."""
 
+import io
 import re
 from functools import partial
 
@@ -200,6 +201,31 @@ def test_a_floor_is_the_larger_bound_of_the_product_and_the_link_after_it():
     assert "cannot run: mask random is not periodic" in words(fig) and "Ceilings: outputs/reference" in words(fig)
     us = r"\d+(\.\d)? µs"
     assert re.search(rf"Block-Shock: {us} \(bytes {us}, arithmetic {us}, link {us}; link binds\)", fig.alt)
+
+
+def test_measured_times_are_dots_beside_the_floors_and_change_the_title():
+    times = pd.Series({"row_parallel": 0.05, "block_shock": 0.08})
+    table = floors().assign(measured=lambda rows: rows["method"].map(times))
+    fig = machine_plots.floors_figure(table, AXES, "c", "outputs/reference/phase1-cuda")
+    (ax,) = fig.axes
+    dots = {(*line.get_xdata(), *line.get_ydata()) for line in ax.lines if line.get_marker() == "o"}
+    assert {dot for dot in dots if len(dot) == 2 and dot[0] > 0} == {(0.08, 0), (0.05, 2)}
+    assert title(fig).endswith("measured, it has 0.62 of its speed") and ax.get_xlim()[1] > 0.08
+    assert "Block-Shock: 32 µs" in fig.alt and "80 µs measured" in fig.alt and "Dots: medians of outputs" in words(fig)
+    assert "measured" not in title(machine_plots.floors_figure(table, AXES, "c"))
+
+
+def test_the_legend_of_floors_is_whole_where_every_bound_is_drawn():
+    table = floors().assign(world_size=8, measured=0.1)
+    table.loc[2, ["floor_bytes", "floor_arithmetic"]] = 0.03, 0.01
+    fig = machine_plots.floors_figure(table, AXES, "c", "r")
+    fig.savefig(io.BytesIO())
+    legend = fig.axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == [
+        *("moving bytes", "arithmetic", "the link", "the other bound", "measured")
+    ]
+    box = legend.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= fig.bbox.width
 
 
 def test_floors_of_a_cpu_make_no_claim_and_no_ceilings_give_a_figure_that_says_so():

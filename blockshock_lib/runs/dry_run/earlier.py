@@ -2,8 +2,9 @@
 
 import datetime as dt
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from blockshock_lib.engine.study import Phase, Study
 from blockshock_lib.errors import ParamsError, RecordError
 from blockshock_lib.files import shown
 from blockshock_lib.params import RunParams
+from blockshock_lib.report import frames
 from blockshock_lib.report.axes import CEILING
 from blockshock_lib.runs import manifest, records
 from blockshock_lib.runs.run import OUTPUTS, REFERENCE
@@ -94,6 +96,26 @@ def _measured(run: Earlier, dtype: str) -> tuple[Ceilings, str] | None:
     if not {"copy_bandwidth", "gemm_rate"} <= set(middle.index):
         return None
     return Ceilings(*(float(middle.get(name, 0.0)) for name in Ceilings._fields)), first["dtype"].iloc[0]
+
+
+def measured_times(
+    device: str, phase: str, metric: str, like: Mapping[str, object], *, machine: str, out: Path | None = None
+) -> tuple[dict[str, float], str]:
+    """Method -> median ms of `metric` in the case whose columns are `like`, and the run: the newest of that machine
+    and phase that holds it, no emulated one. ({}, "") where none does.
+    """
+    for run in (run for run in runs(device, machine=machine, out=out) if run.machine == machine):
+        if run.phase.name == phase and not run.hardware["emulated"]:
+            frame = _loaded(run.folder)
+            rows = frame[frame[list(like)].eq(pd.Series(like)).all(axis=1)]
+            if len(times := frames.samples(rows, frames.time_metric(rows, metric))):
+                return times.groupby("method")["value"].median().to_dict(), shown(run.folder)
+    return {}, ""
+
+
+@cache
+def _loaded(folder: Path) -> pd.DataFrame:
+    return records.load(folder)  # a completed run changes no more
 
 
 def known_machines(out: Path | None = None) -> list[tuple[str, dict]]:

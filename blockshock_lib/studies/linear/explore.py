@@ -106,7 +106,12 @@ def make_floors(
         fields["methods"] = tuple(name for name in METHODS if optimizer or name != "block_shock_recompress")
         case = Case(**fields, device=device, product="auto", emulated=False, seed=0)
         found = known(machine, case.dtype, case.world_size)
-        return _page(pd.DataFrame(floor_rows(case, card, found.ceilings if found else None)), found)
+        frame = pd.DataFrame(floor_rows(case, card, found.ceilings if found else None))
+        about = ("in_features", "out_features", "batch", "mask", "workload", "optimizer", "dtype", "world_size")
+        like = {name: frame[name].iloc[0] for name in about}
+        metric = f"{frame['work'].iloc[0]}_kernel"
+        times, run = earlier.measured_times(device, phase, metric, like, machine=machine, out=out)
+        return _page(frame.assign(measured=frame["method"].map(times)), found, run)
 
     controls = {
         "n": steps("N (in = out)", SIZES, n, "in and out features of a square weight"),
@@ -121,20 +126,24 @@ def make_floors(
         "work": choice("work", WORKS.items(), WORKS["a forward"], "what the floor is of", "270px"),
     }
     rows = (("n", "square", "in_features", "out_features", "work"), ("b", "dtype", "mask", "world_size", "machine"))
-    view = View("floors", controls, draw, rows=rows)
+    square, side, others = controls["square"], controls["n"], (controls["in_features"], controls["out_features"])
 
-    def show_sides(_=None) -> None:
-        for name in ("n", "in_features", "out_features"):
-            controls[name].layout.display = "" if (name == "n") == controls["square"].value else "none"
+    def show_sides(change=None) -> None:
+        for control in (side, *others):
+            control.layout.display = "" if (control is side) == square.value else "none"
+        if change and square.value:
+            side.value = others[0].value
+        for control in others if change and not square.value else ():
+            control.value = side.value  # the size stays; from here the two go their own ways
 
-    controls["square"].observe(show_sides, "value")
+    square.observe(show_sides, "value")
     show_sides()
-    return view
+    return View("floors", controls, draw, rows=rows)
 
 
-def _page(frame: pd.DataFrame, found: Any) -> str:
+def _page(frame: pd.DataFrame, found: Any, run: str) -> str:
     source = f"{found.source} on {found.machine}" if found else ""
-    figure = figures.show(machine_plots.floors_figure(frame, AXES, source)).data
+    figure = figures.show(machine_plots.floors_figure(frame, AXES, source, run)).data
     note = f"Ceilings {html.escape(found.note)}. " if found and found.note else ""
     takes = byte_text(frame["rank_bytes"].iloc[0])
     note += f"To measure this case takes a rank up to {takes}, the float64 truth included."
@@ -144,8 +153,10 @@ def _page(frame: pd.DataFrame, found: Any) -> str:
         if not row.unsupported:
             line |= {what: byte_text(getattr(row, what)) for what in ("weights", "read", "written", "sent")}
             line |= {"floor": milliseconds(row.floor_whole) if row.bound else "unknown", "bound by": row.bound}
+            line["measured"] = milliseconds(row.measured) if row.measured > 0 else "–"
         lines.append(line)
-    shown = pd.DataFrame(lines, columns=["method", "weights", "read", "written", "sent", "floor", "bound by"])
+    columns = ["method", "weights", "read", "written", "sent", "floor", "measured", "bound by"]
+    shown = pd.DataFrame(lines, columns=columns if run else [name for name in columns if name != "measured"])
     what = f"Bytes a rank in {AXES.times[frame['work'].iloc[0]].words}, and its floor"
     return f"{figure}{table(shown, what)}<p>{note}</p>"
 
