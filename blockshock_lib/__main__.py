@@ -27,24 +27,32 @@ LIST = ("started", "study", "phase", "status", "verdict", "machine", "folder")
 
 def parser(asked: str = "") -> argparse.ArgumentParser:
     """`asked`: the verb, if it is known; only `run` and the help need what the studies bring."""
-    top = argparse.ArgumentParser(prog="python -m blockshock_lib", description=__doc__)
+    top = argparse.ArgumentParser(prog="python -m blockshock_lib", description=__doc__, allow_abbrev=False)
     verbs = top.add_subparsers(dest="verb", required=True)
     brought = [studies.load(name) for name in studies.names()] if asked in ("", "run") else []
     phases = ", ".join(name for study in brought for name in study.phases)
 
-    def verb(name: str, do, about: str, out: bool = True):
-        made = verbs.add_parser(name, help=about)
+    def verb(name: str, do, about: str, out: bool = True, **more: str):
+        made = verbs.add_parser(name, help=about, allow_abbrev=False, **more)
         made.set_defaults(do=do)
         if out:
             made.add_argument("--out", type=Path, default=OUTPUTS, help="of the dated folders (default: outputs/)")
         return made.add_argument
 
-    add = verb("run", _run, "run a phase into a dated, executed notebook with page and records")
+    example = "example: python -m blockshock_lib run phase1 --hardware cuda --mask random --set sweep.n=[4096,8192]"
+    add = verb("run", _run, "run a phase into a dated, executed notebook with page and records", epilog=example)
     add("phase", help=f"one of {phases}; or study/phase")
-    add("--hardware", default="auto", metavar="NAME", help="a file in params/hardware, without its ending")
-    add("--sweep", metavar="NAME", dest="layers.sweep", help="a file in params/<study>/sweeps, without its ending")
-    for kind, table in ((kind, table) for study in brought for kind, table in study.presets.items()):
-        add(f"--{kind}", metavar="NAME", dest=f"layers.{kind}", help=f"one of {', '.join(table)}")
+    add(
+        "--hardware",
+        default="auto",
+        metavar="NAME",
+        help="a file in params/hardware, without its ending (default: auto)",
+    )
+    place = "a file in params/<study>/sweeps, without its ending"
+    add("--sweep", metavar="NAME", dest="layers.sweep", help=f"{place} (default: <phase>-<hardware>)")
+    for own, kind, table in ((study.name, *one) for study in brought for one in study.presets.items()):
+        about = f"one of {', '.join(table)} (default: as in params/{own})"
+        add(f"--{kind}", metavar="NAME", dest=f"layers.{kind}", help=about)
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. sweep.n=[4096,8192]; may be repeated")
     add("--dry-run", action="store_true", help="list the cases, their bytes and an estimate of time; start nothing")
     about = "go on with a run that was stopped (default: the latest of this phase); no finished case is repeated"

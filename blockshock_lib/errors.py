@@ -1,5 +1,20 @@
 """Typed failures. Each carries one clear sentence that says what is wrong and what would mend it."""
 
+import difflib
+from collections.abc import Iterable
+
+# What others call it.
+ALIASES = {"gpu": "cuda", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
+
+
+def allowed(word: object, known: Iterable[object]) -> str:
+    """The allowed values as a phrase, and the nearest of them where one is near."""
+    names = [str(k) for k in known]
+    alias = ALIASES.get(str(word).lower())
+    near = [alias] if alias in names else difflib.get_close_matches(str(word), names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near and near[0] != word else ""
+    return f"allowed: {', '.join(names) or 'none'}{hint}"
+
 
 def first_line(text: object) -> str:
     """The first line of an error's (or any) text that is not blank: what fits in a row's reason."""

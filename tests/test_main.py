@@ -88,6 +88,21 @@ def test_a_failed_check_of_a_redrawn_folder_ends_the_command_with_1(outputs, cap
     assert first == "phase0: FAIL" and notebook.endswith(".ipynb") and page.endswith(".html")
 
 
+def test_a_flag_is_never_guessed_and_the_help_has_defaults_and_an_example(capsys):
+    for words in (["run", "phase0", "--method", "headline"], ["run", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == (2 if "--method" in words else 0)
+    said = capsys.readouterr()
+    assert "unrecognized arguments: --method headline" in said.err
+    assert said.out.count("(default:") >= 6 and "example: python -m blockshock_lib run phase1" in said.out
+
+
+def test_a_misspelt_folder_is_answered_with_the_nearest_run(capsys):
+    assert main(["report", "outputs/reference/phase1_cpu"]) == 2
+    assert "; did you mean outputs/reference/phase1-cpu?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "flags, words",
     [

@@ -86,7 +86,8 @@ class TermParallelLinear(ShardedLinear):
     @classmethod
     def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:
         if world_size % 2:
-            raise UnsupportedError(f"two terms need an even number of ranks, not {world_size}")
+            way = ": start them with torchrun --nproc-per-node 2, or use Linear24 on one" if world_size == 1 else ""
+            raise UnsupportedError(f"two terms need an even number of ranks, not {world_size}{way}")
         return Part(rank % 2, slice(0, out_features), equal_shard(in_features, rank // 2, world_size // 2))
 
     def place_dgrad(self, made: Tensor) -> Tensor:

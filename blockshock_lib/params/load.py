@@ -13,9 +13,9 @@ from ruamel.yaml import YAML, events
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode
 
-from blockshock_lib.errors import ParamsError
+from blockshock_lib.errors import ParamsError, allowed
 from blockshock_lib.files import ROOT
-from blockshock_lib.params.models import RunParams, allowed, explain
+from blockshock_lib.params.models import RunParams, explain
 
 PARAMS = ROOT / "params"
 COMMAND, SET = "command line", "--set"

@@ -1,11 +1,12 @@
 """What every study's parameters have, to which it adds its own in a subclass; and pydantic's errors as sentences."""
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
+
+from blockshock_lib.errors import allowed
 
 DType = Literal["bf16", "fp16", "fp32"]
 # Without strict, pydantic would turn "16", 16.0 and True into whole numbers.
@@ -15,14 +16,6 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$")]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
-
-
-def allowed(word: object, known: Iterable[object]) -> str:
-    """The allowed values as a phrase, and the nearest of them where one is near."""
-    names = [str(k) for k in known]
-    near = difflib.get_close_matches(str(word), names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near and near[0] != word else ""
-    return f"allowed: {', '.join(names) or 'none'}{hint}"
 
 
 def wrong(key: str, sentence: str) -> PydanticCustomError:

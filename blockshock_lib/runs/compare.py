@@ -156,6 +156,9 @@ def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
     if one.study is not other.study:
         raise CompareError(f"{names} share no case: they are of {one.study.name} and {other.study.name}")
     known = [changes.cases(side.frame, axes).set_index("case", drop=False) for side in sides]
+    phases = [" and ".join(sorted(set(found["phase"]))) for found in known]
+    if not {*known[0]["phase"]} & {*known[1]["phase"]}:
+        raise CompareError(f"{names} share no case: they are of {phases[0]} and {phases[1]}")
     alike = changes.pairs(*known, changes.LOOSE["dtype"])
     dtypes = Counter((known[0].loc[mine, "dtype"], known[1].loc[theirs, "dtype"]) for theirs, mine in alike.items())
     parts = ((part, text, other.hardware[part]) for part, text in one.hardware.items())

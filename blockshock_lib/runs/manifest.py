@@ -1,5 +1,6 @@
 """The manifest of a run: what was asked, of which code and machine, how it ended, and a digest of every file."""
 
+import difflib
 import json
 import os
 import re
@@ -41,11 +42,17 @@ def read(folder: Path) -> dict:
             raise ValueError(f"its {', '.join(wrong)} cannot be so")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
-        raise RecordError(f"{shown(folder)} holds no readable {FILE}: {why}") from None
+        near = "" if Path(folder, FILE).exists() else _nearest(shown(folder))
+        raise RecordError(f"{shown(folder)} holds no readable {FILE}: {why}{near}") from None
     if found["status"] == "running" and (state := lock.state(folder)) in STOPPED:
         status, reason = STOPPED[state]
         found |= {"status": status, "reason": reason, "verdict": f"{found['phase']} {status}: {reason}"}
     return found
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, map(shown, folders(OUTPUTS)), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def folders(out: Path) -> list[Path]:

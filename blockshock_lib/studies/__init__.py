@@ -6,7 +6,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
-from blockshock_lib.errors import ParamsError
+from blockshock_lib.errors import ParamsError, allowed
 
 if TYPE_CHECKING:
     from blockshock_lib.engine.study import Study
@@ -22,7 +22,7 @@ def names() -> tuple[str, ...]:
 def load(name: str) -> Study:
     """The study of that name. ParamsError where there is none."""
     if name not in (table := _table()):
-        raise ParamsError(f"{name!r} is no study; allowed: {', '.join(table)}")
+        raise ParamsError(f"{name!r} is no study; {allowed(name, table)}")
     return getattr(importlib.import_module(module_of(name)), table[name].partition(":")[2])
 
 
@@ -37,8 +37,8 @@ def of_phase(phase: str) -> Study:
     every = [load(one) for one in ([study] if study else names())]
     if found := [one for one in every if name in one.phases]:
         return found[0]
-    known = ", ".join(key for one in every for key in one.phases)
-    raise ParamsError(f"command line: phase: {phase!r} is no phase of a study; allowed: {known}")
+    known = allowed(name, (key for one in every for key in one.phases))
+    raise ParamsError(f"phase: {phase!r} is no phase of a study; {known}")
 
 
 def _table() -> dict[str, str]:

@@ -194,6 +194,13 @@ def test_another_dtype_is_refused_and_paired_where_told(old, new):
     assert set(found.rows["dtype"]) == {"bf16 → fp16"} and len(found.rows) == 2 * 7 * 5
 
 
+def test_runs_of_two_phases_are_told_so_before_anything_else(old, new):
+    on_card(new, lambda card: card["cpu"].update(cores=16))
+    alter(new, lambda document: (document.update(phase="phase2"), document["case"].update(phase="phase2")))
+    with pytest.raises(CompareError, match=r"share no case: they are of phase1 and phase2$"):
+        compare(old, new)
+
+
 def test_everything_that_is_refused_is_said_at_once(old, new):
     on_card(new, lambda card: card["cpu"].update(cores=16))
     alter(new, lambda document: (DIRTY(document), document["case"].update(dtype="fp16")))
@@ -204,11 +211,6 @@ def test_everything_that_is_refused_is_said_at_once(old, new):
     with pytest.raises(CompareError, match="'speed'; allowed: hardware, dtype, dirty"):
         compare(old, new, allow=["speed"])
     assert compare(old, new, allow=("hardware", "dtype", "dirty")).ok
-
-
-def test_runs_of_different_phases_share_no_case():
-    with pytest.raises(CompareError, match=r"share no case: phase0, .* in a, phase1, .* in b"):
-        compare(REFERENCE / "phase0-cuda", CUDA)
 
 
 @pytest.mark.parametrize(

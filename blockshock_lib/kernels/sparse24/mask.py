@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.errors import UnsupportedError, allowed
 
 PATTERNS = {
     "uniform": ("1100", "0011", "1010", "0101", "1001", "0110"),
@@ -27,7 +27,7 @@ class Mask:
     def named(cls, name: str) -> "Mask":
         """A shipped mask. UnsupportedError where there is none of that name."""
         if name not in MASKS:
-            raise UnsupportedError(f"no mask is called {name!r}; allowed: {', '.join(MASKS)}")
+            raise UnsupportedError(f"no mask is called {name!r}; {allowed(name, MASKS)}")
         return MASKS[name]
 
     @property

@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from blockshock_lib.engine import study
+from blockshock_lib.errors import allowed
 from blockshock_lib.kernels.sparse24.mask import MASKS, PATTERNS, Mask
-from blockshock_lib.params.models import Count, DType, Flag, Frozen, Name, Positive, RunParams, allowed, by_name, wrong
+from blockshock_lib.params.models import Count, DType, Flag, Frozen, Name, Positive, RunParams, by_name, wrong
 from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.phases import PHASES
 
