@@ -7,7 +7,7 @@ With k = 2 K / w input columns a rank and e bytes an element:
   the mask is transposable and 2 where it is not; with `exchange` half as much again, for half of the other term's rows.
 """
 
-from blockshock_lib.studies.linear.methods.method import Cost, Method, Shape, summed, summed_dgrad
+from blockshock_lib.studies.linear.methods.method import Cost, Method, Shape, pattern_bytes, summed, summed_dgrad
 
 
 class BlockShock(Method):
@@ -77,10 +77,10 @@ class BlockShock(Method):
     def held_bytes(self, shape: Shape, optimizer: str) -> tuple[float, float]:
         packed, transposed = _packed(shape), _packed(shape) * (_orientations(shape) - 1)
         if not optimizer:
-            return packed, transposed or _pattern(shape)
+            return packed, transposed + pattern_bytes(shape)
         other = 1.5 if self.wgrad_choice(shape) == "exchange" else 1.0
         bools = shape.out_features * shape.term_columns if self.stock else 0.0
-        copies = transposed + other * _pattern(shape) + bools
+        copies = transposed + other * pattern_bytes(shape) + bools
         return (_dense(shape), copies + packed) if shape.update == "recompress" else (packed, copies)
 
     def scratch_bytes(self, shape: Shape, optimizer: str) -> float:
@@ -103,11 +103,6 @@ def _packed(shape: Shape) -> float:
 
 def _orientations(shape: Shape) -> int:
     return 2 if shape.mask.transposable else 1  # a term's transpose is packed too where that is 2:4
-
-
-def _pattern(shape: Shape) -> float:
-    entries = shape.out_features * shape.term_columns
-    return 0.0 if shape.mask.periodic else entries / (16 if shape.mask.transposable else 8)
 
 
 ROWS = tuple(

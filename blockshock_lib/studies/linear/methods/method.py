@@ -174,6 +174,12 @@ class Method:
         return TrainingBytes(*held, trained, MOMENTS[optimizer] * trained, activations, scratch)
 
 
+def pattern_bytes(shape: Shape) -> float:
+    """Of a term's mask; of one that repeats a tile, that tile alone, which is not counted."""
+    entries = shape.out_features * shape.term_columns
+    return 0.0 if shape.mask.periodic else entries / (16 if shape.mask.transposable else 8)
+
+
 def summed(
     shape: Shape, columns: float, entries: float | None = None, weights: float | None = None, extra: float = 0
 ) -> Cost:
