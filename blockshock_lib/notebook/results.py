@@ -1,6 +1,9 @@
-"""`python -m blockshock_lib.notebook.results` writes docs/results/<study>.md and README's table from the records."""
+"""`python -m blockshock_lib.notebook.results` writes docs/results/<study>.md and README's table from the
+records; with --check it only says whether they are stale."""
 
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from blockshock_lib import files, studies
@@ -19,7 +22,7 @@ def written() -> dict[Path, str]:
             found = Findings(None, "reference", Path(), name)
             sentence, page = (make(found.main) for make in study.results)
             source = f"Written by `make findings` from the records of {found.setting}."
-            text = f"# Results of the study {name}\n\n**{study.question}**\n\n{source}\n\n{page}\n"
+            text = f"# Results of the study {name}\n\n**{study.question}**\n\n{source}\n\n{page}\n{_runs(found)}"
             pages[ROOT / "docs" / "results" / f"{name}.md"] = text
             rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {sentence} |")
     readme = ROOT / "README.md"
@@ -30,11 +33,38 @@ def written() -> dict[Path, str]:
     return pages
 
 
-def main() -> None:
+def _runs(found: Findings) -> str:
+    """The runs behind the page: executed notebook, start, code and versions of each."""
+    lines = ["", "## The runs behind it", "", "| run | started | code | versions |", "| --- | --- | --- | --- |"]
+    for source in found.sources:
+        if source.counts and source.setting == found.setting:
+            row, notebook = source.row(), found.study.phases[source.manifest["phase"]].notebook
+            link = f"[{row['run']}](../../{row['run']}/{Path(notebook).name})"
+            lines.append(f"| {link} | {row['started']} | {row['code']} | {row['versions']} |")
+    return "\n".join(
+        [*lines, "", "Times of runs of other code or versions are not to be compared with each other.", ""]
+    )
+
+
+def stale() -> list[Path]:
+    """The files that do not hold what the shipped records say."""
+    return [path for path, text in written().items() if not path.is_file() or path.read_text("utf-8") != text]
+
+
+def main(words: Sequence[str] = ()) -> int:
+    """Writes the files; with --check it only names those that are stale, and returns 1 where there are any."""
+    if unknown := set(words) - {"--check"}:
+        print(f"error: {', '.join(sorted(unknown))}; allowed: --check", file=sys.stderr)
+        return 2
+    if words:
+        for path in (old := stale()):
+            print(f"{files.shown(path)} is not what the records say: make findings")
+        return int(bool(old))
     for path, text in written().items():
         files.write_atomic(path, text)
         print(files.shown(path))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -54,9 +54,28 @@ def page(frame: pd.DataFrame) -> str:
         f"s = {_span(law.law_rows(frame)['s'], 2)} was measured. Where bytes bind, B1 reads 8/9 of Block-Shock's. Both "
         "add the same all-reduce, which brings the ratio towards 1 and never across."
     )
-    lines = ["## The answer", "", *claims, *answer, "", "## Why it loses", "", why, ""]
+    lines = ["## The answer", "", *claims, *answer, "", "## How to read it", "", *_how(frame), ""]
+    lines += ["## Why it loses", "", why, ""]
     lines += ["## The 2:4 engine", "", *markdown(_engine(forward)), "", *_tables(frame)]
     return "\n".join([*lines, "## What this does not say", "", _DOES_NOT_SAY])
+
+
+def _how(frame: pd.DataFrame) -> list[str]:
+    groups = frame[frame["phase"].ne("phase0")].groupby("phase")["group"].nunique()
+    many = ", ".join(f"{count} in {phase}" for phase, count in groups.items())
+    labels = ", ".join(AXES.label(name) for name in AXES.methods if name not in (T1, STOCK))
+    return [
+        "- A *cell* is a weight, N x N, and a batch of B rows. `1.20x [1.18, 1.22]` is a speed, above 1 where the one "
+        "that is named first is faster, with its 99% interval ([how it is made](../measuring.md)); *faster* and "
+        "*slower* are said only where that excludes 1, else a cell is undecided.",
+        "- Times are kernel times, of a CUDA graph over copies of the weight that miss the L2 cache, on the slowest "
+        "rank. *Called eagerly* is what a user's call takes, the host's work in it.",
+        f"- The [methods](../methods.md): {labels}. T3 is Block-Shock in training: its packed values are the "
+        "parameter; T1 compresses a dense master anew after each step.",
+        "- In H2, s1/f is T1's step over B1's, over what the forward is over B1's: below 1 training keeps less of the "
+        "ratio. s3/f is the same of T3; s3/s1 says how many times as fast T3's step is as T1's.",
+        f"- Everything is repeated in fresh groups of processes: {many}.",
+    ]
 
 
 def _count(
