@@ -204,6 +204,44 @@ def machine_table(frame: pd.DataFrame) -> pd.DataFrame:
     return rounded(pd.DataFrame(table))
 
 
+def energy_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    """What one call of a case's whole work takes, a row a (case, method): joules of all GPUs that work for it, and
+    those over the baseline's with their 99% interval; of one GPU the median power and the lowest SM clock.
+    """
+    rows, works = frames.complete(frame, axes), [f"{stem}_kernel" for stem in axes.times]
+    drawn = rows["metric"].isin(["energy", "power", "sm_clock"]) & ~rows["method"].eq(MACHINE)
+    slot = rows["detail"].astype(str).str.partition(" ")[0]
+    most = {case: max(map(works.index, of)) for case, of in slot[drawn & slot.isin(works)].groupby(rows["case"])}
+    rows = rows[~drawn | slot.eq(rows["case"].map(most).map(dict(enumerate(works))))]
+    table = frames.summary(rows, axes, "energy")
+    if table.empty:
+        return pd.DataFrame({"energy": ["none was measured"]})
+    of = frames.valid(rows).groupby(["metric", "case", "method"])["value"]
+    for metric, name, value in (("power", "power (W a GPU)", of.median()), ("sm_clock", "SM clock (MHz)", of.min())):
+        at = pd.MultiIndex.from_arrays([[metric] * len(table), table["case"], table["method"]])
+        table[name] = value.reindex(at).to_numpy()
+    over = {
+        (row["case"], method): verdicts.interval_text(row)
+        for method in set(table["method"]) - {axes.over}
+        for row in verdicts.ratio(rows, axes, method, axes.over, "energy").to_dict("records")
+    }
+    named = f"over {axes.short(axes.over)}'s"
+    own = {(case, axes.over): "1 (itself)" for case in table["case"]}
+    table[named] = [(over | own).get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
+    table = rounded(smallest_first(table, axes).rename(columns={"median": "energy (J)"}))
+    columns = [
+        axes.x,
+        axes.y,
+        *varying(table, axes),
+        "method",
+        "energy (J)",
+        named,
+        "power (W a GPU)",
+        "SM clock (MHz)",
+    ]
+    return shown(table, axes, columns)
+
+
 def top_kernels(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     """The five slowest kernels of each profiled (case, method), with their share of all its kernels' time."""
     rows, cell = frames.valid(frames.complete(frame, axes)), ["case", "method"]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import frames, interval, reruns
-from blockshock_lib.report.axes import Axes
+from blockshock_lib.report.axes import TWIN, Axes
 
 FASTER, SLOWER, UNDECIDED, NO_CLAIM = "faster", "slower", "undecided", "no claim"
 SUPPORTED, REFUTED, NOT_APPLICABLE = "supported", "refuted", "not applicable"
@@ -181,6 +181,53 @@ def numbers(frame: pd.DataFrame, rules: Rules) -> pd.DataFrame:
     return pd.DataFrame(table, columns=columns).set_index("hypothesis")
 
 
+AGAIN, NO_TWIN = "the twin", "no twin: the baseline was timed once"
+
+
+def twin(frame: pd.DataFrame, axes: Axes) -> tuple[pd.DataFrame, float]:
+    """What a run cannot tell apart: `ratio` of the baseline's twin over the baseline, in kernel time of the widest work
+    that was measured, and the smallest difference that may be claimed of one cell, 0.02 for 2%, or NaN.
+
+    That is exp(t s) - 1. s is the root mean square, over the C cells of all runs, of the log of the twin's ratio; t is
+    Student's 99.5% quantile for C degrees of freedom. In 99 of 100 cells the ratio of two equal methods lies within it.
+    """
+    again = frames.complete(frame)
+    again = again.assign(method=again["method"].replace(TWIN, AGAIN))
+    have = set(again.loc[again["method"].eq(AGAIN), "metric"])
+    metric = next((f"{stem}_kernel" for stem in reversed(axes.times) if f"{stem}_kernel" in have), "")
+    again = again if metric else again.iloc[:0]
+    cells = reruns.cells(again, axes.over, AGAIN, metric).values()
+    logs = np.array([run.mean() for cell in cells for run in cell.values()])
+    reach = interval.t_quantile(0.995, len(logs)) * np.square(logs).mean() ** 0.5 if len(logs) else np.nan
+    return ratio(again, axes, axes.over, AGAIN, metric), float(np.expm1(reach))
+
+
+def _differs(table: pd.DataFrame) -> pd.Series:
+    return table["low"].gt(1) | table["high"].lt(1)
+
+
+def twin_sentences(frame: pd.DataFrame, axes: Axes) -> list[str]:
+    """Whether the twin differs from the baseline, and the smallest difference to claim; nothing of older records."""
+    table, smallest = twin(frame, axes)
+    if table.empty:
+        return []
+    off = table[_differs(table)].to_dict("records")
+    at = ", ".join(f"{interval_text(row)} at {axes.case(row)}" for row in off[:3]) + ", ..." * (len(off) > 3)
+    said = f"{axes.short(axes.over)} again differs from it in {len(off)} of {len(table)} cells" + f" ({at})" * bool(off)
+    why = frames.no_claim(table)
+    return [f"{said}; smallest difference to claim: {smallest:.1%}" + f" ({why})" * bool(why)]
+
+
+def twin_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    """A row a case: the twin's speed over the baseline's with its 99% interval, and whether that excludes 1."""
+    table, _ = twin(frame, axes)
+    if table.empty:
+        return pd.DataFrame({"twin": [NO_TWIN]})
+    made = table[[axes.x, axes.y]].rename(columns=axes.header)
+    made[f"{axes.short(axes.over)} again"] = [interval_text(row) for row in table.to_dict("records")]
+    return made.assign(it=np.where(_differs(table), "DIFFERS", "same"))
+
+
 def one_line(
     frame: pd.DataFrame,
     axes: Axes,
@@ -190,8 +237,8 @@ def one_line(
     good: str = "PASS",
 ) -> str:
     """The last line a run prints: its checks (those of `own`, where `frame` holds more runs), the hypotheses of its
-    phases, the study's own `summary`: frame -> sentences, and what several runs say of each other. `good`: what is said
-    where no check failed.
+    phases, what the twin says, the study's own `summary`: frame -> sentences, and what several runs say of each other.
+    `good`: what is said where no check failed.
     """
     own = frame if own is None else own
     passed, failed, _, line = check_verdict(own)
@@ -201,5 +248,5 @@ def one_line(
     idle = [axes.label(name) for name in axes.ordered(outcomes["method"]) if name not in ran]
     parts = [f"{'+'.join(phases(frame)) or 'no phase'}: {state}", line]
     parts += [f"not run: {', '.join(idle)}"] if idle else []
-    more = [*summary(frame), *reruns.sentences(frame, axes)]
+    more = [*twin_sentences(frame, axes), *summary(frame), *reruns.sentences(frame, axes)]
     return " · ".join([*parts, *(verdict.line for verdict in hypotheses(frame, rules)), *more])
