@@ -181,7 +181,7 @@ def numbers(frame: pd.DataFrame, rules: Rules) -> pd.DataFrame:
     return pd.DataFrame(table, columns=columns).set_index("hypothesis")
 
 
-AGAIN, NO_TWIN = "the twin", "no twin: the baseline was timed once"
+AGAIN = "the twin"
 
 
 def twin(frame: pd.DataFrame, axes: Axes) -> tuple[pd.DataFrame, float]:
@@ -202,30 +202,17 @@ def twin(frame: pd.DataFrame, axes: Axes) -> tuple[pd.DataFrame, float]:
     return ratio(again, axes, axes.over, AGAIN, metric), float(np.expm1(reach))
 
 
-def _differs(table: pd.DataFrame) -> pd.Series:
-    return table["low"].gt(1) | table["high"].lt(1)
-
-
 def twin_sentences(frame: pd.DataFrame, axes: Axes) -> list[str]:
     """Whether the twin differs from the baseline, and the smallest difference to claim; nothing of older records."""
     table, smallest = twin(frame, axes)
     if table.empty:
         return []
-    off = table[_differs(table)].to_dict("records")
+    off = table[table["low"].gt(1) | table["high"].lt(1)].to_dict("records")
     at = ", ".join(f"{interval_text(row)} at {axes.case(row)}" for row in off[:3]) + ", ..." * (len(off) > 3)
-    said = f"{axes.short(axes.over)} again differs from it in {len(off)} of {len(table)} cells" + f" ({at})" * bool(off)
+    said = "{0} again differs from {0} in {1} of {2} cells".format(axes.short(axes.over), len(off), len(table))
+    said += f" ({at})" * bool(off)
     why = frames.no_claim(table)
     return [f"{said}; smallest difference to claim: {smallest:.1%}" + f" ({why})" * bool(why)]
-
-
-def twin_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
-    """A row a case: the twin's speed over the baseline's with its 99% interval, and whether that excludes 1."""
-    table, _ = twin(frame, axes)
-    if table.empty:
-        return pd.DataFrame({"twin": [NO_TWIN]})
-    made = table[[axes.x, axes.y]].rename(columns=axes.header)
-    made[f"{axes.short(axes.over)} again"] = [interval_text(row) for row in table.to_dict("records")]
-    return made.assign(it=np.where(_differs(table), "DIFFERS", "same"))
 
 
 def one_line(

@@ -44,7 +44,7 @@ TABLES = {
     "memory": _shared("tables:memory_table", metrics={"weight": "weight_bytes", "peak": "peak_bytes"}, whole="weight"),
     "machine": _plain("tables:machine_table"),
     "energy": _shared("tables:energy_table"),
-    "twin": _shared("verdicts:twin_table"),
+    "twin": _shared("tables:twin_table"),
     "kernels": _shared("tables:top_kernels"),
     "exposed": _own("bars:exposed"),
     "how dX is made": _own("training:how_table"),
