@@ -128,18 +128,9 @@ def speed_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     table = smallest_first(table.merge(ratios, on=["case", "method"], how="left"), axes)
     table[vs] = table[vs].mask(table["method"].eq(axes.over), "1 (itself)").fillna(ABSENT)
     table[["claim", further]] = table[["claim", further]].fillna(ABSENT)
-    columns = [
-        axes.x,
-        axes.y,
-        *varying(table, axes),
-        "method",
-        "kernel (ms)",
-        "kernel p10–p90 (ms)",
-        vs,
-        "claim",
-        further,
-    ]
-    columns += ["compute (ms)", "reduce (ms)", "exposed communication (ms)", "host (ms)", "call (ms)", "of floor (%)"]
+    columns = [axes.x, axes.y, *varying(table, axes), "method", "kernel (ms)", "kernel p10–p90 (ms)", vs]
+    parts = ("compute", "reduce", "exposed communication", "host", "call")
+    columns += ["claim", further, *(f"{name} (ms)" for name in parts), "of floor (%)"]
     return shown(table, axes, columns)
 
 

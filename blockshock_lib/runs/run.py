@@ -208,12 +208,8 @@ class Run:
         line = verdicts.one_line(self.frame, *about, good=state, own=self.own) + lost
         rules, then = code.rules(study)["digest"], manifest.read(self.source).get("rules") or {}
         line += " · judged by other rules than stood before the data" * (then.get("digest", rules) != rules)
-        facts = {
-            "verdict": line,
-            "answer": self.sentence,
-            "weighed": [shown(folder) for folder in self.others()] or None,
-        }
-        facts |= {"ended": now(), "figures": self._save_figures()}
+        facts = {"verdict": line, "weighed": [shown(folder) for folder in self.others()] or None}
+        facts |= {"answer": self.sentence, "ended": now(), "figures": self._save_figures()}
         facts["seen"] = seen.to_dict("records") if "power median (W)" in seen else []  # of each GPU; nothing on a CPU
         taken = self.own.drop_duplicates(["case", "group"]).groupby("case")["seconds"].median().dropna()
         facts["seconds"] = taken.to_dict()  # what a dry run of another plan is scaled by

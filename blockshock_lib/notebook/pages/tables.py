@@ -8,9 +8,10 @@ from decimal import Decimal
 from bs4 import Tag
 
 _NUMBER = re.compile(r"[-+−~<>≤≥]?\s*\.?\d|nan|none|[-–…]|\.\.\.|$", re.I)  # how a cell of a column of numbers begins
-_PLAIN = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.I)
+_PLAIN = re.compile(r"[-+]?\d{1,20}(?:\.\d{1,20})?(?:e[-+]?\d\d?)?", re.I)
 _ABSENT = ("NaN", "nan", "None", "NaT", "<NA>")
 _TIME = " (ms)"
+MOST = 100_000  # cells that a table is made to have where its cells span rows
 
 
 def prepare(table: Tag) -> None:
@@ -24,7 +25,9 @@ def prepare(table: Tag) -> None:
     if head and not any(_cells(row) for row in body):
         table.name, table["class"], table.string = "p", ["note"], "none"
         return
-    if not any(cell.get("colspan", "1") != "1" for row in (*head, *body) for cell in _cells(row)):
+    cells = [cell for row in (*head, *body) for cell in _cells(row)]
+    spans = sum(int(cell.get("rowspan", 1)) for cell in cells)
+    if spans <= MOST and not any(cell.get("colspan", "1") != "1" for cell in cells):
         _fill(body)
         _one_head(head)
         _drop_index(head, body)
@@ -55,7 +58,8 @@ def _fill(body: list[Tag]) -> None:
     for row in body:
         for place in sorted(spans):
             left, cell = spans.pop(place)
-            row.insert(0, copy(cell)) if place == 0 else _cells(row)[place - 1].insert_after(copy(cell))
+            before = _cells(row)[:place]  # fewer where rows are not of one length
+            before[-1].insert_after(copy(cell)) if before else row.insert(0, copy(cell))
             spans |= {place: (left - 1, cell)} if left > 1 else {}
         for place, cell in enumerate(_cells(row)):
             if (rows := int(cell.attrs.pop("rowspan", 1))) > 1:
