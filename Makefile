@@ -64,8 +64,9 @@ share: setup ## write outputs/index.html, all runs on one page; with RUN=folder 
 list: setup ## list the runs under outputs/
 	@$(BLOCKSHOCK) list $(ARGS)
 
-lab: setup ## open JupyterLab on the notebooks; this machine only, with a token
-	$(VENV)/bin/jupyter lab --ip=127.0.0.1 --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+lab: setup ## open JupyterLab on copies of the notebooks, in outputs/lab; this machine only, with a token
+	PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m jupyterlab --ip=127.0.0.1 --LabApp.app_settings_dir=$(CURDIR)/tools/lab \
+		--notebook-dir="$$($(VENV)/bin/python -m blockshock_lib.notebook.lab)" $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 test: setup lint ## the quick tests: no GPU, no browser, a test for every promise
 	$(PYTEST) tests --ignore=tests/browser -m "not long" $(SPREAD) $(ARGS)

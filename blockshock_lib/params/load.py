@@ -89,8 +89,8 @@ def load(
     detect: Callable[[], str] = lambda: "auto",
     said: str = SET,
 ) -> RunParams:
-    """Merges the stack, base < study < phase < hardware < sweep < overrides, and checks it. ParamsError: one line a
-    problem, each with its file, dotted key, the allowed values and the nearest match.
+    """Merges the stack, base < study's defaults < study < phase < hardware < sweep < chosen by name < overrides, and
+    checks it. ParamsError: one line a problem, each with its file, dotted key, the allowed values, the nearest match.
 
     A study's and a phase's file may be missing. The sweep is `<phase>-<hardware's name>` where that file exists, else
     `<phase>-<device>`: hardware without a sweep of its own shares the one for all CPUs or all GPUs.

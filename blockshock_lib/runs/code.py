@@ -48,7 +48,7 @@ def digest(study: Study | None = None, then: Mapping[str, str] | None = None, ro
     names = None if study is None else {phase.notebook for phase in study.phases.values()}
     for path in sorted((root / "notebooks").glob("*.ipynb")):
         if names is None or path.name in names:
-            found[f"notebooks/{path.name}"] = sha256(_cells(path.read_bytes()))
+            found[f"notebooks/{path.name}"] = sha256(cells(path.read_bytes()))
     return sha256(canonical(found | _outside(study)))[:12]
 
 
@@ -65,7 +65,7 @@ def _outside(study: Study | None) -> dict[str, str]:
     return _digests(place.parent, place.parent.rglob("*.*") if place.name == "__init__.py" else [place])
 
 
-def _cells(data: bytes) -> bytes:
+def cells(data: bytes) -> bytes:
     with contextlib.suppress(ValueError, TypeError, KeyError):
         cells = [c for c in json.loads(data)["cells"] if "parameters" not in c.get("metadata", {}).get("tags", ())]
         return canonical([(cell["cell_type"], "".join(cell["source"])) for cell in cells]).encode()
@@ -108,7 +108,7 @@ def _differs(root: Path, name: str, study: Study | None) -> bool:
     """Whether a file that git calls changed, or does not know, can change what a run of the study does."""
     if name.startswith("notebooks/"):  # opened and saved, it has other outputs; one that is not committed runs nothing
         then, path = _git(root, "show", f"HEAD:{name}"), root / name
-        return bool(then) and (not path.exists() or _cells(path.read_bytes()) != _cells(then.encode()))
+        return bool(then) and (not path.exists() or cells(path.read_bytes()) != cells(then.encode()))
     if name.startswith("params/"):
         return name.endswith(".yaml")
     return Path(name).suffix in (".py", ".cu") and _counts(name, study)

@@ -173,10 +173,15 @@ def test_killed_kernel_of_a_command(tmp_path):
     assert not traces.left() and not traces.scratch() and traces.status == "interrupted"
 
 
-def test_killed_command(tmp_path):
+@pytest.mark.parametrize("beside", ["nothing", "kernel", "everything"])
+def test_killed_command(tmp_path, beside):
     with running_command(tmp_path) as (process, traces):
         traces.wait_for_work()
         assert len(traces.ports) >= 5, "a kernel listens on five"
+        family = traces.processes() if beside != "nothing" else {}
+        for child, what in family.items():
+            if beside == "everything" or "ipykernel_launcher" in what:
+                os.kill(child.pid, signal.SIGKILL)
         process.kill()
         process.wait()
         noted = traces.assert_gone()

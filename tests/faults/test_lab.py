@@ -41,6 +41,10 @@ def test_jupyterlab_from_make_lab(tmp_path):
             # For a browser: to the login, and not a byte of the notebook.
             answer = get(port, "/files/phase0_correctness.ipynb", wrong)
             assert answer.status_code == 302 and b"cells" not in answer.content
+        # What it opens and saves are copies; and it asks nothing about news.
+        assert {path.name for path in (tmp_path / "outputs" / "lab").iterdir()} >= {"explore.ipynb", "findings.ipynb"}
+        asked = get(port, "/lab/api/settings/@jupyterlab/apputils-extension:notification", token).json()
+        assert asked["schema"]["properties"]["fetchNews"]["default"] == "false"
         answer = get(port, "/api/contents", token)
         assert answer.status_code == 200
         assert {"phase0_correctness.ipynb", "phase1_forward.ipynb"} <= {one["name"] for one in answer.json()["content"]}

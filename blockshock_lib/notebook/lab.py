@@ -1,0 +1,34 @@
+"""`python -m blockshock_lib.notebook.lab` makes the copies of the notebooks that JupyterLab opens, and prints where.
+
+JupyterLab saves what it has opened, by itself: a committed notebook would lose the outputs that its test compares.
+"""
+
+import json
+from pathlib import Path
+
+from blockshock_lib import files
+from blockshock_lib.files import ROOT, sha256, shown
+from blockshock_lib.runs import code
+from blockshock_lib.runs.manifest import OUTPUTS
+
+
+def copies(source: Path = ROOT / "notebooks", target: Path = OUTPUTS / "lab") -> Path:
+    """A copy of each notebook of `source` in the folder `target`, which is returned. One whose cells were edited, but
+    for its parameters, is never replaced; another one is, once the committed one has changed.
+    """
+    for path in sorted(source.glob("*.ipynb")):
+        data, copy = path.read_bytes(), target / path.name
+        made_of = sha256(code.cells(data))
+        if copy.exists():
+            now = copy.read_bytes()
+            was = json.loads(now)["metadata"].get("made_of")
+            if made_of in (was, sha256(code.cells(now))) or was != sha256(code.cells(now)):
+                continue
+        content = json.loads(data)
+        content["metadata"]["made_of"] = made_of
+        files.write_atomic(copy, json.dumps(content, indent=1) + "\n")
+    return target
+
+
+if __name__ == "__main__":
+    print(shown(copies()))
