@@ -2,6 +2,8 @@
 
 import contextlib
 import pickle
+import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +13,10 @@ import torch
 import torch.distributed as dist
 
 from blockshock_lib.errors import UnsupportedError, first_line
+
+PATIENCE = 60.0  # seconds after which the ranks that wait in a collective say for whom
+DEADLINE = 1800.0  # seconds after which they give up, as torch's process groups do
+_meetings: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,8 @@ class Ranks:
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         handle = handle or dist.group.WORLD
+        if dist.get_rank(handle) < 0:
+            raise UnsupportedError("this rank is not in that process group: only its members make the layer")
         return cls(dist.get_rank(handle), dist.get_world_size(handle), weakref.ref(handle))
 
     def __deepcopy__(self, memo: dict) -> Self:
@@ -49,6 +57,31 @@ class Ranks:
         if self.reference and found is None:
             raise UnsupportedError("this layer's process group has been destroyed: make the layer again in a new one")
         return found
+
+    def meet(self, what: str) -> None:
+        """Returns once every rank has called it. After 60 s a warning names the ranks that have not called `what`,
+        and after half an hour an UnsupportedError: a collective alone would hang without a word.
+        """
+        if (handle := self.handle) is None or self.world_size == 1:
+            return
+        store, number = dist.distributed_c10d._get_process_group_store(handle), _meetings.get(handle, 0)
+        keys = [[f"blockshock/{n}/{rank}" for rank in range(self.world_size)] for n in (number, number - 2)]
+        store.set(keys[0][self.rank], "")
+        start, pause, patience = time.monotonic(), 1e-4, PATIENCE
+        while not store.check(keys[0]):
+            time.sleep(pause := min(2 * pause, 0.1))
+            if (waited := time.monotonic() - start) > patience:
+                missing = [rank for rank, key in enumerate(keys[0]) if not store.check([key])]
+                said = (
+                    f"ranks {missing} of {self.world_size} have not called {what} for {waited:.0f} s: every rank must"
+                )
+                if patience == DEADLINE and missing:
+                    raise UnsupportedError(said)
+                warnings.warn(said, stacklevel=2)
+                patience = DEADLINE
+        if number > 1:
+            store.delete_key(keys[1][self.rank])  # all ranks have left that meeting, as they were in the one after it
+        _meetings[handle] = number + 1
 
     def gather_objects(self, value: object) -> list:
         """Every rank's `value`, in rank order. torch's own needs NumPy, which torch does not bring."""

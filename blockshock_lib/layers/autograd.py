@@ -46,6 +46,11 @@ def _found(handle: int) -> nn.Module:
     return layer
 
 
+def layers() -> list[nn.Module]:
+    """All that live in this process."""
+    return list(dict.fromkeys(_layers.values()))
+
+
 def linear(layer: nn.Module, x: Tensor) -> Tensor:
     """y [..., N] of x [..., K] in the weight's dtype, to which autocast casts x; ValueError: x has another."""
     dtype = layer.weight.dtype

@@ -6,6 +6,7 @@ from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import masks
@@ -14,6 +15,7 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.layers import autograd, chunked
 from blockshock_lib.layers.dense import TermParallelLinear, classes_of, packed_wgrad
+from blockshock_lib.layers.guards import describe
 from blockshock_lib.layers.parts import Part, term_mask
 from blockshock_lib.layers.weight_stores import Master, PackedValues, StockMaster
 
@@ -69,6 +71,12 @@ class BlockShockLinear(TermParallelLinear):
             raise UnsupportedError(
                 f"the {name} cannot change: packed metadata is made once. load_dense() and load_state_dict() write "
                 "other weights under the same mask; for another mask make a new layer from to_dense()"
+            )
+        dense = name == "weight" and "store" in self.__dict__ and self.store.recompresses
+        if dense and any(other is not self and other.weight is value for other in autograd.layers()):
+            raise UnsupportedError(
+                f'{describe(self)} with update="recompress" cannot hold another layer\'s weight, as each masks it: '
+                "use one layer twice"
             )
         super().__setattr__(name, value)
 
@@ -183,13 +191,21 @@ class BlockShockLinear(TermParallelLinear):
         return {name: torch.no_grad()(partial(step, self.weight)) for name, step in steps.items()}
 
     def refresh(self) -> None:
+        if isinstance(self.weight, DTensor):
+            return  # sharded: it is packed when FSDP2 has gathered it
         if self.frozen:
             self.store.packed_t = None
         super().refresh()
         self._look()
 
     def prepare(self, always: bool = False) -> None:
-        if self.store.moved(self.weight):
+        if isinstance(self.weight, DTensor):
+            return
+        # FSDP2 gathers the weight into a buffer that comes and goes, at no raised version: a copy is multiplied.
+        if self.gathered and self.store.holds_kind_of(self.weight):
+            with torch.no_grad():
+                self.store.follow(self.weight)
+        elif self.store.moved(self.weight):
             self._relink()
             self.refresh()
         elif (always and not self.frozen) or self._changed():
@@ -218,7 +234,7 @@ class BlockShockLinear(TermParallelLinear):
         weight, keep = self.weight, self.pattern.mask().to(self.weight.device)
         dense = weight if self.store.recompresses else Pattern.of(keep).scatter(weight)
         self.store, self._theirs = self._pack(dense, keep), None
-        if not self.store.recompresses and isinstance(weight, nn.Parameter):  # not where it was lent
+        if not (self.store.recompresses or self.gathered) and isinstance(weight, nn.Parameter):  # not where it was lent
             weight.data = self.packed.values
 
     def from_dense(self, dense: Tensor) -> Tensor:

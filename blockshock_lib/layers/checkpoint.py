@@ -7,19 +7,21 @@ any number of ranks and a plain nn.Linear read each other's; checkpoint.json, nu
 import json
 import os
 import shutil
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from blockshock_lib.comm.ranks import Ranks
 from blockshock_lib.errors import CheckpointError, UnsupportedError, first_line
 from blockshock_lib.files import sha256, write_atomic
 from blockshock_lib.layers import ShardedLinear
+from blockshock_lib.layers.parts import laid_as
 
 SUMMARY, TENSORS = "checkpoint.json", "tensors.pt"
 SCHEMA = 2
@@ -33,11 +35,12 @@ def save(folder: Path | str, model: nn.Module, optimizer: Optimizer | None = Non
     A checkpoint that lies there is replaced at the end: a run killed before keeps the old one, and `load` finds it.
     UnsupportedError: what has no dense view, or is no tensor. CheckpointError: other files lie there, or it failed.
     """
-    if odd := {key: type(v).__name__ for key, v in numbers.items() if not isinstance(v, int | float | str)}:
+    if odd := _odd(numbers):
         raise TypeError(f"a checkpoint takes numbers and text beside its tensors, not {odd}")
     folder = Path(folder).resolve()
     scratch, previous = (folder.with_name(f".{folder.name}.{what}") for what in ("writing", "previous"))
     state = _State(model, optimizer)
+    state.refuse_other_names()
     summary = {"schema": SCHEMA, "numbers": numbers, "groups": state.groups()}
     tensors = state.tensors()
 
@@ -81,7 +84,12 @@ def load(folder: Path | str, model: nn.Module, optimizer: Optimizer | None = Non
         found = torch.load(folder / TENSORS, map_location="cpu", mmap=True, weights_only=True)
         if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
             raise CheckpointError(f"{TENSORS} holds more than tensors")
-        return state.weights_of(found), state.state_of(found, summary["groups"]), summary["numbers"]
+        if not isinstance(numbers := summary["numbers"], dict) or _odd(numbers):
+            raise CheckpointError(f"its numbers are no numbers and text: {str(numbers)[:40]}")
+        states = state.state_of(found, summary["groups"])
+        if optimizer:
+            _try_step(optimizer, states)
+        return state.weights_of(found), states, numbers
 
     weights, states, numbers = _agreed(folder, read)
     model.load_state_dict(weights)
@@ -90,9 +98,37 @@ def load(folder: Path | str, model: nn.Module, optimizer: Optimizer | None = Non
     return numbers
 
 
+def _odd(numbers: dict[str, Any]) -> dict[str, str]:
+    return {key: type(v).__name__ for key, v in numbers.items() if not isinstance(v, int | float | str)}
+
+
+@torch.no_grad()
+def _try_step(optimizer: Optimizer, states: dict[str, Any]) -> None:
+    """CheckpointError unless an optimizer of this kind, with the checkpoint's settings, steps and makes its state."""
+    for group in states["param_groups"]:
+        params = [states["state"].get(number, {}) for number in group["params"]]
+        for held in params:
+            tiny = nn.Parameter(torch.ones([2] * max((v.dim() for v in held.values()), default=0)))
+            tiny.grad = torch.ones_like(tiny)
+            trial = object.__new__(type(optimizer))
+            fresh = {"state": defaultdict(dict), "param_groups": [group | dict.fromkeys(HOW[:2]) | {"params": [tiny]}]}
+            mine = {key: value for key, value in vars(optimizer).items() if key != "step"}  # a scheduler's own
+            hooks = {key: OrderedDict() for key in mine if key.endswith("_hooks")}
+            trial.__dict__ = mine | hooks | fresh
+            try:
+                trial.step()
+            except Exception as error:
+                raise CheckpointError(f"its settings do not run: {first_line(error)}") from None
+            if not bool(tiny.isfinite().all()):
+                raise CheckpointError("its settings make weights that are not finite")
+            if held and (missing := trial.state[tiny].keys() - held.keys()):
+                raise CheckpointError(f"its optimizer state has no {', '.join(sorted(missing))}")
+
+
 def _agreed(folder: Path, step: Callable[[], Any], lead: bool = False) -> Any:
     """What `step` returns, done by all ranks or, with `lead`, by rank 0; CheckpointError on all if it failed on one."""
     ranks, result, mine = Ranks.of(), None, ""
+    ranks.meet("blockshock_lib.checkpoint's save or load")
     if not lead or ranks.rank == 0:
         try:
             result = step()
@@ -112,6 +148,16 @@ class _State:
         self.parameters = dict(model.named_parameters())
         layers = {f"{name}.weight".lstrip("."): m for name, m in model.named_modules() if isinstance(m, ShardedLinear)}
         self.layers = {name: layer for name, layer in layers.items() if name in self.parameters}  # weight -> its layer
+
+    def refuse_other_names(self) -> None:
+        """UnsupportedError, on all ranks, where a rank's model has tensors that rank 0's has not. A collective."""
+        first, *others = Ranks.of().gather_objects(sorted(self.model))
+        for rank, names in enumerate(others, 1):
+            if odd := set(names) ^ set(first):
+                raise UnsupportedError(
+                    f"rank {rank}'s model is not rank 0's ({min(odd)}), as with pipeline stages: save its state_dict() "
+                    "by torch.distributed.checkpoint"
+                )
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them, whole, on rank 0's CPU; the other ranks keep shapes alone. A collective."""
@@ -154,15 +200,20 @@ class _State:
         if self.optimizer is None:
             return None
         mine, wanted = self.groups(), self.optimizer.state_dict()["param_groups"]
+        keys = {"names", "settings", "optimizer"}
+        if groups and not (isinstance(groups, list) and all(isinstance(g, dict) and keys <= g.keys() for g in groups)):
+            raise CheckpointError(f"{SUMMARY} does not describe an optimizer")
         kinds = [" + ".join(group["optimizer"] for group in one or ()) or "none" for one in (groups, mine)]
         if kinds[0] != kinds[1]:  # one word a group of parameters
             raise CheckpointError(f"its optimizer is {kinds[0]}, this one {kinds[1]}")
+        if not all(isinstance(g["names"], list) and isinstance(g["settings"], dict) for g in groups):
+            raise CheckpointError(f"{SUMMARY} does not describe an optimizer")
         places, state = {}, {}
         for group, own, saved in zip(mine, wanted, groups, strict=True):
             _same_keys("optimizer", set(saved["names"]), set(group["names"]))
             places |= dict(zip(group["names"], own["params"], strict=True))
             for key, value in saved["settings"].items():
-                own[key] = tuple(value) if isinstance(own.get(key), tuple) else value
+                own[key] = tuple(value) if isinstance(own.get(key), tuple) and isinstance(value, list) else value
         for full, value in found.items():
             if not full.startswith(STATE):
                 continue
@@ -172,7 +223,9 @@ class _State:
             layer = self.layers.get(name) if value.dim() else None
             like = self.model[f"model.{name}"] if layer else self.parameters[name]
             value = _like(full, value, like, value.dtype) if value.dim() else value.clone()
-            state.setdefault(places[name], {})[key] = layer.from_dense(value) if layer else value
+            state.setdefault(places[name], {})[key] = (
+                laid_as(self.parameters[name], layer.from_dense(value)) if layer else value
+            )
         return {"state": state, "param_groups": wanted}
 
 
@@ -224,6 +277,4 @@ def _like(key: str, found: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
         raise CheckpointError(f"{key} has shape {list(found.shape)} in the checkpoint, {list(like.shape)} in the model")
     if found.dtype != dtype:
         raise CheckpointError(f"{key} is {found.dtype} in the checkpoint, {dtype} in the model")
-    if isinstance(like, DTensor):
-        return distribute_tensor(found, like.device_mesh, like.placements, src_data_rank=None)  # no communication
-    return found.to(like.device, copy=True)
+    return laid_as(like, found) if isinstance(like, DTensor) else found.to(like.device, copy=True)

@@ -8,7 +8,7 @@ from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.backends import choose
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers.block_shock import BlockShockLinear
-from blockshock_lib.layers.parts import Part
+from blockshock_lib.layers.parts import Part, whole
 from blockshock_lib.layers.plain import require_plain
 
 PRUNED = Mask(name="pruned", family="random")  # for a given mask: nothing but 2:4 along K is taken for granted
@@ -61,9 +61,10 @@ class Linear24(BlockShockLinear):
 
     def load_dense(self, dense: Tensor) -> None:
         """As a sharded layer's; ValueError too for a weight that is not zero where the mask keeps none."""
+        dense = whole(dense)
         if dense.shape == (self.out_features, self.in_features):
             self.prepare()
-            dropped = (dense.to(self.weight) != 0) & ~self.pattern.mask()
+            dropped = (dense.to(self.weight.device, self.weight.dtype) != 0) & ~self.pattern.mask()
             if bool(dropped.any()):
                 row, column = dropped.nonzero()[0].tolist()
                 raise ValueError(f"W[{row}, {column}] is not zero but pruned here: make the layer anew from it")

@@ -13,6 +13,7 @@ from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import BlockShockLinear, autograd
+from blockshock_lib.layers.guards import refuse_unequal
 from blockshock_lib.layers.plain import require_plain
 
 
@@ -44,6 +45,8 @@ class BlockShockParallel(ParallelStyle):
             raise UnsupportedError(reason)
         weight, bias = (self._equal(p, device_mesh) for p in (module.weight, module.bias))
         group, frozen = Group.of(device_mesh.get_group()), not module.weight.requires_grad
+        given = {"weight": weight, "bias": bias, "mask": self.mask, "frozen": frozen}
+        refuse_unequal(group, "BlockShockParallel", **given, **self.options)
         layer = BlockShockLinear(weight, bias, mask=self.mask, group=group, frozen=frozen, **self.options)
         if bias is not None:
             layer.bias.requires_grad_(module.bias.requires_grad)

@@ -39,6 +39,11 @@ def laid_as(like: Tensor, tensor: Tensor) -> Tensor:
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
+def whole(tensor: Tensor | None) -> Tensor | None:
+    """A DTensor gathered: a collective of its mesh. Any other tensor as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def term_mask(keep: Tensor, part: Part) -> Tensor:
     """bool [rows, cols]: where this part's term holds the entry, of which `keep` [N, K] says whether term 0 does."""
     kept = keep[part.rows, part.cols]

@@ -11,7 +11,8 @@ from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import autograd, chunked
 from blockshock_lib.layers.graphed import Graphed
-from blockshock_lib.layers.parts import Part, part_of
+from blockshock_lib.layers.guards import before_forward, describe, refuse_unequal, sharded_over_others
+from blockshock_lib.layers.parts import Part, laid_as, part_of, whole
 from blockshock_lib.layers.plain import require_plain
 
 
@@ -37,6 +38,7 @@ class ShardedLinear(nn.Module):
     uses_mask = False  # splits W into two terms
     transposed_y = False  # y is the transposed view of a contiguous [N, B]
     transposed_dgrad = False  # dX is the transposed view of a contiguous [K, B]
+    gathered = False  # FSDP2 shards the weight over other ranks, and gathers it for each pass
     dgrad_by = "dense"
     wgrad_by = "full"
 
@@ -71,17 +73,22 @@ class ShardedLinear(nn.Module):
             self.shard(weight.detach(), keep, part)
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, *, mask: Mask | str | None = None, process_group=None, **options):
+    def from_linear(
+        cls, linear: nn.Linear, *, mask: Mask | str | None = None, process_group=None, check: bool = True, **options
+    ):
         """This rank's share of an `nn.Linear` that every rank of `process_group` (default: the world) holds whole.
 
         For the 2:4 kernels: features in multiples of 64, bf16 or fp16. `mask`: a Mask or the name of a shipped one
-        ("checkerboard", "uniform_1100", "random", ...). UnsupportedError where the machine or shape cannot run it, and
-        for any other module. The weight is copied: one that another module shares is tied to it no longer.
+        ("checkerboard", "uniform_1100", "random", ...). UnsupportedError where the machine or shape cannot run it, for
+        any other module and, unless `check` is off, where the ranks were given unequal weights or options: it makes
+        this a collective. The weight is copied: one that another module shares is tied to it no longer.
         """
         require_plain(linear)
-        mask = Mask.named(mask) if isinstance(mask, str) else mask
-        bias = None if linear.bias is None else linear.bias.detach()
-        return cls(linear.weight.detach(), bias, mask=mask, group=Group.of(process_group), **options)
+        mask, group = Mask.named(mask) if isinstance(mask, str) else mask, Group.of(process_group)
+        weight, bias = (None if p is None else p.detach() for p in (linear.weight, linear.bias))
+        if check:
+            refuse_unequal(group, f"{cls.__name__}.from_linear", weight=weight, bias=bias, mask=mask, **options)
+        return cls(weight, bias, mask=mask, group=group, **options)
 
     def make_keep(self, weight: Tensor) -> Tensor | None:
         """`keep` by the layer's mask; None where `shard` needs none."""
@@ -90,6 +97,11 @@ class ShardedLinear(nn.Module):
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         autograd.register(self)  # or the compiled operator would find the original of a copy
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "weight" and sharded_over_others(self, value):
+            self.gathered = True
+        super().__setattr__(name, value)
 
     def _parameter(self, data: Tensor) -> nn.Parameter:
         return nn.Parameter(data, requires_grad=not self.frozen)
@@ -150,6 +162,7 @@ class ShardedLinear(nn.Module):
             )
         if input.shape[-1] != self.in_features:
             raise ValueError(f"x has {input.shape[-1]} features, the layer {self.in_features}")
+        before_forward(self, input)
         return autograd.linear(self, input)
 
     def graphed(self, shapes: int = 8) -> Graphed:
@@ -226,9 +239,11 @@ class ShardedLinear(nn.Module):
         if tensor is None and self.weight is not None:
             self.prepare()  # an optimizer may have written where a term holds nothing
             tensor = self.weight
+        tensor = None if tensor is None else whole(tensor.detach())
         dense = (self.like if tensor is None else tensor).new_zeros(self.out_features, self.in_features)
         if tensor is not None:
-            dense[self.rows, self.cols] = self.part_dense(tensor.detach())
+            dense[self.rows, self.cols] = self.part_dense(tensor)
+        self.group.meet(f"{describe(self)}.to_dense(), as state_dict() does,")
         # No two ranks hold the same entry and zero has no bit set: the sum of bytes is exact, of -0.0 and NaN too.
         self.group.all_reduce(dense.view(torch.uint8))
         return dense
@@ -237,7 +252,7 @@ class ShardedLinear(nn.Module):
         """A plain layer with the same weights, whole on every rank. A collective."""
         like = {"dtype": self.like.dtype, "device": self.like.device}
         linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, **like)
-        linear.load_state_dict(self.state_dict())
+        linear.load_state_dict({name: whole(value) for name, value in self.state_dict().items()})
         return linear
 
     @torch.no_grad()
@@ -247,7 +262,8 @@ class ShardedLinear(nn.Module):
             raise ValueError(f"the weight is [{self.out_features}, {self.in_features}], not {list(dense.shape)}")
         if self.weight is not None:
             self.prepare()
-            self.weight.copy_(self.from_dense(dense.to(self.weight)))
+            part = self.from_dense(whole(dense).to(self.weight.device, self.weight.dtype))
+            self.weight.copy_(laid_as(self.weight, part))
             self.refresh()
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):

@@ -77,6 +77,16 @@ class PackedValues:
         """Whether the weight is no longer what was packed: a copy of the layer, another dtype or device."""
         return weight.data_ptr() != self.packed.values.data_ptr()
 
+    def holds_kind_of(self, weight: Tensor) -> bool:
+        """Whether the packed form has the weight's dtype and device."""
+        packed = self.packed
+        return packed is not None and (weight.dtype, weight.device) == (packed.dtype, packed.values.device)
+
+    def follow(self, weight: Tensor) -> None:
+        """Packs a weight that lies elsewhere, and leaves it as it is."""
+        self.packed.values.copy_(weight)
+        self.refresh(weight)
+
     def steps(self, transposable: bool) -> dict[str, Callable[[Tensor], None]]:
         """What to call with the weight after an optimizer changed it, in order."""
         return {"refresh": self.refresh} if transposable else {}
@@ -110,8 +120,10 @@ class Master(PackedValues):
         return self.pattern.masked(tensor, out=out) if whole else self.pattern.scatter(tensor)
 
     def moved(self, weight: Tensor) -> bool:
-        now = weight.dtype, weight.device
-        return self.packed is None or now != (self.packed.dtype, self.packed.values.device)
+        return not self.holds_kind_of(weight)
+
+    def follow(self, weight: Tensor) -> None:
+        self.compress(weight)
 
     def steps(self, transposable: bool) -> dict[str, Callable[[Tensor], None]]:
         return {"remask": self.remask, "compress": self.compress}
@@ -146,6 +158,9 @@ class StockMaster(Master):
     def remask(self, weight: Tensor) -> None:
         if _own(weight):
             torch.where(self.mask, weight, weight.new_zeros(()), out=weight)
+
+    def follow(self, weight: Tensor) -> None:
+        self.compress(self.layout(weight))
 
     def compress(self, weight: Tensor) -> None:
         turned, self.packed, self.packed_t = self.packed_t is not None, None, None  # freed before the new are made

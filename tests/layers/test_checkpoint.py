@@ -158,6 +158,44 @@ def test_tensors_that_do_not_add_up_are_refused(copy, key):
     assert refused(copy, match)
 
 
+SETTINGS = {
+    "weight_decay": (None, "nan", float("nan"), [0.1]),
+    "lr": ("fast", float("nan"), None),
+    "betas": (0.9, [0.9]),
+}
+
+
+def test_everything_is_checked_before_anything_is_changed(copy):
+    """Signed anew: state without its step, settings that no optimizer takes, numbers that are none."""
+    tensors, summary = torch.load(copy / checkpoint.TENSORS), json.loads((copy / checkpoint.SUMMARY).read_text())
+    sealed(copy, {key: value for key, value in tensors.items() if not key.endswith(".step")})
+    assert refused(copy, "its optimizer state has no step")
+    sealed(copy, {key: value for key, value in tensors.items() if key != "optimizer.state.2.weight.exp_avg"})
+    assert refused(copy, "its optimizer state has no exp_avg")
+    for name, values in SETTINGS.items():
+        for value in values:
+            groups = [group | {"settings": group["settings"] | {name: value}} for group in summary["groups"]]
+            sealed(copy, tensors, groups=groups)
+            assert refused(copy, "its settings"), (name, value)
+    for groups in ([{}], [7], {"names": 1}, "AdamW", [summary["groups"][0] | {"names": 5}]):
+        sealed(copy, tensors, groups=groups)
+        assert refused(copy, "does not describe an optimizer"), groups
+    for numbers in ([1, 2], "text", None, {"step": [1]}, {"step": None}):
+        sealed(copy, tensors, numbers=numbers, groups=summary["groups"])
+        assert refused(copy, "its numbers are no numbers and text"), numbers
+    sealed(copy, tensors, numbers=summary["numbers"])
+    assert checkpoint.load(copy, *fresh())["step"] == 3
+
+
+def test_a_schedule_or_a_hook_of_the_loading_optimizer_is_left_alone(written):
+    model, optimizer = fresh()
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)  # which wraps optimizer.step
+    called = mock.Mock(return_value=None)
+    optimizer.register_step_post_hook(called)
+    checkpoint.load(written[0], model, optimizer)
+    assert not called.called and same(held(model, optimizer), held(*written[1:]))
+
+
 def test_another_schema_or_content_is_refused(copy):
     sealed(copy, [1, 2])
     assert refused(copy, "holds more than tensors")

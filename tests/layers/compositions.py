@@ -1,0 +1,544 @@
+"""Compositions with other parts of PyTorch: each is right against the dense model, or refused by a sentence.
+
+A function marked `composition` is a row of the table in docs/compositions.md. Four ranks call it for each of its
+methods: it returns where the composition is right, and raises the refusal. What needs no other rank each does alone.
+`python -m tests.layers.compositions` proves all of them and writes the table; test_compositions.py refuses a stale one.
+"""
+
+import contextlib
+import copy
+import functools
+import re
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_ as torchs_clip
+from torch.utils.checkpoint import checkpoint as recompute
+
+from blockshock_lib import checkpoint, clip_grad_norm_
+from blockshock_lib.comm import Group
+from blockshock_lib.comm import ranks as comm_ranks
+from blockshock_lib.errors import BlockShockError, UnsupportedError
+from blockshock_lib.files import ROOT
+from blockshock_lib.layers import (
+    BlockShockLinear,
+    ColumnParallelLinear,
+    Linear24,
+    MaskedDenseLinear,
+    PermutedDenseLinear,
+    RowParallelLinear,
+    guards,
+)
+from blockshock_lib.ranks import WorkerGroup
+
+PAGE, BEGIN, END = ROOT / "docs" / "compositions.md", "<!-- table:begin -->", "<!-- table:end -->"
+F64 = torch.float64
+METHODS = {
+    "packed": (BlockShockLinear, {"mask": "checkerboard"}),
+    "recompress": (BlockShockLinear, {"mask": "random", "update": "recompress"}),
+    "B1": (RowParallelLinear, {}),
+    "B2": (ColumnParallelLinear, {}),
+    "C": (MaskedDenseLinear, {"mask": "random"}),
+    "D": (PermutedDenseLinear, {"mask": "checkerboard"}),
+    "Linear24": (Linear24, {"mask": "magnitude"}),
+}
+"""The table's columns: Block-Shock by its updates, then the other methods."""
+SHARED = tuple(METHODS)[:-1]
+FEATURES, BATCH, STEPS = 128, 8, 3
+
+
+@dataclass(frozen=True)
+class Composition:
+    name: str
+    prove: Callable[..., None]
+    methods: tuple[str, ...]
+
+
+COMPOSITIONS: list[Composition] = []
+
+
+def composition(name: str, methods: tuple[str, ...] = tuple(METHODS)):
+    """Makes `prove(method)`, which every one of four ranks calls, a row of the table."""
+
+    def add(prove):
+        COMPOSITIONS.append(Composition(name, prove, methods))
+        return prove
+
+    return add
+
+
+def dense():
+    """Two Linears, a norm between them: the same on every rank."""
+    torch.manual_seed(0)
+    layers = nn.Linear(FEATURES, FEATURES), nn.LayerNorm(FEATURES), nn.Linear(FEATURES, FEATURES)
+    return nn.Sequential(*layers).to(F64)
+
+
+def converted(model, method, group=None):
+    """A copy of `model` whose Linears are layers of the method."""
+    kind, options = METHODS[method]
+    own, model = options if kind is Linear24 else options | {"process_group": group}, copy.deepcopy(model)
+    for name, module in model.named_children():
+        if type(module) is nn.Linear:
+            setattr(model, name, kind.from_linear(module, **own))
+    return model
+
+
+def twins(method, group=None):
+    """(a dense model, the same by the method); Linear24's is pruned, and stays so."""
+    plain = dense()
+    model = converted(plain, method, group)
+    for name, module in model.named_children():
+        if isinstance(module, Linear24):
+            linear, keep = plain.get_submodule(name), module.pattern.mask()
+            linear.weight.data *= keep
+            linear.weight.register_hook(keep.mul)
+    return plain, model
+
+
+def batch(step, part=slice(None)):
+    seed = torch.Generator().manual_seed(step)
+    x, y = torch.randn(2, BATCH, FEATURES, generator=seed, dtype=F64)
+    return x[part], y[part]
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def train(model, optimizer, part=slice(None), steps=range(STEPS)):
+    for step in steps:
+        optimizer.zero_grad()
+        x, y = batch(step, part)
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+
+
+def weights(model):
+    """Whole and plain, by name."""
+    state = model.state_dict()
+    return {
+        key.removeprefix("module."): value.full_tensor() if hasattr(value, "full_tensor") else value
+        for key, value in state.items()
+    }
+
+
+def alike(model, plain, close=1e-10):
+    """The model's state, on this rank, is the dense model's, which has trained."""
+    found, wanted = weights(model), weights(plain)
+    assert found.keys() == wanted.keys(), (found.keys(), wanted.keys())
+    for key, value in wanted.items():
+        off = (found[key] - value).abs().max().item()
+        assert off <= close, f"{key} is off by {off:.2g}"
+    assert any(one.grad is not None and one.grad.any() for one in plain.parameters())
+
+
+@functools.cache
+def square():
+    """Four ranks as dp x tp."""
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
+@contextlib.contextmanager
+def shared_folder():
+    """One folder that all ranks see."""
+    with tempfile.TemporaryDirectory() as mine:
+        found = [mine]
+        dist.broadcast_object_list(found)
+        yield found[0]
+        dist.barrier()
+
+
+class Warned(BlockShockError):
+    """The composition was right, and a warning said what else it could be."""
+
+
+def over_dp(method):
+    """(dense twin, model shared by tp, this rank's half of the batch)."""
+    dp, tp = square()["dp"], square()["tp"]
+    half = slice(dp.get_local_rank() * BATCH // 2, (dp.get_local_rank() + 1) * BATCH // 2)
+    return *twins(method, tp.get_group()), half
+
+
+# Data parallelism over the mesh's other dimension, and over the very ranks of the layer.
+
+
+@composition("FSDP2 over dp, of dp x tp")
+def fsdp2(method):
+    for make, options in ((sgd, {}), (adamw, {"reshard_after_forward": False})):
+        plain, model, half = over_dp(method)
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=square()["dp"], **options)
+        fully_shard(model, mesh=square()["dp"])
+        train(plain, make(plain))
+        train(model, make(model), half)
+        alike(model, plain)
+
+
+@composition("FSDP2 over dp, its state saved and loaded: state_dict, torch's DCP, checkpoint.save")
+def fsdp2_state(method):
+    plain, model, half = over_dp(method)
+    fully_shard(model, mesh=square()["dp"])
+    made = adamw(plain), adamw(model)
+    train(plain, made[0])
+    train(model, made[1], half)
+    kept = weights(plain)
+    with shared_folder() as folder:
+        dcp.save({"model": model.state_dict()}, checkpoint_id=f"{folder}/dcp")
+        checkpoint.save(f"{folder}/own", model, made[1])
+        one, _, _ = over_dp(method)
+        other = adamw(one)
+        checkpoint.load(f"{folder}/own", one, other)  # plain layers read what FSDP2 wrote
+        alike(one, plain)
+        state = {"model": {key: torch.zeros_like(value) for key, value in kept.items()}}
+        dcp.load(state, checkpoint_id=f"{folder}/dcp")
+        whole = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(model, {key: torch.zeros_like(value) for key, value in kept.items()}, options=whole)
+        assert not any(value.any() for value in weights(model).values())
+        set_model_state_dict(model, state["model"], options=whole)
+        alike(model, plain)
+        _, again, _ = over_dp(method)
+        fully_shard(again, mesh=square()["dp"])
+        last = adamw(again)
+        checkpoint.load(f"{folder}/own", again, last)
+    for a, b, c in ((plain, *made[:1], slice(None)), (model, made[1], half), (again, last, half)):
+        train(a, b, c, range(STEPS, 2 * STEPS))
+    alike(model, plain)
+    alike(again, plain)
+
+
+@composition("FSDP2 in bf16 (MixedPrecisionPolicy) over dp", ("packed", "recompress", "B1"))
+def fsdp2_mixed(method):
+    plain, model, half = over_dp(method)
+    fully_shard(model, mesh=square()["dp"], mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    train(plain, sgd(plain))
+    train(model, sgd(model), half)
+    alike(model, plain, close=0.02)
+
+
+@composition("HSDP, and clip_grad_norm_ of this library")
+def hsdp(method):
+    plain, model, half = over_dp(method)
+    mesh = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("replicate", "shard", "tp"))["replicate", "shard"]
+    fully_shard(model, mesh=mesh)
+    for one, clip, part in (
+        (plain, lambda m, c: torchs_clip(m.parameters(), c), slice(None)),
+        (model, clip_grad_norm_, half),
+    ):
+        x, y = batch(0, part)
+        (one(x) - y).square().mean().backward()
+        clip(one, 0.1)
+        sgd(one).step()
+    alike(model, plain)
+
+
+@composition("FSDP2 over the ranks of the layer", SHARED)
+def fsdp2_same_ranks(method):
+    fully_shard(twins(method)[1], mesh=init_device_mesh("cpu", (4,)))
+
+
+@composition("HSDP over dp x tp, the ranks of the layer among them", SHARED)
+def hsdp_same_ranks(method):
+    fully_shard(over_dp(method)[1], mesh=square())
+
+
+@composition("FSDP1")
+def fsdp1(method):
+    FullyShardedDataParallel(
+        over_dp(method)[1], process_group=square()["dp"].get_group(), device_id=torch.device("cpu")
+    )
+
+
+@composition("DDP over dp")
+def ddp(method):
+    plain, model, half = over_dp(method)
+    run = DistributedDataParallel(model, process_group=square()["dp"].get_group())
+    train(plain, adamw(plain))
+    train(run, adamw(run), half)
+    alike(run, plain)
+
+
+@composition("DDP over dp: gradients accumulated, with and without no_sync")
+def ddp_accumulates(method):
+    for skip in (True, False):
+        plain, model, half = over_dp(method)
+        run = DistributedDataParallel(model, process_group=square()["dp"].get_group())
+        for one, part in ((plain, slice(None)), (run, half)):
+            optimizer = sgd(one)
+            for step in range(2 * STEPS):
+                if step % 2 == 0:
+                    optimizer.zero_grad()
+                with one.no_sync() if skip and one is run and step % 2 == 0 else contextlib.nullcontext():
+                    x, y = batch(step, part)
+                    (one(x) - y).square().mean().backward()
+                if step % 2:
+                    optimizer.step()
+        alike(run, plain)
+
+
+@composition("DDP over the ranks of the layer", SHARED)
+def ddp_same_ranks(method):
+    DistributedDataParallel(twins(method)[1])
+
+
+# Optimizers, clipping, and torch's own checkpoint of an optimizer
+
+
+def alone(method, make=sgd, clip=None):
+    plain, model = twins(method)
+    for one in (plain, model):
+        optimizer = make(one)
+        for step in range(STEPS):
+            x, y = batch(step)
+
+            def closure(one=one, optimizer=optimizer, x=x, y=y):
+                optimizer.zero_grad()
+                loss = (one(x) - y).square().mean()
+                loss.backward()
+                if clip:
+                    clip(one)
+                return loss
+
+            optimizer.step(closure)
+    alike(model, plain)
+
+
+@composition("SGD, AdamW and torch's other entry-wise optimizers")
+def entrywise(method):
+    for kind in (torch.optim.Adagrad, torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Rprop):
+        alone(method, lambda one, kind=kind: kind(one.parameters(), lr=0.01))
+
+
+@composition("LBFGS")
+def lbfgs(method):
+    alone(method, lambda one: torch.optim.LBFGS(one.parameters(), lr=0.1))
+
+
+@composition("Muon", ("packed", "recompress", "B1", "B2", "C"))
+def muon(method):
+    alone(method, lambda one: torch.optim.Muon([p for p in one.parameters() if p.dim() > 1]))
+
+
+@composition("an optimizer that is not torch's (Shampoo, Lion, ...)", SHARED)
+def foreign(method):
+    kind = type("Lion", (torch.optim.SGD,), {})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        alone(method, lambda one: kind(one.parameters(), lr=0.1))
+    said = [str(one.message) for one in caught if "entry by entry" in str(one.message)]
+    assert len(said) == 1, said
+    raise Warned(said[0])
+
+
+@composition("torch.nn.utils.clip_grad_norm_")
+def torchs_clipping(method):
+    alone(method, clip=lambda one: torchs_clip(one.parameters(), 0.1))
+
+
+@composition("get_optimizer_state_dict, set_optimizer_state_dict of torch.distributed.checkpoint")
+def dcp_optimizer(method):
+    _, model = twins(method)
+    optimizer = adamw(model)
+    train(model, optimizer)
+    get_optimizer_state_dict(model, optimizer)
+
+
+# What ranks must do alike
+
+
+@composition("from_linear with another weight on one rank", SHARED)
+def unequal_weights(method):
+    model = dense()
+    with torch.no_grad():
+        model[2].weight[3, 5] += dist.get_rank() == 2
+    converted(model, method)
+
+
+@composition("from_linear with another mask on one rank", ("packed", "recompress", "C", "D"))
+def unequal_masks(method):
+    kind, options = METHODS[method]
+    names = ("uniform_1100", "checkerboard") if method == "D" else ("random", "transposable_random")
+    kind.from_linear(dense()[0], **options | {"mask": names[dist.get_rank() == 2]})
+
+
+@composition("batches of unequal size, with BLOCKSHOCK_CHECK=1", SHARED)
+def unequal_batches(method):
+    with mock.patch.object(guards, "CHECK", True):
+        twins(method)[1](torch.ones(4 + (dist.get_rank() == 3), FEATURES, dtype=F64))
+
+
+@composition("state_dict() that one rank does not call: said after 60 s", SHARED)
+def left_out(method):
+    group, (_, model) = Group.of(), twins(method)
+    dist.barrier()
+    try:
+        with mock.patch.multiple(comm_ranks, PATIENCE=0.1, DEADLINE=0.5):
+            if group.rank != 1:
+                model.state_dict()
+    finally:
+        dist.barrier()
+        assert model.state_dict().keys() == dense().state_dict().keys()  # and together it works again
+
+
+# Parts of a model
+
+
+@composition("one layer used twice")
+def used_twice(method):
+    plain, model = (nn.Sequential(*one, one[0], one[2]) for one in twins(method))
+    train(plain, sgd(plain))
+    train(model, sgd(model))
+    alike(model, plain)
+
+
+@composition("one layer's weight set as another's", ("packed", "recompress", "B1", "B2", "C", "D"))
+def tied(method):
+    plain, model = twins(method)
+    for one in (plain, model):
+        one[2].load_state_dict(one[0].state_dict())
+        one[2].weight = one[0].weight
+        train(one, sgd(one))
+    alike(model, plain)
+
+
+@composition("activation checkpointing, either kind")
+def checkpointed(method):
+    class Recomputed(nn.Sequential):
+        def forward(self, x):
+            for layer in self:
+                x = recompute(layer, x, use_reentrant=self.reentrant)
+            return x
+
+    for reentrant in (True, False):
+        plain, model = twins(method)
+        run = Recomputed(*model)
+        run.reentrant = reentrant
+        for one, made in ((plain, plain), (model, run)):
+            optimizer = sgd(one)
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                x, y = batch(step)
+                (made(x.requires_grad_()) - y).square().mean().backward()
+                optimizer.step()
+        alike(model, plain)
+
+
+@composition("ColwiseParallel before, RowwiseParallel after", SHARED)
+def beside_styles(method):
+    plain = nn.Sequential(dense(), dense(), dense())
+    model = nn.Sequential(dense(), converted(dense(), method), dense())
+    plan = {"0.2": ColwiseParallel(output_layouts=Replicate()), "2.0": RowwiseParallel(input_layouts=Replicate())}
+    model = parallelize_module(model, init_device_mesh("cpu", (4,)), plan)
+    for one in (plain, model):
+        train(one, adamw(one))
+    alike(model, plain)
+
+
+@composition("ColwiseParallel on the layer itself", SHARED)
+def under_styles(method):
+    model = twins(method)[1]
+    try:
+        parallelize_module(model, init_device_mesh("cpu", (4,)), {"0": ColwiseParallel()})
+    except NotImplementedError as error:
+        raise UnsupportedError("by torch itself: its styles take nn.Linear and nn.Embedding alone") from error
+
+
+@composition("pipeline stages (GPipe), two of two ranks each", SHARED)
+def pipeline(method):
+    mesh, (plain, model) = square(), twins(method, square()["tp"].get_group())
+    number = mesh["dp"].get_local_rank()
+    cut = 1 if method == "B1" else 2  # torch sends contiguous tensors alone: no dX of B1, no y of B2
+    part = model[:cut] if number == 0 else model[cut:]
+    stage = PipelineStage(part, number, 2, torch.device("cpu"), group=mesh["dp"].get_group())
+    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.MSELoss())
+    train(plain, sgd(plain))
+    optimizer = sgd(part)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x, y = batch(step)
+        schedule.step(x) if number == 0 else schedule.step(target=y)
+        optimizer.step()
+    wanted = weights(plain)
+    for key, value in weights(part).items():
+        assert (value - wanted[key]).abs().max() < 1e-10, key
+
+
+@composition("checkpoint.save of pipeline stages", SHARED)
+def pipeline_saved(method):
+    model = twins(method, square()["tp"].get_group())[1]
+    with shared_folder() as folder:
+        checkpoint.save(f"{folder}/c", nn.Sequential(model[0], model[1]) if dist.get_rank() < 2 else model)
+
+
+def cell(prove, method):
+    """What this rank found: "right", "refused: ..." or "warned: ...", or what went wrong."""
+    try:
+        prove(method)
+    except Warned as error:
+        return f"warned: {error}"
+    except BlockShockError as error:
+        return f"refused: {error}"
+    except Exception as error:
+        return f"wrong: {type(error).__name__}: {error}"
+    return "right"
+
+
+def cells(ctx, number):
+    """A row on this rank: method -> cell."""
+    row = COMPOSITIONS[number]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {method: cell(row.prove, method) for method in row.methods}
+
+
+def proven(group, number):
+    """(the row of the table, the sentence under it or "") as all ranks of a WorkerGroup find them."""
+    row, ranks = COMPOSITIONS[number], group.call(cells, number, seconds=100)
+    found = {}
+    for method in row.methods:
+        said = [rank[method] for rank in ranks]
+        if wrong := [one for one in said if one.startswith("wrong")]:
+            raise AssertionError(f"{row.name}, {method}: {wrong[0]}")
+        found[method] = next((one for one in said if one != "right"), "right")
+    kinds = [found[method].partition(":")[0] if method in found else "" for method in METHODS]
+    sentence = re.sub(
+        r"for \d+ s:", "for 60 s:", next((one.partition(": ")[2] for one in found.values() if one != "right"), "")
+    )
+    return f"| {row.name} | {' | '.join(kinds)} |", f"- **{row.name}:** {sentence}" * bool(sentence)
+
+
+def table(group):
+    rows, sentences = zip(*(proven(group, number) for number in range(len(COMPOSITIONS))), strict=True)
+    head = f"| composition | {' | '.join(METHODS)} |\n|{' --- |' * (len(METHODS) + 1)}"
+    return "\n".join((head, *rows, "", *filter(None, sentences)))
+
+
+def main():
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    with WorkerGroup(4) as group:
+        PAGE.write_text(f"{before}{BEGIN}\n{table(group)}\n{END}{rest.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    from tests.layers import compositions  # by the name that ranks import it by
+
+    compositions.main()

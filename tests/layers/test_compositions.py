@@ -1,0 +1,30 @@
+"""The table of docs/compositions.md is what four ranks find: no cell is wrong, and no row is old or missing."""
+
+import pytest
+
+from blockshock_lib.ranks import WorkerGroup
+from tests.layers.compositions import BEGIN, COMPOSITIONS, END, METHODS, PAGE, proven
+
+HOW = "write docs/compositions.md anew: python -m tests.layers.compositions"
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    with WorkerGroup(4, logs=tmp_path_factory.mktemp("logs")) as group:
+        yield group
+
+
+def committed():
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0].split("\n")
+
+
+@pytest.mark.parametrize("number", range(len(COMPOSITIONS)), ids=[row.name for row in COMPOSITIONS])
+def test_a_composition_is_right_or_refused_as_the_table_says(four, number):
+    row, sentence = proven(four, number)
+    assert row in committed() and sentence in committed(), HOW
+
+
+def test_the_table_has_these_rows_alone():
+    rows = [line.split("|")[1].strip() for line in committed() if line.startswith("|")]
+    assert rows == ["composition", "---", *(row.name for row in COMPOSITIONS)], HOW
+    assert committed()[1].count("|") == len(METHODS) + 2

@@ -1,0 +1,101 @@
+"""What a wrapper, an optimizer or a rank would do wrong is said by name; the matrix is in test_compositions.py."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from blockshock_lib import Linear24, checkpoint
+from blockshock_lib.comm import Group, ranks
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.layers import guards
+from tests import training
+from tests.layers.ranks import N, draw
+
+
+def wrapped(ctx):
+    model = nn.ModuleDict({"blocks": nn.Sequential(training.mlp(), training.styled(ctx))})
+    before = [parameter.clone() for parameter in model.parameters()]
+    said = training.said_by(UnsupportedError, DistributedDataParallel, model)
+    return said, all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_ddp_is_refused_by_the_layers_dotted_name_before_it_copies_a_weight(pair):
+    for said, unchanged in pair.call(wrapped, seconds=60):
+        assert "over ranks [0, 1], which share blocks.1.0: BlockShockLinear(" in said and "mesh['dp']" in said
+        assert unchanged
+
+
+def warned(ctx):
+    """What a rank that waits in vain is told, and that the ranks then meet again."""
+    ranks.PATIENCE, ranks.DEADLINE = 0.2, 0.6
+    model, said = training.styled(ctx), ""
+    if ctx.rank == 0:
+        with pytest.warns(UserWarning, match=r"ranks \[1\] of 2 have not called .*state_dict"):
+            said = training.said_by(UnsupportedError, model.state_dict)
+    dist.barrier()
+    ranks.PATIENCE, ranks.DEADLINE = 60.0, 1800.0
+    return said, len(model.state_dict())
+
+
+def test_a_rank_that_leaves_a_call_out_is_named_first_in_a_warning(pair):
+    (said, keys), (none, _) = pair.call(warned, seconds=60)
+    assert "ranks [1] of 2 have not called" in said and keys == 4 and none == ""
+
+
+def names_of_stages(ctx, folder):
+    model = nn.Sequential(*training.mlp()[: 1 + 2 * ctx.rank])
+    return training.said_by(UnsupportedError, checkpoint.save, folder / "c", model)
+
+
+def test_a_checkpoint_of_stages_is_refused_by_the_first_other_name_and_nothing_is_written(pair, tmp_path):
+    for said in pair.call(names_of_stages, tmp_path, seconds=60):
+        assert "rank 1's model is not rank 0's (model.2.bias), as with pipeline stages" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_digest_sees_every_change_of_a_tensor():
+    weight = draw(N, N, dtype=torch.bfloat16)
+    first = guards._digest(weight)
+    assert guards._digest(weight.clone()) == first == guards._digest(weight.t().contiguous().t())
+    for other in (
+        weight.t(),
+        weight.roll(1, 0),
+        weight.roll(1, 1),
+        weight.flip(0),
+        -weight,
+        weight.float(),
+        weight[:32],
+    ):
+        assert guards._digest(other) != first
+    swapped = weight.clone()
+    swapped[3, [5, 7]] = weight[3, [7, 5]]
+    assert guards._digest(swapped) != first
+
+
+@pytest.mark.parametrize("kind", sorted(guards.ENTRYWISE, key=str))
+def test_entry_wise_optimizers_train_the_packed_values_as_the_kept_ones_of_a_dense_weight(kind):
+    if kind is torch.optim.SparseAdam:
+        return  # of sparse gradients
+    linear = nn.Linear(N, N, dtype=torch.float64)
+    packed = Linear24.from_linear(linear, mask="magnitude")
+    dense, keep = packed.to_linear(), packed.pattern.mask()
+    dense.weight.register_hook(keep.mul)
+    for layer in (packed, dense):
+        optimizer = kind(layer.parameters())
+        for step in range(3):
+            optimizer.zero_grad()
+            layer(draw(4, N, seed=step, dtype=torch.float64)).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(packed.to_dense() * keep, dense.weight.detach() * keep, rtol=1e-10, atol=1e-10)
+
+
+def outside(ctx):
+    group = dist.new_group([0])
+    return training.said_by(UnsupportedError, Group.of, group)
+
+
+def test_a_rank_outside_the_process_group_is_told_so(pair):
+    inside, said = pair.call(outside, seconds=60)
+    assert inside == "" and "this rank is not in that process group" in said
