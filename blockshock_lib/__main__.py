@@ -101,13 +101,10 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 all is well, 1 the run, a check or a comparison failed, 2 refused, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
     verb = words[0] if words and not {"-h", "--help"} & set(words) else ""
+    said = " ".join(itertools.takewhile(lambda word: not word.startswith("-"), words))
     quiet = not verb or os.environ.get("RANK", "0") != "0"  # of a job, rank 0 speaks
     try:
-        with (
-            contextlib.nullcontext()
-            if quiet
-            else terminal.working(" ".join(itertools.takewhile(lambda word: word[0] != "-", words)))
-        ):
+        with contextlib.nullcontext() if quiet else terminal.working(said):
             args = parser(verb).parse_args(words)
             done = args.do(args)
         sys.stdout.flush()
@@ -203,7 +200,8 @@ def _compare(args: argparse.Namespace) -> int:
 def _share(args: argparse.Namespace) -> int:
     from blockshock_lib.notebook import share
 
-    terminal.say(shown(share.pack(args.run) if args.run else share.write_index(args.out)))
+    made = (share.pack(args.run) if args.run else share.write_index(args.out)).absolute()
+    terminal.say(str(made) if args.run else made.as_uri())
     return DONE
 
 
@@ -227,14 +225,11 @@ def _list(args: argparse.Namespace) -> int:
     elif not rows:
         terminal.say(f"no such runs under {shown(args.out)}")
     else:
-        short = [
-            {**row, "started": row["started"][:16].replace("T", " "), "folder": shown(row["folder"])} for row in rows
-        ]
-        for row in short:  # PASS or FAIL; the rest of the sentence stands on the run's page
+        for row in rows:  # PASS or FAIL; the rest of the sentence stands on the run's page
             name, _, first = str(row["verdict"]).partition(" · ")[0].partition(": ")
-            row["verdict"] = first[:24] if name == row["phase"] else "–"
-            row["machine"] = row["machine"] if len(row["machine"]) <= 32 else f"{row['machine'][:31]}…"
-        terminal.say(terminal.coloured(terminal.columns([LIST, *(tuple(row.values()) for row in short)])))
+            row |= {"started": row["started"][:16].replace("T", " "), "folder": shown(row["folder"])}
+            row |= {"verdict": first[:24] if name == row["phase"] else "–", "machine": row["machine"][:32]}
+        terminal.say(terminal.coloured(terminal.columns([LIST, *(tuple(row.values()) for row in rows)])))
     return DONE
 
 

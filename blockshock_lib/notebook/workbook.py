@@ -115,7 +115,8 @@ def execute_job(phase: str, job: Job, *, hardware="auto", settings=None, resume=
                 asked |= dict(hardware=hardware, settings={**(settings or {}), "hardware.world_size": job.size})
             run = opening.open_run(phase, **asked, resume=resume, card=card)
             manifest.note(run.folder, job=job.name)
-            run.measure(progress=False, group=job.group, gives_up=job.restarts > 0)
+            with terminal.working(run.params.phase, _measured(run)):
+                run.measure(progress=False, group=job.group, gives_up=job.restarts > 0)
         return _finish(run, run_dir=run.name, redraw=run.name)
 
 
