@@ -27,14 +27,19 @@ def test_the_baseline_itself_passes_with_ratio_one(product):
     assert reason == "" and found["error_max_ratio"] == found["error_rms_ratio"] == 1
 
 
+def test_errors_are_relative_to_the_rms_of_the_truth():
+    truth = torch.full((4, 4), 10.0, dtype=torch.float64)
+    assert errors(one_value(truth, 11.0), truth) == pytest.approx((0.1, 0.025)), "(largest, RMS)"
+
+
 def one_value(y, value):
     y = y.clone()
-    y[3, 5] = value
+    y[3, -1] = value
     return y
 
 
 WRONG = {
-    "one entry is off": (lambda y, truth: one_value(y, truth[3, 5] + 3 * (y - truth).abs().max()), "largest error"),
+    "one entry is off": (lambda y, truth: one_value(y, truth[3, -1] + 3 * (y - truth).abs().max()), "largest error"),
     "one entry is NaN": (lambda y, truth: one_value(y, math.nan), "y holds NaN or Inf"),
     "one entry is infinite": (lambda y, truth: one_value(y, -math.inf), "y holds NaN or Inf"),
     "all are half": (lambda y, truth: y * 0.5, "y: largest error"),

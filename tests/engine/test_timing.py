@@ -114,6 +114,12 @@ def test_the_time_of_the_host_is_that_of_calls_in_a_row_the_first_one_too(monkey
     assert len(made) == 3
 
 
+def test_the_host_is_asked_a_few_times_however_short_a_call_is():
+    both = work(lambda: None), work(lambda: None, host=True)
+    Timer(CPU, Group(), 50).interleave(both, warmup=1, samples=1)
+    assert [one.count for one in both] == [MAX_CALLS, 16]
+
+
 def test_the_fastest_is_taken_by_its_median():
     works = {n: Work("ms", [lambda n=n: time.sleep(n / 1000)]) for n in (5, 1, 3)}
     assert Timer(CPU, Group()).fastest(works) == 1 and all(work.fn is None for work in works.values())

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import enum
+import functools
 from unittest import mock
 
 import pytest
@@ -105,6 +106,16 @@ def test_a_launch_passes_pointers_and_numbers_of_their_sizes_on_the_current_stre
     assert args[:-2] == (2, 3, 1, 128, 1, 1, 1024, 70)
     assert values == (x.data_ptr(), 0, 5, 1 << 40)
     assert types == (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong)
+
+
+def test_a_kernel_runs_on_its_own_device_when_another_is_current(bindings, source, monkeypatch):
+    (driver, _), seen = bindings, []
+    kernel = compiled.kernel(source, "f", device=torch.device("cuda", 1))
+    current = functools.partial(mock.patch.object, torch._C, "_cuda_getDevice")
+    monkeypatch.setattr(torch.cuda, "device", lambda index: current(lambda: index))
+    driver.cuLaunchKernel.side_effect = lambda *_: seen.append(torch._C._cuda_getDevice()) or (Status.FINE,)
+    kernel((1, 1, 1), 32, 0)
+    assert seen == [1] and driver.cuLaunchKernel.call_args.args[8] == 71  # its device, and that one's stream
 
 
 def test_a_thread_that_has_not_used_cuda_yet_is_given_the_context(bindings, source):

@@ -129,6 +129,37 @@ def test_other_storage_is_captured_anew(fast, change):
     assert len(new) == 2 and all(one.released for one in old) and not any(one.released for one in new)
 
 
+def test_another_dtype_is_captured_anew_and_an_x_that_does_not_fit_gets_the_layers_error(fast):
+    fast(draw(4))
+    fast.double()
+    assert_same(fast, draw(4).double())
+    for x in (draw(4), draw(4)[:, :64].double(), draw(4)[0, :3].double()):
+        said = said_by(Exception, fast.layer, x)
+        assert said and said_by(Exception, fast, x) == said
+    assert [one.x.dtype for one in Memory.made] == [torch.float32, torch.float64]
+    fast.to("meta")
+    said_by(Exception, fast, draw(4).double())  # on another device; what the layer says, or computes
+    assert len(Memory.made) == 2
+
+
+def test_a_replay_waits_for_the_last_stream_of_its_group(fast, monkeypatch):
+    waits = []
+    group = type(fast.layer.group)
+    monkeypatch.setattr(group, "wait_for_last_stream", lambda self, device: waits.append(Memory.made[0].replays))
+    for seed in range(3):
+        fast(draw(4, seed))
+    assert waits == [0, 1]  # before each replay; what runs uncaptured waits by itself
+
+
+def test_the_shape_unused_for_longest_goes_and_no_shape_at_all_is_refused():
+    with layer_of("dense").graphed(shapes=2) as fast, torch.no_grad():
+        for rows in (1, 2, 1, 3, 1):
+            assert_same(fast, draw(rows))
+        seen = [(len(one.x), one.replays, one.released) for one in Memory.made]
+        assert seen == [(1, 2, False), (2, 0, True), (3, 0, False)]
+    assert "shapes=0" in said_by(ValueError, Graphed, fast.layer, 0)
+
+
 def test_a_weight_that_was_packed_anew_is_captured_anew():
     with layer_of("recompress").graphed() as fast, torch.no_grad():
         before, layer = fast(draw(4)), fast.layer

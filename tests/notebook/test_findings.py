@@ -80,6 +80,12 @@ def test_hosts_with_the_same_gpus_but_other_cards_are_not_put_together(tmp_path,
     assert uses(tmp_path) == {"here": COUNTS, "there": COUNTS}
 
 
+def test_other_settings_are_not_rivals(tmp_path):
+    for name, dtype in (("old", "bf16"), ("new", "fp32")):
+        copied(tmp_path, name, params=manifest.read(CPU)["params"] | {"dtype": dtype})
+    assert uses(tmp_path) == {"old": COUNTS, "new": COUNTS}
+
+
 @pytest.mark.parametrize("what", ["code", "libraries"])
 def test_the_newest_of_equal_runs_counts_and_one_with_other_code_or_libraries_not_with_it(tmp_path, what):
     card = manifest.read(CPU)["machine"] | {"libraries": {"torch": "9"}}

@@ -1,5 +1,6 @@
 """Params: every kind of bad input is refused, with its file, its key, and what would be right."""
 
+import math
 import shutil
 
 import pytest
@@ -65,7 +66,10 @@ TRAINING = [
     ({"dw": "periodic", "mask": "random"}, "dw", "mask random is not periodic; nearest: exchange"),
     ({"dw": "exchange", "hardware.emulated": True}, "dw", "emulated ranks are one process; nearest: full"),
     ({"optimizers": []}, "optimizers", "nothing to train with"),
+    ({"optimizers": ["sgd", "sgd"]}, "optimizers", "'sgd' is listed twice"),
     ({"learning_rates.sgd": 0.0}, "learning_rates.sgd", "more than 0"),
+    ({"learning_rates.adamw": 0.0}, "learning_rates.adamw", "more than 0"),
+    ({"learning_rates.adamw": math.nan}, "learning_rates.adamw", "finite"),
     ({"loss_steps": -1}, "loss_steps", "at least"),
 ]
 

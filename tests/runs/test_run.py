@@ -208,6 +208,15 @@ def test_a_job_that_is_started_anew_goes_on_with_its_own_run(outputs, quick):
         latest(out, "phase0", "job 3")
 
 
+def test_a_record_from_before_import_digests_were_kept_stands(outputs, quick):
+    run = opened(outputs).measure(progress=False)
+    for path in run.folder.glob("records/*.json"):
+        found = record.read(path)
+        del found["context"]["code"]["imported"]
+        path.write_bytes(record.encode(found))
+    assert len(run.finished()) == 4
+
+
 def test_a_resumed_run_keeps_its_parameters_and_its_start(half, outputs):
     before = manifest.read(half.folder)
     run = workbook.open_run("phase0", resume=str(half.folder), out=outputs)

@@ -54,6 +54,13 @@ def test_random_masks_draw_all_choices_evenly_and_without_regard_to_neighbours()
     assert len({tuple(tile) for tile in tiles.tolist()}) == 90
 
 
+@pytest.mark.parametrize("kind", [("random",), ("transposable", "random")])
+def test_a_seed_fixes_a_random_mask_and_another_seed_changes_it(kind):
+    first, again, other = (made(*kind, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert 0.45 < (first == other).double().mean() < 0.55
+
+
 def test_a_proof_sees_a_fault_in_any_chunk(monkeypatch):
     monkeypatch.setattr(masks, "_CHUNK", 192 * 8)
     mask = made("transposable", "checkerboard")

@@ -5,7 +5,7 @@ import ctypes
 import itertools
 import sys
 from collections import OrderedDict
-from functools import partialmethod
+from functools import partial, partialmethod
 from types import SimpleNamespace
 from unittest import mock
 
@@ -122,6 +122,15 @@ def test_the_product_is_told_what_it_multiplies(library):
     assert library.made[w][1][:3] == (128, 192, 192)
     assert library.made[b] == ("dense", (16, 192, 192, 16, 14, 2))  # rows, columns, stride; by rows
     assert library.made[c] == ("dense", (128, 16, 128, 16, 14, 1))  # y^T, by columns
+
+
+def test_the_library_is_called_on_the_device_of_the_tensors(library, monkeypatch):
+    current, seen = partial(mock.patch.object, torch._C, "_cuda_getDevice"), []
+    monkeypatch.setattr(torch.cuda, "device", lambda index: current(lambda: index))
+    monkeypatch.setattr(library, "matmul", lambda *_: seen.append(torch._C._cuda_getDevice()))
+    with current(lambda: 3):
+        run()
+    assert seen == [None]  # the index of a CPU's tensor
 
 
 def test_a_bias_is_read_where_it_lies_now(library):

@@ -78,6 +78,19 @@ def test_no_candidate_is_started_after_the_time_is_up_but_the_first_always_is():
     assert best.way == One(0) and len(trials) == 1
 
 
+def test_each_kind_has_its_own_time():
+    clock, now = contextlib.nullcontext(lambda: 1.0), itertools.count().__next__
+    ways = [kind(i) for i in range(9) for kind in (One, Two)]
+    trials = search(ways, lambda way: GOOD, lambda way: clock, seconds=3, now=now)
+    assert [sum(isinstance(trial.way, kind) for trial in trials) for kind in (One, Two)] == [4, 3]
+
+
+def test_a_lucky_sample_does_not_win():
+    times = {0: itertools.repeat(1.0), 1: itertools.chain([0.5, 0.5], itertools.repeat(2.0))}
+    clock = lambda way: contextlib.nullcontext(times[way.number].__next__)  # noqa: E731
+    assert leaders(search([One(0), One(1)], lambda way: GOOD, clock, finalists=1))[0].way == One(0)
+
+
 def test_known_trials_are_not_made_again_but_can_win_and_are_confirmed():
     known = [Trial(One(0), GOOD, 3.0), Trial(One(1), crashed="SIGILL"), Trial(One(2), GOOD, 0.5)]
     tried = []

@@ -3,10 +3,11 @@
 import datetime as dt
 import shutil
 
+import pandas as pd
 import pytest
 
 from blockshock_lib import files, params
-from blockshock_lib.runs import dry_run, manifest
+from blockshock_lib.runs import dry_run, manifest, records
 from blockshock_lib.runs.dry_run import earlier
 from blockshock_lib.studies.linear import STUDY
 
@@ -98,10 +99,13 @@ def test_a_damaged_run_does_not_stop_a_prediction(tmp_path):
     assert earlier.runs("cpu", machine=CPU["title"], out=tmp_path)
 
 
+def newest_shipped():
+    return files.shown(max(REFERENCE.glob("phase[1-9]-cpu"), key=lambda folder: manifest.read(folder)["started"]))
+
+
 def test_ceilings_come_from_the_newest_run_of_the_machine_else_from_the_shipped_one(tmp_path):
     shipped = earlier.known_ceilings("cpu", "bf16", machine="another computer", out=tmp_path)
-    newest = max(REFERENCE.glob("phase[1-9]-cpu"), key=lambda folder: manifest.read(folder)["started"])
-    assert shipped.source == files.shown(newest) and "of another machine" in shipped.note
+    assert shipped.source == newest_shipped() and "of another machine" in shipped.note
     for day in ("2026-11-21", "2026-11-22", "2026-11-20"):
         copy_of_cpu(tmp_path / day, started=f"{day}T10:00:00+00:00")
     without = manifest.read(tmp_path / "2026-11-22")["params"]
@@ -114,3 +118,20 @@ def test_ceilings_come_from_the_newest_run_of_the_machine_else_from_the_shipped_
     assert "measured in bf16, not fp32" in earlier.known_ceilings("cpu", "fp32", machine=CPU["title"]).note
     assert "between 2 ranks, not 8" in earlier.known_ceilings("cuda", "bf16", machine=H200["title"], ranks=8).note
     assert ("cpu", CPU["title"]) in [(device, card["title"]) for device, card in earlier.known_machines(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    "change", [{"status": "failed"}, {"redrawn_from": "elsewhere"}, {"phase": "phase0"}, {"received": {"zip": "x"}}]
+)
+def test_a_run_that_did_not_measure_to_its_end_gives_no_ceilings(change, tmp_path):
+    copy_of_cpu(tmp_path / "a", started="2027-01-01T10:00:00+00:00", **change)
+    assert earlier.known_ceilings("cpu", "bf16", machine=CPU["title"], out=tmp_path).source == newest_shipped()
+
+
+def test_of_a_run_in_two_dtypes_the_ceilings_are_those_of_the_asked_one(tmp_path, monkeypatch):
+    asked, frame = manifest.read(REFERENCE / "phase1-cpu")["params"], records.load(REFERENCE / "phase1-cpu")
+    both = pd.concat([frame.assign(dtype="fp32", value=9.0), frame.assign(dtype="bf16", value=4.0)])
+    copy_of_cpu(tmp_path / "a", params=asked | {"sweep": asked["sweep"] | {"dtypes": ["fp32", "bf16"]}})
+    monkeypatch.setattr(records, "load", lambda folder: both)
+    for dtype, rate in (("fp32", 9.0), ("bf16", 4.0)):
+        assert earlier.known_ceilings("cpu", dtype, machine=CPU["title"], out=tmp_path).ceilings.gemm_rate == rate

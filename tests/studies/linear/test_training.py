@@ -1,5 +1,7 @@
 """A training step on its pieces: it is the step that a user takes, and timing it moves no weight."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -23,6 +25,17 @@ def test_a_bf16_weight_moves_by_the_rate(name):
     weight.grad = torch.ones_like(weight)
     training.make_optimizer(name, [weight], 0.25).step()
     torch.testing.assert_close(weight.detach(), torch.full_like(weight, 0.75), rtol=0.01, atol=0)
+
+
+def test_old_gradients_are_dropped_before_new_ones_are_made():
+    weight, bias = (torch.nn.Parameter(torch.ones(size)) for size in (4, 2))
+    backward = lambda dy, x: seen.append((weight.grad, bias.grad)) or (None, weight.data, bias.data)  # noqa: E731
+    layer, seen = SimpleNamespace(active=True, weight=weight, bias=bias, backward=backward), []
+    trainer = Trainer(layer, "sgd", 0.1)
+    for _ in range(2):
+        trainer.backward(None, None)
+        assert weight.grad is not None and bias.grad is not None
+    assert seen == [(None, None)] * 2
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

@@ -72,6 +72,14 @@ def test_each_way_of_the_product_is_tuned_by_itself_on_the_layers_one_packed_wei
     assert layer.packed.extra == {"its": "own"}
 
 
+def test_each_reduction_starts_anew_before_a_sample():
+    group = SimpleNamespace(reductions=lambda x: {"gloo": call_})
+    layer = SimpleNamespace(collective="all-reduce", local=lambda x: x, group=group)
+    own, call_ = SimpleNamespace(x="x", cost=lambda name: SimpleNamespace(sent=1)), SimpleNamespace(reset=object())
+    (one,) = ways.reductions(SimpleNamespace(problem=own, layer=layer, name="block_shock", active=True))
+    assert (one.calls, one.detail, one.before) == ([call_], "gloo", call_.reset)
+
+
 def test_both_orientations_of_a_known_mask_are_packed_as_the_library_would():
     def packed(own):
         (one,) = ways.compressions(own.build("block_shock"))
