@@ -116,7 +116,7 @@ def test_the_time_of_the_host_is_that_of_calls_in_a_row_the_first_one_too(monkey
 
 def test_the_host_is_asked_a_few_times_however_short_a_call_is():
     both = work(lambda: None), work(lambda: None, host=True)
-    Timer(CPU, Group(), 50).interleave(both, warmup=1, samples=1)
+    Timer(CPU, Group(), 50).interleave([both], warmup=1, samples=1)
     assert [one.count for one in both] == [MAX_CALLS, 16]
 
 

@@ -159,3 +159,9 @@ def test_of_a_large_batch_on_ranks_every_cut_and_every_way_to_add_up_is_timed_an
         found = [(row["method"], row["detail"]) for row in rows if row["metric"] == "reduce_by_kernel"]
         assert found == [("row_parallel", "gloo")] * 2
         assert set(details(rows, "reduce_kernel", "row_parallel")) == {"gloo"}
+
+
+def test_memory_that_the_sums_share_is_told_of_each_rank(monkeypatch):
+    monkeypatch.setattr(Group, "shared_bytes", lambda self, device: 4096)
+    shared = picked(measured(asked("phase1"), methods=("row_parallel",)), "machine", "shared_bytes")
+    assert [(row["rank"], row["value"]) for row in shared] == [(0, 4096), (1, 4096)]
