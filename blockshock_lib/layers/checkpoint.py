@@ -21,6 +21,7 @@ from blockshock_lib.comm.ranks import Ranks
 from blockshock_lib.errors import CheckpointError, UnsupportedError, first_line
 from blockshock_lib.files import sha256, write_atomic
 from blockshock_lib.layers import ShardedLinear
+from blockshock_lib.layers.guards import ENTRYWISE
 from blockshock_lib.layers.parts import laid_as
 
 SUMMARY, TENSORS = "checkpoint.json", "tensors.pt"
@@ -105,16 +106,17 @@ def _odd(numbers: dict[str, Any]) -> dict[str, str]:
 @torch.no_grad()
 def _try_step(optimizer: Optimizer, states: dict[str, Any]) -> None:
     """CheckpointError unless an optimizer of this kind, with the checkpoint's settings, steps and makes its state."""
-    for group in states["param_groups"]:
-        params = [states["state"].get(number, {}) for number in group["params"]]
-        for held in params:
-            tiny = nn.Parameter(torch.ones([2] * max((v.dim() for v in held.values()), default=0)))
+    if type(optimizer) not in ENTRYWISE:
+        return  # another may hold more than its groups, and step the model itself
+    for own, group in zip(optimizer.param_groups, states["param_groups"], strict=True):
+        for parameter, number in zip(own["params"], group["params"], strict=True):
+            held, tiny = states["state"].get(number, {}), nn.Parameter(torch.ones([2] * parameter.dim()))
             tiny.grad = torch.ones_like(tiny)
             trial = object.__new__(type(optimizer))
-            fresh = {"state": defaultdict(dict), "param_groups": [group | dict.fromkeys(HOW[:2]) | {"params": [tiny]}]}
+            alone = group | dict.fromkeys(HOW, False) | {"params": [tiny]}
             mine = {key: value for key, value in vars(optimizer).items() if key != "step"}  # a scheduler's own
             hooks = {key: OrderedDict() for key in mine if key.endswith("_hooks")}
-            trial.__dict__ = mine | hooks | fresh
+            trial.__dict__ = mine | hooks | {"state": defaultdict(dict), "param_groups": [alone]}
             try:
                 trial.step()
             except Exception as error:
@@ -200,14 +202,13 @@ class _State:
         if self.optimizer is None:
             return None
         mine, wanted = self.groups(), self.optimizer.state_dict()["param_groups"]
-        keys = {"names", "settings", "optimizer"}
-        if groups and not (isinstance(groups, list) and all(isinstance(g, dict) and keys <= g.keys() for g in groups)):
-            raise CheckpointError(f"{SUMMARY} does not describe an optimizer")
+        kinds_of = {"names": list, "settings": dict, "optimizer": str}
+        for group in groups if isinstance(groups, list) else [groups] if groups else ():
+            if not (isinstance(group, dict) and all(isinstance(group.get(k), kind) for k, kind in kinds_of.items())):
+                raise CheckpointError(f"{SUMMARY} does not describe an optimizer")
         kinds = [" + ".join(group["optimizer"] for group in one or ()) or "none" for one in (groups, mine)]
         if kinds[0] != kinds[1]:  # one word a group of parameters
             raise CheckpointError(f"its optimizer is {kinds[0]}, this one {kinds[1]}")
-        if not all(isinstance(g["names"], list) and isinstance(g["settings"], dict) for g in groups):
-            raise CheckpointError(f"{SUMMARY} does not describe an optimizer")
         places, state = {}, {}
         for group, own, saved in zip(mine, wanted, groups, strict=True):
             _same_keys("optimizer", set(saved["names"]), set(group["names"]))

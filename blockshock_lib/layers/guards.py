@@ -24,7 +24,7 @@ from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import autograd
 
-_NAMES = "Adadelta Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD SparseAdam"
+_NAMES = "Adadelta Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD"
 ENTRYWISE = {getattr(torch.optim, name) for name in _NAMES.split()}
 WHOLE = {"LBFGS", "Muon", "Adafactor"}  # of torch.optim: they need norms or factors of a whole weight
 CHECK = os.environ.get("BLOCKSHOCK_CHECK") == "1"  # the ranks compare the shapes of x in each forward: slow

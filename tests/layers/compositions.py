@@ -8,6 +8,7 @@ methods: it returns where the composition is right, and raises the refusal. What
 import contextlib
 import copy
 import functools
+import pickle
 import re
 import tempfile
 import warnings
@@ -27,6 +28,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_ as torchs_clip
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint as recompute
 
 from blockshock_lib import checkpoint, clip_grad_norm_
@@ -141,14 +143,14 @@ def weights(model):
     }
 
 
-def alike(model, plain, close=1e-10):
+def alike(model, plain, close=1e-10, trained=True):
     """The model's state, on this rank, is the dense model's, which has trained."""
     found, wanted = weights(model), weights(plain)
     assert found.keys() == wanted.keys(), (found.keys(), wanted.keys())
     for key, value in wanted.items():
         off = (found[key] - value).abs().max().item()
         assert off <= close, f"{key} is off by {off:.2g}"
-    assert any(one.grad is not None and one.grad.any() for one in plain.parameters())
+    assert not trained or any(one.grad is not None and one.grad.any() for one in plain.parameters())
 
 
 @functools.cache
@@ -417,6 +419,38 @@ def tied(method):
         one[2].weight = one[0].weight
         train(one, sgd(one))
     alike(model, plain)
+
+
+@composition("copy.deepcopy, and training the copy")
+def copied(method):
+    plain, model = twins(method)
+    other = copy.deepcopy(model)
+    train(plain, sgd(plain))
+    train(other, sgd(other))
+    alike(other, plain)
+    alike(model, twins(method)[0], trained=False)
+
+
+@composition("pickle, torch.save of the model")
+def pickled(method):
+    plain, model = twins(method)
+    other = pickle.loads(pickle.dumps(model))
+    train(plain, sgd(plain))
+    train(other, sgd(other))
+    alike(other, plain)
+
+
+@composition("an average of the weights (EMA by AveragedModel)")
+def averaged(method):
+    kept = []
+    for one in twins(method):
+        mean, optimizer = AveragedModel(one, multi_avg_fn=get_ema_multi_avg_fn(0.9)), sgd(one)
+        for step in range(STEPS):
+            train(one, optimizer, steps=[step])
+            mean.update_parameters(one)
+        kept.append((mean.module, mean(batch(0)[0])))
+    alike(kept[1][0], kept[0][0], trained=False)
+    torch.testing.assert_close(kept[1][1], kept[0][1], rtol=1e-10, atol=1e-10)
 
 
 @composition("activation checkpointing, either kind")

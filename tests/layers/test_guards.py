@@ -75,9 +75,7 @@ def test_a_digest_sees_every_change_of_a_tensor():
 
 
 @pytest.mark.parametrize("kind", sorted(guards.ENTRYWISE, key=str))
-def test_entry_wise_optimizers_train_the_packed_values_as_the_kept_ones_of_a_dense_weight(kind):
-    if kind is torch.optim.SparseAdam:
-        return  # of sparse gradients
+def test_entry_wise_optimizers_train_the_kept_weights_as_a_dense_layers_and_their_state_comes_back(kind, tmp_path):
     linear = nn.Linear(N, N, dtype=torch.float64)
     packed = Linear24.from_linear(linear, mask="magnitude")
     dense, keep = packed.to_linear(), packed.pattern.mask()
@@ -89,6 +87,14 @@ def test_entry_wise_optimizers_train_the_packed_values_as_the_kept_ones_of_a_den
             layer(draw(4, N, seed=step, dtype=torch.float64)).square().mean().backward()
             optimizer.step()
     torch.testing.assert_close(packed.to_dense() * keep, dense.weight.detach() * keep, rtol=1e-10, atol=1e-10)
+    optimizer = kind(packed.parameters())
+    packed(draw(4, N, dtype=torch.float64)).square().mean().backward()
+    optimizer.step()
+    checkpoint.save(tmp_path / "c", packed, optimizer)
+    again, wanted = kind(packed.parameters()), packed.to_dense()
+    checkpoint.load(tmp_path / "c", packed, again)
+    assert again.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
+    assert torch.equal(packed.to_dense(), wanted)
 
 
 def outside(ctx):
