@@ -236,6 +236,5 @@ class Study:
     # By name, as notebooks, pages, index and widgets take them from here.
     tables: Mapping[str, Callable[[pd.DataFrame], pd.DataFrame]] = field(default_factory=dict)
     figures: Mapping[str, Callable[[pd.DataFrame], Figure]] = field(default_factory=dict)
-    # Records of one machine -> the answer in a sentence; -> its page. Markdown, for README and docs/results.
-    results: tuple[Callable[[pd.DataFrame], str], ...] = ()
+    results: Callable[[pd.DataFrame], str] | None = None  # records of one machine -> docs/results/<name>.md
     live: str = ""  # "module:function" -> (controls by name, (phase, values) -> settings): a run, from a notebook

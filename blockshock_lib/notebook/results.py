@@ -20,11 +20,11 @@ def written() -> dict[Path, str]:
         study = studies.load(name)
         if study.results:
             found = Findings(None, "reference", Path(), name)
-            sentence, page = (make(found.main) for make in study.results)
             source = f"Written by `make findings` from the records of {found.setting}."
-            text = f"# Results of the study {name}\n\n**{study.question}**\n\n{source}\n\n{page}\n{_runs(found)}"
+            text = f"# Results of the study {name}\n\n**{study.question}**\n\n{source}\n\n"
+            text += f"{study.results(found.main)}\n{_runs(found)}"
             pages[ROOT / "docs" / "results" / f"{name}.md"] = text
-            rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {sentence} |")
+            rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {found.sentence} |")
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     if BEGIN in text:

@@ -17,7 +17,7 @@ def test_the_committed_pages_say_what_the_shipped_records_say():
 
 
 def test_an_altered_page_is_stale_and_written_again(tmp_path, monkeypatch, capsys):
-    quick = dataclasses.replace(STUDY, results=(lambda frame: "No: 0.77x.", lambda frame: f"{len(frame)} rows"))
+    quick = dataclasses.replace(STUDY, results=lambda frame: f"{len(frame)} rows")
     monkeypatch.setattr(studies, "load", lambda name: quick)
     monkeypatch.setattr(studies, "names", lambda: ("linear",))
     monkeypatch.setattr(results, "ROOT", tmp_path)
@@ -26,7 +26,8 @@ def test_an_altered_page_is_stale_and_written_again(tmp_path, monkeypatch, capsy
         SimpleNamespace(counts=True, setting=setting, manifest={"phase": "phase1"}, row=lambda: run)
         for setting in ("a machine", "another")
     )
-    found = SimpleNamespace(main=pd.DataFrame(index=range(3)), setting="a machine", sources=[mine, other], study=STUDY)
+    frame, said = pd.DataFrame(index=range(3)), "No: 0.77x."
+    found = SimpleNamespace(main=frame, setting="a machine", sentence=said, sources=[mine, other], study=STUDY)
     monkeypatch.setattr(results, "Findings", lambda *asked: found)
     readme, page = tmp_path / "README.md", tmp_path / "docs" / "results" / "linear.md"
     readme.write_text(f"# Title\n{results.BEGIN}\nold\n{results.END}\nand more\n")

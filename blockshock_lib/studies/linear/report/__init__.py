@@ -70,8 +70,7 @@ TABLES = {
     "batches": _own("findings:batch_table"),
     "compression needed": _own("findings:compress_table"),
 }
-RESULTS = (_own("results:sentence"), _own("results:page"))
-"""The answer in one sentence and its page, in Markdown."""
+RESULTS = _own("results:page")
 FIGURES = {
     "speed over B1": _shared("grid_plots:ratio_heatmap"),
     "step over B1": _shared("grid_plots:ratio_heatmap", metric="step_kernel"),

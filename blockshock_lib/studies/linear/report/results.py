@@ -22,18 +22,8 @@ _DOES_NOT_SAY = """\
 - In a model the all-reduce can hide behind other layers' work, for every method alike."""
 
 
-def sentence(frame: pd.DataFrame) -> str:
-    """The answer in one line."""
-    first, second, third = h1(frame), h2(frame), h3(frame)
-    short = {"refuted": "No.", "supported": "Yes."}.get(first.verdict, "Undecided.")
-    said = f"**{short}** Against row-parallel tensor parallelism (B1) {first.why}."
-    said += f" The same split multiplied dense (C) is slower: {third.verdict}, {build.interval(vars(third))}."
-    step = f"recompression shrinks the ratio further: {second.verdict}, s1/f {build.interval(vars(second))}"
-    return f"{said} In training {step}."
-
-
 def page(frame: pd.DataFrame) -> str:
-    """The whole page behind its title."""
+    """The page in Markdown, behind its title."""
     forward, step = law.rows_of(frame, "forward"), law.rows_of(frame, "step")
     claims = [f"- **{v.hypothesis.rstrip('.')}: {v.verdict}.** {v.why}." for v in (h1(frame), h3(frame), h2(frame))]
     pairs = ((B1, OURS), (B1, T1), (STOCK, OURS))
