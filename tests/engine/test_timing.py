@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from blockshock_lib.comm import Group
+from blockshock_lib.comm import Group, local
 from blockshock_lib.engine.power import Meter
 from blockshock_lib.engine.timing import MAX_CALLS, Timer, Work
 from blockshock_lib.kernels.graph import Graph
@@ -81,6 +81,21 @@ def test_a_lead_in_has_a_least_and_a_most(monkeypatch):
     blind = led(monkeypatch, Gpu(1.0), metered=False)
     assert blind.state == "a fixed time, for no power was read" and 0.5 <= blind.seconds < 0.76 and not blind.drawn
     assert led(monkeypatch, Gpu(1.0), bounds=(0.0, 0.0)).seconds == 0
+
+
+def test_a_rank_that_stands_by_draws_nothing_for_the_work_and_every_rank_knows_what_each_draws(monkeypatch):
+    gpu = Gpu(1.0, tau=1e-3)
+    monkeypatch.setattr(time, "monotonic", lambda: gpu.now)
+
+    def ranked(group):
+        timer = Timer(CPU, group, lead_in=(0.5, 3.0), meter=Meter(gpu, None))
+        one = work(gpu.call)
+        one.active = group.rank == 0
+        return timer.lead_in(one, gpu.ms), Timer(CPU, group, meter=Meter(gpu, None) if group.rank else None).meter
+
+    (first, blind), (second, _) = local.run(2, ranked, CPU)
+    assert first.drawn == second.drawn and first.drawn[1] == (0.0, 0.0, 0.0) and blind is None
+    assert first.drawn[0] == pytest.approx((500, 1500, 0.5), rel=0.05)
 
 
 def test_a_counter_that_stands_still_gives_no_energy(monkeypatch):

@@ -116,6 +116,23 @@ def test_a_compression_that_cannot_run_says_so_and_condemns_no_method(monkeypatc
     assert picked(rows, "block_shock", "check")[0]["status"] == "ok" and picked(rows, "block_shock", "forward_kernel")
 
 
+def test_the_same_work_has_one_slot_and_shares_it_with_what_it_is_compared_with(monkeypatch):
+    both = lambda layer, x: dict.fromkeys(("dense", "reference", "other"), lambda: layer.local(x))  # noqa: E731
+    monkeypatch.setattr(ways, "products", both)
+    rows = measured(asked("phase1"), methods=("dense", "block_shock"), bias=False)
+
+    def times(method, metric, detail):
+        return [row["value"] for row in picked(rows, method, metric) if row["detail"] == detail]
+
+    for method, way in (("dense", "dense"), ("block_shock", "reference")):
+        taken = times(method, "product_by_kernel", way)
+        assert taken and taken == times(method, "compute_kernel", way), method
+        others = set(details(rows, "product_by_kernel", method))
+        assert others == {"dense", "reference", "other"} and times(method, "product_by_kernel", "other") != taken
+    assert times("dense", "forward_kernel", "dense") == times("dense", "compute_kernel", "dense")
+    assert times("block_shock", "forward_kernel", "") != times("block_shock", "compute_kernel", "reference")
+
+
 def test_a_pass_is_timed_where_weights_are_frozen():
     rows = measured(asked("phase2"), methods=("block_shock",))
     times = timed(rows, "block_shock")
