@@ -18,9 +18,9 @@ from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import ParamsError, RecordError, first_line
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import workbook
-from blockshock_lib.report import answer, figures, frames, verdicts
+from blockshock_lib.report import answer, figures, frames, reruns, verdicts
 from blockshock_lib.runs import code as this_code
-from blockshock_lib.runs import lock, manifest, records
+from blockshock_lib.runs import lock, manifest, records, reference
 from blockshock_lib.runs.run import OUTPUTS, REFERENCE, new_folder, now
 
 COUNTS, POOLED = "counts", "counts, put together with the newest"
@@ -60,14 +60,18 @@ class Source:
 
 def weigh(places: tuple[Path, ...], study: Study) -> list[Source]:
     """Every run of the study under `places`, by path. Of those of one setting and phase the one with the most cases
-    counts, the newest of equals; others with it only if their cases, code and libraries are the same.
+    counts, the newest of equals; others with it only if their cases, code and libraries are the same. The runs of a
+    reference are of one setting, whichever machines of its kind they ran on.
     """
     folders = {folder.resolve(): folder for place in places for folder in manifest.folders(place)}
     sources = [_source(folders[path], study) for path in sorted(folders)]
     rivals: dict[tuple[str, str], list[Source]] = {}
-    for source in sources:
-        if not source.use:
-            rivals.setdefault((source.setting, source.manifest["phase"]), []).append(source)
+    whole = [source for source in sources if not source.use]
+    firsts = {reference.name_of(one.manifest): one.setting for one in whole if not one.manifest.get("again")}
+    for source in whole:
+        if source.manifest.get("again"):  # another machine of the kind: the reference is of the first one's setting
+            source.setting = firsts.get(reference.name_of(source.manifest), source.setting)
+        rivals.setdefault((source.setting, source.manifest["phase"]), []).append(source)
     for same in rivals.values():
         best = max(same, key=lambda one: (one.frame["case"].nunique(), one.manifest["started"]))
         for one in same:
@@ -226,7 +230,7 @@ class Findings:
         parts = [f"findings: {state}", f"checks: {passed} passed, {failed} failed"]
         for setting, frame in self._real.items():
             judged = [f"{verdict.name} {lacks}" if lacks else verdict.line for _, verdict, lacks in self._judged(frame)]
-            parts += [f"on {setting}", *judged]
+            parts += [f"on {setting}", *judged, *reruns.sentences(frame, self.study.axes)]
         others = [setting for setting in self.frames if setting not in self._real]
         return " · ".join(parts + ([f"no claim about speed: {'; '.join(others)}"] if others else []))
 

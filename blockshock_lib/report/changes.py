@@ -10,7 +10,16 @@ from matplotlib.figure import Figure
 from blockshock_lib.report import figures, frames, verdicts
 from blockshock_lib.report.axes import Axes
 from blockshock_lib.report.figures import INK, MUTED
-from blockshock_lib.report.interval import welch_interval
+from blockshock_lib.report.interval import (
+    Between,
+    Cell,
+    Interval,
+    between_runs,
+    by_run,
+    log_ratios,
+    predicted,
+    welch_interval,
+)
 from blockshock_lib.report.tables import ABSENT, varying
 
 LEVEL = 0.99  # of all intervals of a table together
@@ -58,9 +67,10 @@ def pairs(a: pd.DataFrame, b: pd.DataFrame, loose: Iterable[str] = ()) -> dict[s
 def compare(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, loose: Iterable[str] = (), b_short: bool = False) -> Compared:
     """What changed from run `a`, the older, to run `b`: checks, kernel and call time of each of `axes.times`, and
     memory, `axes.bytes`. A regression is a check that passed in `a` and not in `b` (`b_short`, records are missing from
-    `b`: or is not there), a metric that `b` could not measure, a time whose interval (interval.welch_interval; none
-    with one group on a side) lies above 1, memory whose least in `b` is more than 0.1% above its most in `a`. All
-    intervals together hold at LEVEL: each at 1 - (1 - LEVEL) / their number (Bonferroni). `loose`: see `pairs`.
+    `b`: or is not there), a metric that `b` could not measure, memory whose least in `b` is more than 0.1% above its
+    most in `a`, a time whose interval lies above 1: where `a` is several runs of a reference, that which predicts a
+    further run; of a single one interval.welch_interval, and none with one group on a side. All intervals together hold
+    at LEVEL: each at 1 - (1 - LEVEL) / their number (Bonferroni). `loose`: see `pairs`.
     """
     known = cases(a, axes), cases(b, axes)
     alike, b = pairs(*known, loose), frames.complete(b, axes)
@@ -76,7 +86,10 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, loose: Iterable[str] =
         metrics |= {f"{stem}_{kind}": (f"{kind} time{work.note}", "ms", stem) for kind in ("kernel", "call")}
     checks, missing, groups = zip(*(_side(side, metrics) for side in (a, b)), strict=True)
     both = [key for key in groups[0] if key in groups[1] and metrics[key[2]][1] == "ms"]
-    intervals = sum(min(len(side[key]) for side in groups) > 1 for key in both)
+    times = {name: [_cell(x) for key, x in groups[0].items() if key[2] == name] for name in {key[2] for key in both}}
+    between = {metric: between_runs(found) for metric, found in times.items()}
+    several = {run for side in groups[0].values() for run, _ in side}
+    intervals = sum(len(several) > 1 or min(len(side[key]) for side in groups) > 1 for key in both)
     each = 1 - (1 - LEVEL) / max(1, intervals)
     rows, only = [], []
     for case, method in ((c, m) for c in about for m in axes.ordered(m for x, m in checks[0] | checks[1] if x == c)):
@@ -94,7 +107,7 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, loose: Iterable[str] =
             words = words.replace("kernel time", PLAIN) if cell["device"] == "cpu" else words
             row, x, y = cell | _CHECK | dict(what=words, unit=unit, work=work), groups[0].get(key), groups[1].get(key)
             if x and y:
-                found = _bytes(x, y) if unit == "B" else _time(x, y, each)
+                found = _bytes(x, y) if unit == "B" else _time(x, y, each, between[metric])
                 rows.append(row | {"note": "", "groups_a": len(x), "groups_b": len(y)} | found)
             elif x and key in missing[1]:
                 rows.append(row | {"outcome": REGRESSION, "note": f"in b: {missing[1][key]}"})
@@ -115,26 +128,40 @@ def _side(frame: pd.DataFrame, metrics: Iterable[str]) -> tuple[dict, dict, dict
     rows = frames.complete(frame)
     rows = rows[~rows["status"].eq("ok") & rows["metric"].isin(list(metrics))]
     missing = {(row.case, row.method, row.metric): f"{row.status}: {row.reason}" for row in rows.itertuples()}
-    groups: dict[tuple, list[np.ndarray]] = {}
+    groups: dict[tuple, dict[tuple, np.ndarray]] = {}
     for metric in metrics:
         for (case, method), values in frames.samples(frame, metric).groupby(["case", "method"]):
-            groups[case, method, metric] = list(frames.groups(values).values())
+            groups[case, method, metric] = frames.groups(values)
     return checks, missing, groups
 
 
-def _bytes(a: list[np.ndarray], b: list[np.ndarray]) -> dict[str, Any]:
-    (low_a, high_a), (low_b, high_b) = ((min(map(np.min, side)), max(map(np.max, side))) for side in (a, b))
+def _bytes(a: Mapping[tuple, np.ndarray], b: Mapping[tuple, np.ndarray]) -> dict[str, Any]:
+    (low_a, high_a), (low_b, high_b) = (
+        (min(map(np.min, side.values())), max(map(np.max, side.values()))) for side in (a, b)
+    )
     grown, shrunk = low_b > high_a * GROWTH, high_b * GROWTH < low_a
     ratio = dict.fromkeys(("ratio", "low", "high"), high_b / high_a) if high_a else {}
     note = {"note": f"0 B → {high_b:,.0f} B"} if grown and not high_a else {}
     return {"a": high_a, "b": high_b, "outcome": REGRESSION if grown else IMPROVED if shrunk else SAME} | ratio | note
 
 
-def _time(a: list[np.ndarray], b: list[np.ndarray], level: float) -> dict[str, Any]:
-    interval = welch_interval(b, a, level)
+def _cell(side: Mapping[tuple, np.ndarray]) -> Cell:
+    return by_run(side, log_ratios([*side.values()], [np.ones(1)] * len(side)))
+
+
+def _time(
+    a: Mapping[tuple, np.ndarray], b: Mapping[tuple, np.ndarray], level: float, between: Between
+) -> dict[str, Any]:
+    means = {
+        name: float(np.exp(np.mean([logs.mean() for logs in _cell(side).values()])))
+        for name, side in (("a", a), ("b", b))
+    }
+    runs, interval = len(_cell(a)), welch_interval([*b.values()], [*a.values()], level)
+    if runs > 1:  # of b / a: as wide as a's prediction of a further run
+        ahead, ratio = predicted(_cell(a), between, len(b), level), means["b"] / means["a"]
+        interval = Interval(ratio, ratio * ahead.low / ahead.ratio, ratio * ahead.high / ahead.ratio)
     outcome = REGRESSION if interval.low > 1 else IMPROVED if interval.high < 1 else UNDECIDED
-    outcome = outcome if min(len(a), len(b)) > 1 else NO_INTERVAL
-    means = {name: float(np.exp(np.mean(np.log([np.median(v) for v in side])))) for name, side in (("a", a), ("b", b))}
+    outcome = outcome if runs > 1 or min(len(a), len(b)) > 1 else NO_INTERVAL
     return means | interval._asdict() | {"outcome": outcome}
 
 

@@ -26,7 +26,7 @@ def table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     `further` of the one that predicts; how many values of single runs the other runs `caught`, `of` all; `drift`.
     """
     found = []
-    for metric in (f"{stem}_{kind}" for stem in axes.times for kind in ("kernel", "call")):
+    for metric in _metrics(axes):
         for method in axes.ordered(frames.samples(frame, metric)["method"]):
             sides = (method, "") if method == axes.over else (axes.over, method)
             if several := [*cells(frame, *sides, metric).values()]:
@@ -41,6 +41,25 @@ def table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
         row |= {"caught": caught, "of": of, "drift": ", ".join(f"{run} {shift - 1:+.1%}" for run, shift in shifts)}
     columns = ["metric", "method", "runs", "cells", "mean", "further", "caught", "of", "drift"]
     return pd.DataFrame(found, columns=columns)
+
+
+def foretold(frame: pd.DataFrame, further: pd.DataFrame, axes: Axes) -> tuple[int, int]:
+    """How many ratios over the baseline of the run `further` lie where the runs of `frame` predict them, of how many:
+    kernel and call times of every case that both hold.
+    """
+    inside = []
+    for metric in _metrics(axes):
+        for method in set(frames.samples(further, metric)["method"]) - {axes.over}:
+            known, new = (cells(side, axes.over, method, metric) for side in (frame, further))
+            between = interval.between_runs([*known.values()])
+            for case in known.keys() & new.keys():
+                (logs,) = new[case].values()
+                inside.append(interval.holds(interval.predicted(known[case], between, len(logs)), logs))
+    return sum(inside), len(inside)
+
+
+def _metrics(axes: Axes) -> list[str]:
+    return [f"{stem}_{kind}" for stem in axes.times for kind in ("kernel", "call")]
 
 
 def sentences(frame: pd.DataFrame, axes: Axes) -> list[str]:

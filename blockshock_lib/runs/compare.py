@@ -1,5 +1,6 @@
 """Two runs compared, case by case: did a change of code or libraries make anything wrong, slower or larger?"""
 
+import dataclasses
 import html
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -15,9 +16,9 @@ from matplotlib.figure import Figure
 from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import CompareError, RecordError
 from blockshock_lib.files import ROOT, shown
-from blockshock_lib.report import changes, figures, frames
+from blockshock_lib.report import changes, figures, frames, reruns
 from blockshock_lib.report.axes import Axes
-from blockshock_lib.runs import manifest, record, records
+from blockshock_lib.runs import manifest, record, records, reference
 from blockshock_lib.runs.run import OUTPUTS
 
 SHOWN = 20  # rows of the table that a page shows unfolded beside the regressions
@@ -83,6 +84,7 @@ class Comparison:
     """
 
     def __init__(self, a: Side, b: Side, found: changes.Compared, notes: tuple[str, ...]):
+        self.several = a.frame["run"].nunique() > 1
         self.a, self.b, self.found, self.notes = a.name, b.name, found, notes
         self.rows, self.axes = found.rows, b.study.axes
         self.table = changes.readable(found.rows, self.axes)
@@ -97,9 +99,10 @@ class Comparison:
         count, each = self.found.intervals, self.found.each
         level = (
             f"The {count} intervals of times hold at {changes.LEVEL:.0%} together (Bonferroni: {100 * each:.4f}% "
-            "each): an unchanged library raises an alarm in at most 1 of 100 comparisons. What all groups of a "
-            "run share (another day, its heat, its neighbours) is in no interval. "
+            "each): an unchanged library raises an alarm in at most 1 of 100 comparisons. "
         )
+        shared = "What all groups of a run share (another day, its heat, its neighbours) is in no interval. "
+        level += "They predict a further run of a's reference. " if self.several else shared
         memory = "Memory is counted, not sampled: more than 0.1% is a regression."
         return f"Ratio: b / a, above 1 where b takes more. {level if count else ''}{memory}"
 
@@ -142,6 +145,7 @@ class Comparison:
 
 def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
     """Compares run `b` with run `a`, the older one: folders, names of folders below outputs/, or open runs (`run.Run`).
+    Where `a` has further runs (see `runs.reference`) all of them but `b` stand for `a`.
 
     `allow`: what may differ all the same: "hardware" (machine, or emulated ranks), "dtype" (a case finds its like in
     another) and "dirty" (uncommitted changes, code edited after its import, or records of one run by different code).
@@ -152,6 +156,8 @@ def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
     """
     allow = (allow,) if isinstance(allow, str) else tuple(allow)
     sides = one, other = _read(a), _read(b)
+    more = [_read(folder) for folder in reference.others(_folder(a), one.about)]
+    more = [side for side in more if side.about["run"] != other.about["run"]]
     names, axes = f"a = {one.name} and b = {other.name}", one.study.axes
     if one.study is not other.study:
         raise CompareError(f"{names} share no case: they are of {one.study.name} and {other.study.name}")
@@ -167,7 +173,7 @@ def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
         "hardware": [f"{part} a {x}, b {y}" for part, x, y in parts if x != y]
         + [f"the records of {name} come from several machines" for name in mixed],
         "dtype": [f"{count} cases are {x} in a and {y} in b" for (x, y), count in dtypes.items() if x != y],
-        "dirty": [side.dirty for side in sides if side.dirty],
+        "dirty": [side.dirty for side in (*sides, *more) if side.dirty],
     }
     if unknown := set(allow) - set(faults):
         raise CompareError(f"allow: {', '.join(sorted(map(repr, unknown)))}; allowed: {', '.join(faults)}")
@@ -177,9 +183,11 @@ def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
     loose = [name for kind in allow for name in changes.LOOSE.get(kind, ())]
     if not changes.pairs(*known, loose):
         raise CompareError(f"{names} share no case: {_what(known[0], axes)} in a, {_what(known[1], axes)} in b")
+    if more:
+        one = dataclasses.replace(one, frame=pd.concat([side.frame for side in (one, *more)], ignore_index=True))
     found = changes.compare(one.frame, other.frame, axes, loose=loose, b_short=bool(other.lost))
     allowed = [f"allowed all the same, {kind}: {'; '.join(faults[kind])}" for kind in allow if faults[kind]]
-    return Comparison(*sides, found, (*allowed, *_notes(*sides, found)))
+    return Comparison(one, other, found, (*allowed, *_notes(one, other, found)))
 
 
 def _read(run: object) -> Side:
@@ -220,6 +228,10 @@ def _notes(a: Side, b: Side, found: changes.Compared) -> list[str]:
     claims = {"cpu": "a CPU: no claim about GPUs", "emulated": frames.NO_CLAIM["emulated"]}
     kinds = {*frames.kind(a.frame), *frames.kind(b.frame)}
     notes = [text for kind, text in claims.items() if kind in kinds]
+    inside, asked = reruns.foretold(a.frame, b.frame, axes)
+    runs = a.frame["run"].nunique()
+    words = f"{runs} runs" if runs > 1 else "the single run"
+    notes += [f"{words} of a foretold {inside} of b's {asked} speeds over {axes.short(axes.over)}"] if asked else []
     notes += [f"{name}: {side.lost} records damaged or missing" for name, side in sides.items() if side.lost]
     ended = ((name, side.about["status"]) for name, side in sides.items())
     notes += [f"{name} is a run that ended {status}" for name, status in ended if status != "completed"]

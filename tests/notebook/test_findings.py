@@ -8,7 +8,7 @@ from blockshock_lib.__main__ import main
 from blockshock_lib.errors import RecordError
 from blockshock_lib.notebook import findings, workbook
 from blockshock_lib.notebook.findings import COUNTS, POOLED, weigh
-from blockshock_lib.runs import manifest, record
+from blockshock_lib.runs import manifest, record, reference
 from blockshock_lib.studies.linear import STUDY
 from tests import small_runs
 from tests.report import frames
@@ -104,6 +104,17 @@ def test_runs_of_the_same_cases_code_and_libraries_are_put_together(tmp_path):
     pooled.sources = weigh((tmp_path,), STUDY)
     (frame,) = pooled.frames.values()
     assert frame.groupby("case")["run"].nunique().eq(2).all(), "four groups stand behind each case"
+
+
+def test_the_runs_of_a_reference_are_put_together_whichever_machine_of_the_kind_they_ran_on(tmp_path):
+    gpu = {"name": "G", "power_limit_w": 700.0}
+    card = manifest.read(CPU)["machine"] | {"title": "1x G", "gpus": [gpu], "driver": "0"}
+    rename(copied(tmp_path, "first", machine=card, run="first"), "first")
+    linked = {"reference": reference.name_of(manifest.read(tmp_path / "first")), "again": "first"}
+    for name, more in (("linked", linked), ("strange", {})):
+        rename(copied(tmp_path, name, machine=card | {"driver": "1"}, run=name, **more), name)
+    used = [source for source in weigh((tmp_path,), STUDY) if source.counts]
+    assert {one.folder.name: one.use for one in used} == {"first": COUNTS, "linked": POOLED, "strange": COUNTS}
 
 
 def test_a_smaller_newer_run_does_not_displace_a_larger_one(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from blockshock_lib.report import reruns, tables, verdicts
+from blockshock_lib.report import changes, reruns, tables, verdicts
 from tests.report.frames import SORTING, sorting
 
 NS, BS = (4096, 8192, 16384, 40960), (16, 256)
@@ -83,3 +83,16 @@ def test_not_applicable_is_a_verdict_and_any_other_word_is_none():
     assert word.line == "S1 not applicable: nothing was sorted"
     with pytest.raises(ValueError, match="'perhaps' is no verdict; there are supported, refuted"):
         verdicts.Verdict("S1: x", "rule", np.nan, np.nan, np.nan, "perhaps", "", None)
+
+
+def test_a_rerun_is_judged_by_the_interval_that_predicts_it(three):
+    rows = changes.compare(three, run_of("d", 9), SORTING).rows
+    times = rows[rows["unit"].eq("ms")]
+    assert set(times["outcome"]) == {changes.UNDECIDED} and set(times["groups_a"]) == {6}
+    alone = changes.compare(three[three["run"].eq("a")], run_of("d", 9), SORTING).rows
+    assert len(alone) == len(rows)
+    slow = changes.compare(three, run_of("d", 9, ratio=1.2), SORTING).rows
+    bad = slow[slow["outcome"].eq(changes.REGRESSION)]
+    assert set(bad["method"]) == {"radix"} and len(bad) == 16, "kernel and call time of 8 cells"
+    inside, asked = reruns.foretold(three, run_of("d", 9), SORTING)
+    assert asked == 16 and inside >= 15 and reruns.foretold(three, run_of("d", 9, ratio=1.2), SORTING) == (0, 16)

@@ -7,7 +7,7 @@ import pytest
 from blockshock_lib.__main__ import main
 from blockshock_lib.errors import CompareError, RecordError
 from blockshock_lib.files import ROOT
-from blockshock_lib.runs import manifest, record
+from blockshock_lib.runs import manifest, record, reference
 from blockshock_lib.runs.compare import compare
 from tests import small_runs
 
@@ -234,3 +234,24 @@ def test_in_a_notebook_it_is_a_table_and_a_figure_and_hostile_text_stays_text(ol
     assert "<script" not in page and "<img src=x" not in page
     assert "&lt;script&gt;alert(1)" in page and "&lt;img src=x onerror" in page
     assert page.index("regression") < page.index("no change shown")
+
+
+def linked(old, folder, factor):
+    """A further run of the reference of `old`, on another machine of its kind; every time takes `factor` as long."""
+    alter(part(CUDA, folder, 2), lambda document: document.update(run=folder.name))
+    alter(folder, lambda document: document["context"].update(machine=folder.name))
+    alter(folder, slower(factor, "block_shock", "forward_kernel"))
+    facts = {"run": folder.name, "reference": reference.name_of(manifest.read(old)), "again": str(old)}
+    manifest.note(folder, **facts)
+    return folder
+
+
+def test_a_run_is_judged_by_all_the_runs_of_a_reference_but_itself(old, tmp_path):
+    others = [linked(old, tmp_path / name, factor) for name, factor in (("second", 1.03), ("third", 0.97))]
+    found = compare(old, linked(old, tmp_path / "rerun", 1.02))
+    times = found.rows[found.rows["unit"].eq("ms")]
+    assert found.ok and set(times["groups_a"]) == {15} and set(times["groups_b"]) == {5}
+    assert "3 runs of a foretold 24 of b's 24 speeds over B1" in found.line()
+    assert "predict a further run of a's reference" in found.caption() and "is in no interval" not in found.caption()
+    assert not compare(old, linked(old, tmp_path / "slow", 1.3)).ok
+    assert "2 runs of a" not in compare(others[0], others[0]).line(), "a run is not judged by itself and others"

@@ -20,7 +20,7 @@ from blockshock_lib.params import RunParams
 from blockshock_lib.params.models import Count, Positive
 from blockshock_lib.report import answer
 from blockshock_lib.report.axes import Axes, Look, Work
-from blockshock_lib.report.verdicts import Verdict
+from blockshock_lib.report.verdicts import NOT_APPLICABLE, Verdict, speed_verdict
 
 SAMPLED_FROM = 4096  # numbers; beyond, every eighth is checked
 MORTAL_STEP = 2  # of a "mortal" case, in which rank 1 dies
@@ -78,6 +78,13 @@ def shared_is_right(frame: pd.DataFrame) -> Verdict:
     word = "supported" if len(checks) and checks.status.eq("ok").all() else "refuted"
     rule, numbers = "refuted where a check fails", (float("nan"),) * 3
     return Verdict("T1: the shared sort is right", rule, *numbers, word, f"{len(checks)} checks", checks)
+
+
+def shared_is_faster(frame: pd.DataFrame) -> Verdict:
+    claim, numbers = "T2: sharing the sort is faster", (float("nan"),) * 3
+    if not frame.method.eq("shared").any():
+        return Verdict(claim, "by kernel time", *numbers, NOT_APPLICABLE, "no rank shared a sort", frame)
+    return speed_verdict(frame, STUDY.axes, claim, "whole", "shared")
 
 
 class Sorting(study.Problem):
@@ -180,7 +187,7 @@ STUDY = Study(
     twin="whole",
     defaults={"n": [64, 2048], "methods": list(METHODS), "profile": "last"},
     may_lose=lambda case: frozenset({1}) if case.order == "mortal" else frozenset(),
-    hypotheses={"sort_time": (shared_is_right,)},
+    hypotheses={"sort_time": (shared_is_right, shared_is_faster)},
     answers={"sort_check": lambda frame: answer.checked(frame, "every sort is right")},
     summary=lambda frame: [f"{frame['case'].nunique()} cases were sorted"],
     tables={"sorts": table},
