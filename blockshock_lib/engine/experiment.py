@@ -13,7 +13,7 @@ from blockshock_lib.comm import Group, local
 from blockshock_lib.engine import memory, power, profile, roofline
 from blockshock_lib.engine.case_run import NOT_WEIGHED, CaseRun, Refused
 from blockshock_lib.engine.study import Problem, Runner, Study
-from blockshock_lib.engine.timing import BLOCK, LeadIn, Timer, Work, copies_past_cache
+from blockshock_lib.engine.timing import TURNS, LeadIn, Timer, Work, copies_past_cache
 from blockshock_lib.report.axes import TWIN
 
 PER_MS = {"ms": 1.0, "us": 1e3}
@@ -164,7 +164,7 @@ class Session:
                 run.timer.ready(work)
         every = [work for mine in works.values() for work in mine]
         # A fresh group of processes goes on where the last one stopped.
-        first = self.problem.repeat * -(-timing.samples // BLOCK)
+        first = self.problem.repeat * TURNS
         turns = {name: mine for name, mine in works.items() if mine}
         times = run.timer.interleave(list(turns.values()), timing.warmup, timing.samples, first)
         for place, name in enumerate(turns):

@@ -20,13 +20,13 @@ from blockshock_lib.kernels.graph import Graph, Pool
 MAX_CALLS = 64
 
 # Every method is timed at its own clocks, not at those that the one before it left: at each of its turns its work runs
-# untimed until the power that it draws is the same, within LEVEL, in two windows that follow each other; then BLOCK
-# samples of everything follow each other. The energy counter, which some GPUs renew only ten times a second, is read
-# every PIECE_MS, and power and energy are those between two of its changes: over two windows right to about 1%.
-WINDOW_S = 0.25
-PIECE_MS = 5.0
+# untimed until the power that it draws is the same, within LEVEL, in two windows that follow each other; then its share
+# of the samples follows. The energy counter, which some GPUs renew only ten times a second, is read every PIECE_MS, and
+# power and energy are those between two of its changes: over two windows right to about 1%.
+TURNS = 2
+WINDOW_S = 0.2
+PIECE_MS = 2.0
 LEVEL = 0.03
-BLOCK = 4
 
 HOST_CALLS = 16  # of a sample of the host's time: too few to fill the queue of launches, where the host would wait
 GRAPH_MS = 2.0  # a captured graph runs about this long, so that the few microseconds of its launch do not count
@@ -180,8 +180,10 @@ class Timer:
         if not least:
             return LeadIn(0.0, "none was asked for")
         calls = calls_for(ms * work.inner, PIECE_MS, 10_000)
-        window = WINDOW_S if meter else min(WINDOW_S, least)
-        pieces = calls_for(ms * work.inner * calls, window * 1e3, 10_000)
+        piece = ms * work.inner * calls / 1e3
+        # A change is seen up to a piece late: of long ones it takes more, as far as the most allows.
+        window = max(WINDOW_S, min(20 * piece, most / 6)) if meter else min(WINDOW_S, least)
+        pieces = calls_for(piece, window, 10_000)
         start, done, off = time.monotonic(), 0, math.inf
         seen: list[tuple[Reading, int]] = []  # each change of the counter, and the calls that were done by then
         ends: list[int] = []  # of each window, the last of `seen`
@@ -228,10 +230,10 @@ class Timer:
         return after
 
     def interleave(
-        self, turns: Sequence[Sequence[Work]], warmup: int, samples: int, first: int = 0
+        self, turns: Sequence[Sequence[Work]], warmup: int, samples: int, first: int = 0, each: int = TURNS
     ) -> dict[Work, list[float]]:
-        """Samples of all works; ms a call, of the slowest rank. `turns` are the methods': each takes BLOCK samples of
-        each of its works, and then it is the next one's turn (A B C, B C A, C A B), beginning with the `first`.
+        """Samples of all works; ms a call, of the slowest rank. `turns` are the methods': one takes its share of the
+        samples of each of its works, then it is the next one's turn (A B C, B C A), `each` so often, from `first` on.
 
         The warm-up's time decides how many calls make a sample of at least `min_sample_ms`; the ranks agree on it, for
         a collective that one rank calls more often than the others would hang.
@@ -245,12 +247,13 @@ class Timer:
             needed = calls_for(ms * work.inner, self.min_sample_ms, MAX_CALLS // work.inner)
             work.count = HOST_CALLS if work.host else needed
         mine: dict[Work, list[float]] = {work: [] for work in works}
-        for number, done in enumerate(range(0, samples, BLOCK), first):
+        block = -(-samples // each)
+        for number, done in enumerate(range(0, samples, block), first):
             at = number % len(turns)
             for work in itertools.chain(*turns[at:], *turns[:at]):
                 if work.heavy:
                     work.led.append(self.lead_in(work, slow[work]))
-                mine[work] += [self.sample(work) for _ in range(min(BLOCK, samples - done))]
+                mine[work] += [self.sample(work) for _ in range(min(block, samples - done))]
         flat = iter(self.group.max_over_ranks([ms for times in mine.values() for ms in times], self.device))
         return {work: [next(flat) for _ in times] for work, times in mine.items()}
 
@@ -259,7 +262,7 @@ class Timer:
         for work in works.values():
             self._capture(work, 1)
             work.heavy = True  # led in, so that each is timed at its own clocks: the ways differ by less
-        taken = self.interleave([[work] for work in works.values()], warmup=1, samples=CHOICE_SAMPLES)
+        taken = self.interleave([[work] for work in works.values()], warmup=1, samples=CHOICE_SAMPLES, each=1)
         for work in works.values():
             self.release(work)
         medians = map(statistics.median, taken.values())

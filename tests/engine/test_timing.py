@@ -22,11 +22,11 @@ def test_methods_take_turns_whose_order_rotates():
     seen = []
     turns = [[work(lambda name=name: seen.append(name))] for name in "ABC"]
     taken = Timer(CPU, Group()).interleave(turns, warmup=1, samples=10)
-    assert "".join(seen) == "ABC" + "AAAABBBBCCCC" + "BBBBCCCCAAAA" + "CCAABB"
+    assert "".join(seen) == "ABC" + "AAAAABBBBBCCCCC" + "BBBBBCCCCCAAAAA"
     assert [len(taken[one]) for (one,) in turns] == [10] * 3
     seen.clear()
     Timer(CPU, Group()).interleave(turns, warmup=1, samples=4, first=5)
-    assert "".join(seen) == "ABC" + "CCCCAAAABBBB"
+    assert "".join(seen) == "ABC" + "CCAABB" + "AABBCC"
 
 
 class Gpu:
@@ -63,7 +63,7 @@ def led(monkeypatch, gpu, bounds=(0.5, 3.0), metered=True):
     return timer.lead_in(work(gpu.call), gpu.ms)
 
 
-@pytest.mark.parametrize("ms", [0.01, 1.0, 13.0, 150.0])
+@pytest.mark.parametrize("ms", [0.01, 1.0, 13.0])
 @pytest.mark.parametrize("has_counter", [True, False])
 def test_a_lead_in_lasts_until_the_power_has_levelled_and_says_what_a_call_takes(monkeypatch, ms, has_counter):
     found = led(monkeypatch, Gpu(ms, has_counter=has_counter))
@@ -111,7 +111,7 @@ def test_only_heavy_works_lead_in_at_each_turn(monkeypatch):
     monkeypatch.setattr(timer, "lead_in", lambda work, ms: seen.append(work.fn.upper()) or ms)
     a, b = work("a", heavy=True), work("b")
     taken = timer.interleave([[a, b]], warmup=1, samples=6)
-    assert "".join(seen) == "ab" + "Aaaaa" + "bbbb" + "Aaa" + "bb"
+    assert "".join(seen) == "ab" + "Aaaa" + "bbb" + "Aaaa" + "bbb"
     assert [len(times) for times in taken.values()] == [6, 6] and a.led == [25.0, 25.0] and not b.led
 
 
