@@ -1,5 +1,6 @@
 """A small model that the tests of training, checkpoints and styles share, and what their ranks do with it."""
 
+import copy
 import os
 import signal
 from contextlib import nullcontext
@@ -215,3 +216,41 @@ def from_meta(ctx):
     model.load_state_dict(dense.state_dict())
     x = torch.randn(4, 128, generator=torch.Generator().manual_seed(0))
     return before, torch.allclose(model(x), dense(x), atol=1e-6)
+
+
+class Expert(nn.Module):
+    """As in a Llama: two projections of which one gates the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(128, 64, bias=False), nn.Linear(128, 64, bias=False)
+        self.down_proj = nn.Linear(64, 128, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Mixture(nn.Module):
+    """Each token goes to one of the experts; the last gets none."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.router = nn.RMSNorm(128), nn.Linear(128, 3)
+        self.experts = nn.ModuleList(Expert() for _ in range(4))
+
+    def forward(self, x):
+        weight, chosen = self.router(y := self.norm(x)).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            out[chosen == number] = expert(y[chosen == number])
+        return x + out * weight[:, None]
+
+
+def mixed(ctx):
+    """The losses and the weights of a mixture of experts after three steps, styled and dense."""
+    torch.manual_seed(0)
+    dense = Mixture().double()
+    model = copy.deepcopy(dense)
+    parallelize_module(model, init_device_mesh("cpu", (ctx.world_size,)), {"experts.*.*_proj": BlockShockParallel()})
+    assert sum(isinstance(module, BlockShockLinear) for module in model.modules()) == 12
+    return [(steps(one, adamw(one), 3), dense_view(one)) for one in (model, dense)]

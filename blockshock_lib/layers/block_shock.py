@@ -78,6 +78,11 @@ class BlockShockLinear(TermParallelLinear):
                 f'{describe(self)} with update="recompress" cannot hold another layer\'s weight, as each masks it: '
                 "use one layer twice"
             )
+        other = name == "weight" and type(value) is nn.Parameter and self.weight is not None and not self.gathered
+        if other and (value.shape != self.weight.shape or (dense and bool(value[~self.pattern.mask()].any()))):
+            raise UnsupportedError(
+                f"{describe(self)} cannot be tied to a dense weight: load_dense() copies what its mask keeps"
+            )
         super().__setattr__(name, value)
 
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:

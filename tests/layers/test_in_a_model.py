@@ -94,6 +94,18 @@ def test_a_layer_is_made_of_a_plain_linear_alone_and_what_else_is_given_is_named
         kind.from_linear(make(), mask="random")
 
 
+@updates
+def test_a_weight_that_is_tied_later_is_refused_and_not_pruned(options):
+    (layer, _), embedding = pruned(**options), nn.Embedding(N, K)
+    before = embedding.weight.detach().clone()
+    with pytest.raises(UnsupportedError, match=r"cannot be tied.*load_dense"):
+        layer.weight = embedding.weight
+    layer(draw(B, K))
+    assert torch.equal(embedding.weight, before)
+    layer.weight = nn.Parameter(2 * layer.weight.detach())
+    torch.testing.assert_close(layer(draw(B, K)), layer.to_linear()(draw(B, K)))
+
+
 def test_a_fake_weight_is_refused():
     with FakeTensorMode():
         linear = nn.Linear(K, N)
@@ -158,11 +170,6 @@ def test_an_encoder_in_eval_mode_calls_a_pruned_layer_and_refuses_its_own_nested
     torch.testing.assert_close(y, truth)
     with torch.no_grad(), pytest.raises(ValueError, match=r"nested tensor.*enable_nested_tensor=False"):
         pruned(**options)[0](torch.nested.nested_tensor([draw(2, K), draw(3, K)], layout=torch.jagged))
-
-
-def test_input_may_be_named():
-    layer, plain = pruned()
-    torch.testing.assert_close(layer(input=draw(B, K)), plain(input=draw(B, K)))
 
 
 @updates

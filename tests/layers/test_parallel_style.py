@@ -34,6 +34,12 @@ def test_what_cannot_be_converted_is_refused_and_stays_as_it_was(pair):
             assert words in said and unchanged
 
 
+def test_a_mixture_of_gated_experts_trains_as_the_dense_one_also_where_an_expert_gets_no_token(pair):
+    for (losses, weights), (wanted, truths) in pair.call(training.mixed, seconds=60):
+        assert losses == pytest.approx(wanted, abs=1e-10)
+        torch.testing.assert_close(weights, truths, rtol=0, atol=1e-10)
+
+
 def test_hooks_of_a_module_stay_and_its_input_may_be_named(pair):
     for seen, same, later in pair.call(training.hooked, seconds=60):
         assert seen[:3] == ["before", "after", "gradient"] and same and later == ["after", "after"]
