@@ -9,6 +9,7 @@ import os
 import shutil
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,10 @@ def _try_step(optimizer: Optimizer, states: dict[str, Any]) -> None:
             hooks = {key: OrderedDict() for key in mine if key.endswith("_hooks")}
             trial.__dict__ = mine | hooks | {"state": defaultdict(dict), "param_groups": [alone]}
             try:
+                kind = type(optimizer)  # whose own checks of its settings a loaded state never meets
+                kind(
+                    [tiny], **{key: alone[key] for key in alone.keys() & signature(kind).parameters if key != "params"}
+                )
                 trial.step()
             except Exception as error:
                 raise CheckpointError(f"its settings do not run: {first_line(error)}") from None

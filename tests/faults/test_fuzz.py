@@ -242,6 +242,7 @@ def of_checkpoints(tmp_path):
 
 
 KINDS = {"params": of_params, "records": of_records, "manifests": of_manifests, "zips": of_zips}
+KINDS["checkpoints"] = of_checkpoints
 
 
 def fuzz(kind, tmp_path, seeds):
@@ -263,4 +264,4 @@ def test_no_traceback_and_no_nonsense(kind, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_traceback_and_no_nonsense_in_8000_inputs(kind, tmp_path):
-    fuzz(kind, tmp_path, range(1600))
+    fuzz(kind, tmp_path, range({"params": 3200, "zips": 800, "checkpoints": 800}.get(kind, 1600)))

@@ -4,6 +4,7 @@ import pytest
 
 from blockshock_lib import params
 from blockshock_lib.errors import RankError, RecordError
+from blockshock_lib.report.axes import TWIN
 from blockshock_lib.runs import measure, record, records
 from blockshock_lib.runs.measure import Part
 from blockshock_lib.studies.linear import STUDY
@@ -151,7 +152,7 @@ def test_two_real_ranks_measure_a_small_sweep_of_every_method(tmp_path):
     measure.run(effective, STUDY.expand(effective), tmp_path, study=STUDY, run_name="r1", context=workers.CONTEXT)
     frame = records.load(tmp_path, strict=True)
     checks = frame[frame.metric == "check"].set_index("method").status
-    assert set(checks.index) == set(effective.methods) and set(checks) <= {"ok", "unsupported"}
+    assert set(checks.index) == {*effective.methods, TWIN} and set(checks) <= {"ok", "unsupported"}
     assert checks["block_shock"] == checks["row_parallel"] == "ok"
     times = frame[frame.metric == "forward_kernel"]
     assert set(times.method) == set(checks[checks == "ok"].index) and (times.groupby("method").size() == 2).all()
