@@ -124,8 +124,8 @@ class Comparison:
         """For a terminal: what changed as a table (`whole`: what is equal too), and a fact a line."""
         told = self.table[self._told | whole]
         rest = Counter(self.rows["outcome"][~self._told])
-        kinds = [f"{count} {name}" for name, count in rest.items()]
-        more = [] if self._told.all() or whole else [f"not listed without --all: {', '.join(kinds)}"]
+        kinds = [f"{count} {name}" for name, count in rest.items() if name != changes.UNDECIDED]
+        more = [f"not listed without --all: {', '.join(kinds)}"] if kinds and not whole else []
         shown = [] if told.empty else [told.to_string(index=False), self.caption()]
         return "\n".join([*shown, *self.line().split(" · "), *more])
 
