@@ -77,6 +77,13 @@ def test_every_parameter_of_explore_reaches_its_views():
     assert set(re.findall(r"\w+", floors)) == {"floors_view", "earlier", *EXPLORE} - {"runs"}
 
 
+def test_no_notebook_defines_what_the_library_should_hold(notebook):
+    defined = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda
+    assert not [
+        node for cell in code(notebook) for node in ast.walk(ast.parse(cell.source)) if isinstance(node, defined)
+    ]
+
+
 def test_every_figure_has_alternative_text(notebook):
     figures = [cell for cell in code(notebook) if calls(cell) & ({"answer", "figure", "show"} | VIEWS)]
     assert figures

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from blockshock_lib import files, params
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.params import parse_override
+from blockshock_lib.runs import records
 from blockshock_lib.studies.linear import PHASES, STUDY
 from blockshock_lib.studies.linear.params import PRESETS, Params
 
@@ -68,11 +69,12 @@ def test_params_come_back_from_json_and_pickle_unchanged(phase):
 
 
 @pytest.mark.parametrize("path", sorted((files.ROOT / "outputs" / "reference").rglob("manifest.json")), ids=str)
-def test_the_parameters_of_every_shipped_run_still_read(path):
+def test_the_parameters_of_every_shipped_run_still_read_and_expand_to_its_cases(path):
     old = json.loads(path.read_text())
     if "methods" in old.get("params", ()):  # not the findings
         read = Params.model_validate(old["params"])
-        assert len(STUDY.expand(read)) == old["cases"]
+        recorded = {one["id"] for one in records.scan(path.parent)[0]}
+        assert recorded == {case.id for case in STUDY.expand(read)} and len(recorded) == old["cases"]
 
 
 def test_params_cannot_be_changed():
