@@ -93,7 +93,8 @@ def test_the_parts_of_a_forward_sum_to_it_and_of_a_step_to_it_and_what_is_hidden
         assert mine["ms"].sum() == pytest.approx(row.ours_forward)
     steps = parts[parts["work"].eq("step")]
     signed = steps["ms"].where(steps["part"].ne(OVER), -steps["ms"])
-    whole = trained[trained["metric"].eq("step_kernel")].groupby(["case", "method"])["value"].median()
+    whole = trained[trained["metric"].eq("step_kernel")].groupby(["case", "method", "group"])["value"].median()
+    whole = np.exp(np.log(whole).groupby(["case", "method"]).mean())
     found = signed.groupby([steps["case"], steps["method"]]).sum()
     assert np.allclose(found.sort_index(), whole.sort_index())
 
@@ -244,3 +245,12 @@ def test_what_a_group_shares_cancels_in_the_quotients():
     still, lifted = training_ratios(frame), training_ratios(frame.assign(value=lift))
     ends = [f"{name}_{end}" for name in ("shrink", "keep", "gain") for end in ("low", "high")]
     assert np.allclose(still[ends], lifted[ends])
+
+
+def test_a_ratio_and_the_times_beside_it_are_of_the_same_mean():
+    """Groups that differ in length and level: a median of all samples is not the mean of the groups' medians."""
+    frame = frames.make((4096,), (16, 256), groups=3, repeats=5, group_effect=0.05)
+    frame = frame[~(frame["group"].eq(0) & frame["repeat"].gt(1))]
+    table = law.law_rows(frame)
+    times = (table["b1_forward"] / table["ours_forward"]).to_numpy()
+    assert table["ratio"].to_numpy() == pytest.approx(times, rel=1e-9)
