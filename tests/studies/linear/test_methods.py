@@ -68,7 +68,8 @@ def test_rows_and_a_maker_are_enough_for_a_new_family_of_masks(monkeypatch, phas
     methods = ("dense", "row_parallel", "masked_dense", "permuted_dense", "block_shock")
     rows = measured(asked(phase), mask="blocks", methods=methods, optimizer="sgd" if phase == "phase3" else "")
     checks = {row["method"]: row["status"] for row in rows if row["metric"] == "check"}
-    assert checks == dict.fromkeys(methods, "ok") | {"permuted_dense": "unsupported"}
+    twin = {"twin": "ok"} if phase != "phase0" else {}
+    assert checks == dict.fromkeys(methods, "ok") | {"permuted_dense": "unsupported"} | twin
     assert all(row["value"] == 1 for row in rows if row["metric"] == "check" and row["status"] == "ok")
     for metric in ("weight_bytes", "copies_bytes"):
         held, formula = (
