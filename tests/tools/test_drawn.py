@@ -19,7 +19,7 @@ def notebook(path, html="<td>1.5x</td><td>outputs/2026-11-22/101500-a</td>", alt
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"html": "<th>1.5x</th><td>outputs/2027-01-01/235959-a</td>"}, []),  # tags, dates and places
+        ({"html": "<th>1.5x</th><td>outputs/2027-01-01/235959-b</td>"}, []),  # tags, dates and places
         ({"html": "<td>1.6x</td><td>outputs/2026-11-22/101500-a</td>"}, ["-[html] 1.5x | ", "+[html] 1.6x | "]),
         ({"alt": "Three bars"}, ["-[alt] Two bars", "+[alt] Three bars"]),
         ({"height": 1.1}, ["-[figure] ", "+[figure] "]),
