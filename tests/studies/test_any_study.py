@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from blockshock_lib import params, studies
+from blockshock_lib.__main__ import main
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.files import ROOT
 from blockshock_lib.notebook import explore, share, workbook
@@ -155,16 +156,24 @@ def test_a_notebook_of_it_makes_a_page_and_the_run_is_listed_compared_and_explor
     monkeypatch.setitem(toy.STUDY.phases, "sort_time", phase)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
-    settings = QUICK | {"n": [64]}
+    settings = QUICK | {"n": [64, 96]}
     text = dry_run(toy.STUDY, asked(n=[64]), machine.probe(), outputs)
     assert "64 numbers, random" in text or "1 case" in text
     done = workbook.execute("toy/sort_time", hardware="cpu", settings=settings, out=outputs)
     assert done.ok and done.status == "completed", done
-    assert "1 cases were sorted" in done.verdict and "supported" in done.verdict, done.verdict
+    assert "2 cases were sorted" in done.verdict and "supported" in done.verdict, done.verdict
     page, said = done.html.read_text(), "Not answered here (no claim about speed: CPU)."
     assert "shared" in page and said in page and said in share.write_index(outputs).read_text()
-    assert "T1: the shared sort is right" in page and "Checks 3/3" in page
+    assert "T1: the shared sort is right" in page and "Checks 6/6" in page
     folder = done.notebook.parent
     assert "toy" in share.write_index(outputs).read_text()
     assert compare(folder, folder, allow="dirty").ok
     assert "<img" in explore.figure(folder, "lead")
+
+    records.unpack(folder)
+    min(folder.glob("records/*.json")).unlink()
+    assert main(["run", "toy/sort_time", "--resume", str(folder), "--out", str(outputs)]) == 0
+    noted = manifest.read(folder)
+    (once,) = noted["resumed"]
+    assert (noted["status"], once["finished"], once["again"]) == ("completed", 1, {"missing": 1})
+    assert records.load(folder, strict=True)["case"].nunique() == 2
