@@ -29,6 +29,7 @@ def test_a_twin_that_is_the_same_says_so_and_a_difference_is_named():
     assert said.startswith("M again differs from M in 0 of 8 cells; smallest difference to claim: ")
     (said,) = verdicts.twin_sentences(with_twin(1.2, 8192), SORTING)
     assert "differs from M in 2 of 8 cells (0.8" in said and "8192" in said
+    assert verdicts.twin_sentences(with_twin(1.2, 8192).assign(emulated=True), SORTING) == []
     table = tables.twin_table(with_twin(1.2, 8192), SORTING)
     assert table["it"].value_counts().to_dict() == {"same": 6, "DIFFERS": 2}
 
