@@ -29,6 +29,12 @@ checkpoint.load("folder", plain)
 told = f"{type(model['blocks'][0]['mlp']['up']).__name__} {abs(loss(plain).item() - later) < 1e-6}\\n"
 print(told, end="")  # in one write, for both ranks write to one pipe
 """
+END = """
+import torch, weakref
+world = weakref.ref(torch.distributed.group.WORLD)
+torch.distributed.destroy_process_group()
+assert world() is None, "something keeps the process group, whose threads can abort Python's exit"
+"""
 
 
 def test_the_example_for_ones_own_model_trains_and_saves_what_plain_layers_load(tmp_path):
@@ -37,7 +43,7 @@ def test_the_example_for_ones_own_model_trains_and_saves_what_plain_layers_load(
     # In a function, as docs/own_model.md says: a mesh or model that outlives its process group can abort Python's exit.
     body = "import torch\nfrom torch import nn\n" + BEFORE + code.replace('"cuda"', '"cpu"') + AFTER
     main = "def main():\n" + textwrap.indent(body, "    ") + "\nmain()\n"
-    script.write_text(main + "import torch\ntorch.distributed.destroy_process_group()\n")
+    script.write_text(main + END)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd=tmp_path)

@@ -14,6 +14,11 @@ import torch.distributed as dist
 
 from blockshock_lib.errors import UnsupportedError, first_line
 
+if dist.is_available():
+    # Its functions default to the world as it is when they are imported. An optimizer imports them, and where the world
+    # exists by then they keep it for good: destroyed or not, gloo's threads live on and abort Python's exit.
+    import torch.distributed.nn.functional
+
 PATIENCE = 60.0  # seconds after which the ranks that wait in a collective say for whom
 DEADLINE = 1800.0  # seconds after which they give up, as torch's process groups do
 _meetings: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
