@@ -198,7 +198,8 @@ class Timer:
             ends.append(len(seen) - 1)
             if meter and len(ends) > 2:
                 two = watts(seen, *ends[-3:-1]), watts(seen, *ends[-2:])
-                off = abs(two[0] / two[1] - 1) if all(two) else math.inf if work.active else 0.0
+                off = abs(two[0] / two[1] - 1) if all(two) else math.inf
+                off = off if work.active else 0.0  # an idle GPU's power says nothing of this work
             seconds, off = self.group.max_over_ranks([time.monotonic() - start, off], self.device)
             if seconds >= (most if meter and off > LEVEL else least):
                 break

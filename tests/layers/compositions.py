@@ -23,6 +23,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -361,6 +362,29 @@ def dcp_optimizer(method):
     optimizer = adamw(model)
     train(model, optimizer)
     get_optimizer_state_dict(model, optimizer)
+
+
+@composition("dcp.save of the optimizer itself", SHARED)
+def dcp_stateful(method):
+    _, model = twins(method)
+    optimizer = adamw(model)
+    train(model, optimizer)
+    with shared_folder() as folder:
+        dcp.save({"optimizer": optimizer}, checkpoint_id=f"{folder}/dcp")
+
+
+@composition("torch.nn.utils.get_total_norm", SHARED)
+def torchs_norm(method):
+    plain, model = twins(method)
+    for one in (plain, model):
+        train(one, sgd(one))
+    norms = [nn.utils.get_total_norm([p.grad for p in one.parameters()]) for one in (plain, model)]
+    torch.testing.assert_close(*norms)
+
+
+@composition("ZeroRedundancyOptimizer over the ranks of the layer", SHARED)
+def zero(method):
+    alone(method, lambda one: ZeroRedundancyOptimizer(one.parameters(), torch.optim.SGD, lr=0.1))
 
 
 # What ranks must do alike

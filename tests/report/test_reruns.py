@@ -61,7 +61,7 @@ def test_the_last_line_says_how_well_a_run_is_foretold_and_nothing_of_a_single_r
 )
 def test_a_drift_of_3_percent_in_one_run_is_seen_and_said(planted, said):
     line = verdicts.one_line(reference("a", "b", "c", **planted, effect=0.005), SORTING, {})
-    assert "DRIFT between runs: " in line and all(words in line for words in said)
+    assert "RUNS LIE APART: " in line and all(words in line for words in said)
     drifts = reruns.table(reference("a", "b", "c", **planted, effect=0.005), SORTING)["drift"]
     assert any("c -3" in text or "c -2" in text or "c +3" in text or "c +2" in text for text in drifts)
 
