@@ -23,11 +23,11 @@ def test_without_a_terminal_a_plain_line_comes_at_once_and_again_and_names_the_c
     monkeypatch.setattr(terminal, "FIRST", 0.01)
     monkeypatch.setattr(terminal, "EVERY", 0.1)
     with terminal.working("run phase1"):
-        time.sleep(0.15)
+        time.sleep(0.4)
         with terminal.working("phase1", lambda: (3, 12, "512x512 B=16")):
-            time.sleep(0.5)
+            time.sleep(1)
         terminal.note("making the page")
-        time.sleep(0.3)
+        time.sleep(0.6)
     first, *others = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"run phase1: \d s", first)
     assert sum(bool(re.fullmatch(r"phase1: 3 of 12, 512x512 B=16, \d s", line)) for line in others) >= 3
@@ -38,9 +38,9 @@ def test_a_terminal_shows_a_bar_with_the_case_and_is_clean_in_the_end(monkeypatc
     monkeypatch.setattr(sys, "stderr", Terminal())
     with terminal.working("findings"):
         terminal.note("notebook, cell 7")
-        time.sleep(0.3)
+        time.sleep(0.6)
         with terminal.working("phase1", lambda: (3, 12, "512x512 B=16")):
-            time.sleep(0.3)
+            time.sleep(0.6)
     shown = sys.stderr.getvalue()
     assert "findings 00:00, notebook, cell 7" in shown and "\n" not in shown
     assert re.search(r"phase1:  25%.* 3/12 .*512x512 B=16", shown) and shown.split("\r")[-2].isspace()
