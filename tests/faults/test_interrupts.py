@@ -138,7 +138,7 @@ def test_interrupt_in_the_notebook(kernel, tmp_path):
     manager.interrupt_kernel()
     noted = traces.assert_gone()
     assert noted["reason"] == "interrupted by the user" and noted["ended"]
-    assert not traces.scratch() and not list(traces.folder.rglob(".*.tmp"))
+    assert wait_for(lambda: not traces.scratch() and not list(traces.folder.rglob(".*.tmp")), SECONDS)
     reply = client.get_shell_msg(timeout=10)
     while reply["parent_header"]["msg_id"] != asked:
         reply = client.get_shell_msg(timeout=10)

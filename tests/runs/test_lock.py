@@ -109,7 +109,7 @@ for _ in range(2):
 def test_an_owner_that_ends_in_order_sweeps_its_own_scratch(owner, folder):
     process, child, scratch = owner
     process.stdin.close()
-    assert process.wait(10) == 0 and not scratch.exists() and not running([child])
+    assert process.wait(10) == 0 and not scratch.exists() and wait_for(lambda: not running([child]), 5)
     assert manifest.read(folder)["status"] == "interrupted", "it owned the run and never said how it ended"
 
 
