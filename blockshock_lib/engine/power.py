@@ -1,8 +1,9 @@
 """What a GPU draws, as NVML tells it. Nothing here creates a CUDA context."""
 
-import contextlib
 import os
+import statistics
 import time
+import timeit
 from typing import Any, NamedTuple
 
 
@@ -13,37 +14,31 @@ class Reading(NamedTuple):
 
 
 class Meter:
-    """One GPU's energy and clock: by NVML's counter, or where it has none, by the power times the time between two
-    readings. `source` says which.
-    """
+    """One GPU's energy counter and clock; NVMLError where it has no counter. A read takes `read_ms`."""
 
     def __init__(self, nvml: Any, handle: Any):
-        self.nvml, self.handle, self.source = nvml, handle, "the energy counter"
-        self.last = Reading(time.monotonic(), 0.0, 0.0)
+        self.nvml, self.handle = nvml, handle
+        self.last = self._joules()
+        self.read_ms = 1e3 * statistics.median(timeit.repeat(self._joules, number=1, repeat=5, timer=time.monotonic))
+
+    def _joules(self) -> float:
+        return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1e3
+
+    def change(self) -> Reading | None:
+        """What the counter shows; None where that is the same as last time, or NVML does not answer."""
         try:
-            nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-        except nvml.NVMLError:
-            self.source = "power x time"
-        self._ask()
-
-    def read(self) -> Reading:
-        """The `last` one again where nothing was added since, or NVML does not answer."""
-        with contextlib.suppress(self.nvml.NVMLError):
-            self._ask()
-        return self.last
-
-    def _ask(self) -> None:
-        now, ask = time.monotonic(), self.nvml
-        if self.source == "power x time":
-            joules = self.last.joules + ask.nvmlDeviceGetPowerUsage(self.handle) / 1e3 * (now - self.last.seconds)
-        else:
-            joules = ask.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1e3
-        if joules != self.last.joules:
-            self.last = Reading(now, joules, float(ask.nvmlDeviceGetClockInfo(self.handle, ask.NVML_CLOCK_SM)))
+            joules, before = self._joules(), self.last
+            self.last = joules
+            if joules != before:
+                clock = self.nvml.nvmlDeviceGetClockInfo(self.handle, self.nvml.NVML_CLOCK_SM)
+                return Reading(time.monotonic(), joules, float(clock))
+        except self.nvml.NVMLError:
+            pass
+        return None
 
 
 def meter(index: int) -> Meter | None:
-    """Of the GPU that CUDA counts as `index`; None where NVML tells neither its energy nor its power and clock."""
+    """Of the GPU that CUDA counts as `index`; None where NVML does not tell its energy."""
     nvml, handles = open_nvml(index + 1)
     try:
         return Meter(nvml, handles[index]) if len(handles) > index else None

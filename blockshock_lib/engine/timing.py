@@ -20,13 +20,14 @@ from blockshock_lib.kernels.graph import Graph, Pool
 MAX_CALLS = 64
 
 # Every method is timed at its own clocks, not at those that the one before it left: at each of its turns its work runs
-# untimed until the power that it draws is the same, within LEVEL, in two windows that follow each other; then its share
-# of the samples follows. The energy counter, which some GPUs renew only ten times a second, is read every PIECE_MS, and
-# power and energy are those between two of its changes: over two windows right to about 1%.
+# untimed until the power that it draws in a window is the same, within LEVEL, as in the window before it, or as that at
+# which it levelled at its last turn; then its share of the samples follows. An H200 renews its energy counter ten times
+# a second only: a window holds two changes of it. A read may take milliseconds: the GPU has several times as much to do
+# meanwhile, or it would idle and be measured idle.
 TURNS = 2
-WINDOW_S = 0.2
-PIECE_MS = 2.0
+WINDOW_S = 0.18
 LEVEL = 0.03
+PIECE_MS, PIECE_READS = 2.0, 5  # calls between two looks at the clock: at least so long, and so many reads
 
 HOST_CALLS = 16  # of a sample of the host's time: too few to fill the queue of launches, where the host would wait
 GRAPH_MS = 2.0  # a captured graph runs about this long, so that the few microseconds of its launch do not count
@@ -69,6 +70,7 @@ class Work:
     inner: int = 1
     count: int = 1
     led: list[LeadIn] = field(default_factory=list)  # one a turn, of a heavy one
+    level: float = 0.0  # watts at which its power levelled on this rank
 
     @property
     def slot(self) -> str:
@@ -88,7 +90,7 @@ class Work:
 class Timer:
     """Times works on one rank, in step with the others. A sample makes as many calls as take `min_sample_ms`, at most
     MAX_CALLS. `capture`: whether kernels are timed in CUDA graphs; ranks that are threads cannot be captured.
-    `lead_in`: the fewest and the most seconds of one; without a `meter` on every rank it takes the fewest.
+    `lead_in`: the seconds of one without a `meter` on every rank, and the most of one that ends by measured power.
     """
 
     def __init__(
@@ -101,7 +103,8 @@ class Timer:
         meter: Meter | None = None,
     ):
         self.device, self.group, self.min_sample_ms, self.bounds = device, group, min_sample_ms, lead_in
-        self.meter = None if group.max_over_ranks([float(meter is None)], device)[0] else meter
+        (read_ms,) = group.max_over_ranks([meter.read_ms if meter else math.inf], device)
+        self.meter, self.piece_ms = (meter, max(PIECE_MS, PIECE_READS * read_ms)) if read_ms < math.inf else (None, 1.0)
         self.cuda = device.type == "cuda"
         self.token = torch.zeros(1, device=device)
         self.pool = Pool(device) if self.cuda and capture else None
@@ -176,59 +179,61 @@ class Timer:
 
     def lead_in(self, work: Work, ms: float) -> LeadIn:
         """Runs `work`, of `ms` a call on the slowest rank, as long as the rule says: as often on every rank."""
-        (least, most), meter = self.bounds, self.meter
-        if not least:
+        (fixed, most), meter = self.bounds, self.meter
+        if not fixed:
             return LeadIn(0.0, "none was asked for")
-        calls = calls_for(ms * work.inner, PIECE_MS, 10_000)
-        piece = ms * work.inner * calls / 1e3
-        # A change is seen up to a piece late: of long ones it takes more, as far as the most allows.
-        window = max(WINDOW_S, min(20 * piece, most / 6)) if meter else min(WINDOW_S, least)
-        pieces = calls_for(piece, window, 10_000)
-        start, done, off = time.monotonic(), 0, math.inf
-        seen: list[tuple[Reading, int]] = []  # each change of the counter, and the calls that were done by then
-        ends: list[int] = []  # of each window, the last of `seen`
-        before, known = None, meter and meter.read()  # the GPU has its next piece while the counter is read
+        calls = calls_for(ms * work.inner, self.piece_ms, 10_000)
+        pieces = calls_for(ms * work.inner * calls, 1e3 * (WINDOW_S / 2 if meter else fixed), 10_000)
+        seen: list[Reading] = []
+        if meter:
+            meter.change()  # when it came is not known
+        ends, off = [time.monotonic()], math.inf
         while True:
+            before = None
             for _ in range(pieces):
-                before = self._run(work, calls, before)
-                done += calls * work.inner
-                if meter and (now := meter.read()) != known:
-                    seen.append((now, done))
-                    known = now
-            ends.append(len(seen) - 1)
-            if meter and len(ends) > 2:
-                two = watts(seen, *ends[-3:-1]), watts(seen, *ends[-2:])
-                off = abs(two[0] / two[1] - 1) if all(two) else math.inf
-                off = off if work.active else 0.0  # an idle GPU's power says nothing of this work
-            seconds, off = self.group.max_over_ranks([time.monotonic() - start, off], self.device)
-            if seconds >= (most if meter and off > LEVEL else least):
+                piece = self._start(work, calls)
+                self._watch(before, seen)  # the GPU has its next piece meanwhile
+                before = piece
+            self._watch(before, seen)
+            ends.append(time.monotonic())
+            power = watts(seen)
+            known = [level for level in (*power[1:], work.level) if power and level]
+            off = min((abs(power[0] / level - 1) for level in known), default=math.inf)
+            off = off if work.active else 0.0  # an idle GPU's power says nothing of this work
+            seconds, off = self.group.max_over_ranks([ends[-1] - ends[0], off], self.device)
+            if seconds >= most or (off <= LEVEL if meter else seconds >= fixed):
                 break
         if meter is None:
             return LeadIn(seconds, "a fixed time, for no power was read")
-        size, first, last = self.group.world_size, ends[-3:][0], ends[-1]
-        mine = [math.inf if work.active else 0.0] * 3  # a rank that stands by draws nothing for it
-        if work.active and watts(seen, first, last):
-            joules = (seen[last][0].joules - seen[first][0].joules) / (seen[last][1] - seen[first][1])
-            mine = [watts(seen, first, last), statistics.median(now.mhz for now, _ in seen[first:]), joules]
-        slots = [-1.0] * (3 * self.group.rank) + mine + [-1.0] * (3 * (size - self.group.rank - 1))
-        every = self.group.max_over_ranks(slots, self.device)
-        state = f"power {'levelled' if off <= LEVEL else 'did not level'}, by {meter.source}"
-        drawn = tuple(zip(*[iter(every)] * 3, strict=True)) if max(every) < math.inf else ()
-        return LeadIn(seconds, state, drawn)
+        mine = None if work.active else (0.0, 0.0, 0.0)  # a rank that stands by draws nothing for it
+        if work.active and power:
+            some, mean = ends[-5:], statistics.mean(power)
+            call_s = (some[-1] - some[0]) / (len(some) - 1) / (pieces * calls * work.inner)
+            mine = mean, statistics.median(now.mhz for now in seen[-4:]), mean * call_s
+            work.level = mean if off <= LEVEL else 0.0
+        every = self.group.gather_objects(mine)
+        state = f"power {'levelled' if off <= LEVEL else 'did not level'}"
+        return LeadIn(seconds, state, () if None in every else tuple(every))
 
-    def _run(self, work: Work, calls: int, before: torch.cuda.Event | None) -> torch.cuda.Event | None:
-        # Returns once what came before these calls is done.
+    def _start(self, work: Work, calls: int) -> torch.cuda.Event | None:
         if work.active:
             if work.before is not None:
                 work.before()
             for _ in range(calls):
                 work.fn()
-        after = torch.cuda.Event() if self.cuda else None
-        if after is not None:
-            after.record()
-        if before is not None:
-            before.synchronize()
+        if not self.cuda:
+            return None
+        after = torch.cuda.Event()
+        after.record()
         return after
+
+    def _watch(self, until: torch.cuda.Event | None, seen: list[Reading]) -> None:
+        # Adds the counter's changes as they come, so that none is seen later than a read takes.
+        while True:
+            if self.meter and (now := self.meter.change()):
+                seen.append(now)
+            if until is None or until.query():
+                return
 
     def interleave(
         self, turns: Sequence[Sequence[Work]], warmup: int, samples: int, first: int = 0, each: int = TURNS
@@ -270,12 +275,16 @@ class Timer:
         return min(zip(medians, range(len(works)), works, strict=True))[2]
 
 
-def watts(seen: Sequence[tuple[Reading, int]], first: int, last: int) -> float:
-    """The mean power between two changes of the counter; 0 where it is not known."""
-    if not last > first >= 0:
-        return 0.0
-    (before, _), (after, _) = seen[first], seen[last]
-    return (after.joules - before.joules) / (after.seconds - before.seconds)
+def watts(seen: Sequence[Reading]) -> list[float]:
+    """The mean power of the last window, and of the one before it, where they are whole; from change to change."""
+    found, last = [], len(seen) - 1
+    for _ in range(2):
+        whole = (i for i in range(last) if seen[last].seconds - seen[i].seconds >= WINDOW_S)
+        if (first := max(whole, default=None)) is None:
+            break
+        found.append((seen[last].joules - seen[first].joules) / (seen[last].seconds - seen[first].seconds))
+        last = first
+    return found
 
 
 def calls_for(ms: float, min_ms: float, most: int) -> int:

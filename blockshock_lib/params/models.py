@@ -63,7 +63,7 @@ class Hardware(Frozen):
 
 class Timing(Frozen):
     """Each of `groups` fresh groups of processes takes `samples`, of about min_sample_ms by what `warmup` calls took. A
-    lead-in takes `lead_in_s` at least, or exactly where no power can be read, and `lead_in_most_s` at most.
+    lead-in ends by measured power, after `lead_in_most_s` at most; where no power can be read it takes `lead_in_s`.
     """
 
     warmup: Count

@@ -120,14 +120,14 @@ def test_the_place_of_each_method_in_the_first_turn_is_a_row_and_goes_on_from_gr
 
 def test_what_a_method_draws_is_a_row_of_each_rank_that_works_and_its_energy_their_sum(monkeypatch):
     drawn = ((300.0, 1500.0, 0.2), (0.0, 0.0, 0.0), (320.0, 1400.0, 0.3))
-    found = LeadIn(0.7, "power levelled, by the energy counter", drawn)
+    found = LeadIn(0.7, "power levelled", drawn)
     monkeypatch.setattr(Timer, "lead_in", lambda *_: found)
     rows = run(samples=5)
     values = {m: [(row["rank"], row["value"]) for row in picked(rows, "whole", m)] for m in ("power", "sm_clock")}
     assert values == {"power": [(0, 300), (2, 320)] * 2, "sm_clock": [(0, 1500), (2, 1400)] * 2}
     energy = picked(rows, "whole", "energy")
     assert [(row["value"], row["repeat"], row["detail"]) for row in energy] == [(0.5, i, "sort_kernel") for i in (0, 1)]
-    assert picked(rows, "whole", "lead_in")[0]["detail"] == "sort_kernel: power levelled, by the energy counter"
+    assert picked(rows, "whole", "lead_in")[0]["detail"] == "sort_kernel: power levelled"
 
 
 def test_samples_are_sent_as_they_come_and_may_be_below_zero():

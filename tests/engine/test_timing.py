@@ -2,6 +2,8 @@
 
 import math
 import time
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from blockshock_lib.engine.power import Meter
 from blockshock_lib.engine.timing import MAX_CALLS, Timer, Work
 from blockshock_lib.kernels.graph import Graph
 
-CPU = torch.device("cpu")
+CPU, LONE = torch.device("cpu"), Group()
 
 
 def work(fn, **how):
@@ -30,54 +32,74 @@ def test_methods_take_turns_whose_order_rotates():
 
 
 class Gpu:
-    """A clock that each call moves by `ms`, and NVML over it: the power nears `level` W, and the counter is renewed ten
-    times a second only.
+    """A GPU that works off its queue while the clock moves, which a read of NVML does by `read_ms`: the power of its
+    work nears `level` W, an idle one's is 80 W, and the counter is renewed ten times a second only.
     """
 
     NVML_CLOCK_SM = 1
     NVMLError = ValueError
 
-    def __init__(self, ms, level=500.0, tau=0.3, has_counter=True):
-        self.now, self.ms, self.level, self.tau, self.has_counter = 0.0, ms, level, tau, has_counter
+    def __init__(self, ms, level=500.0, tau=0.3, read_ms=0.05):
+        self.now, self.end, self.ms, self.level, self.tau, self.read_ms = 0.0, 0.0, ms, level, tau, read_ms
+        self.idle, self.renewed, self.shown = 0.0, 0.0, 0.0
 
     def call(self):
-        self.now += self.ms / 1e3
+        self.idle += max(0.0, self.now - self.end)
+        self.end = max(self.now, self.end) + self.ms / 1e3
+
+    def Event(self):
+        event = SimpleNamespace(query=lambda: self.now >= event.at)
+        event.record = lambda: vars(event).update(at=self.end)
+        return event
 
     def nvmlDeviceGetTotalEnergyConsumption(self, _):
-        if not self.has_counter:
-            raise ValueError("Not Supported")
-        at = int(self.now * 10) / 10
-        return 1e3 * (self.level * at - (self.level - 80) * self.tau * (1 - math.exp(-at / self.tau)))
-
-    def nvmlDeviceGetPowerUsage(self, _):
-        return 1e3 * (self.level - (self.level - 80) * math.exp(-self.now / self.tau))
+        self.now += self.read_ms / 1e3
+        if (at := int(self.now * 10) / 10) > self.renewed:
+            rest = self.tau * (1 - math.exp(-at / self.tau)) + self.idle
+            self.renewed, self.shown = at, 1e3 * (self.level * at - (self.level - 80) * rest)
+        return self.shown
 
     def nvmlDeviceGetClockInfo(self, *_):
         return 1500
 
+    def timer(self, monkeypatch, bounds=(0.5, 3.0), metered=True, group=LONE):
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(torch.cuda, "Event", self.Event)
+        timer = Timer(CPU, group, lead_in=bounds, meter=Meter(self, None) if metered else None)
+        timer.cuda = True
+        return timer
 
-def led(monkeypatch, gpu, bounds=(0.5, 3.0), metered=True):
-    monkeypatch.setattr(time, "monotonic", lambda: gpu.now)
-    meter = Meter(gpu, None) if metered else None
-    timer = Timer(CPU, Group(), lead_in=bounds, meter=meter)
-    return timer.lead_in(work(gpu.call), gpu.ms)
+
+def led(monkeypatch, gpu, **how):
+    return gpu.timer(monkeypatch, **how).lead_in(work(gpu.call), gpu.ms)
 
 
-@pytest.mark.parametrize("ms", [0.01, 1.0, 13.0])
-@pytest.mark.parametrize("has_counter", [True, False])
-def test_a_lead_in_lasts_until_the_power_has_levelled_and_says_what_a_call_takes(monkeypatch, ms, has_counter):
-    found = led(monkeypatch, Gpu(ms, has_counter=has_counter))
-    assert found.state == f"power levelled, by {'the energy counter' if has_counter else 'power x time'}"
+@pytest.mark.parametrize("ms", [0.01, 1.0, 13.0, 150.0])
+@pytest.mark.parametrize("read_ms", [0.05, 3.5])
+def test_a_lead_in_lasts_until_the_power_has_levelled_and_says_what_a_call_takes(monkeypatch, ms, read_ms):
+    gpu = Gpu(ms, read_ms=read_ms)
+    found = led(monkeypatch, gpu)
+    assert found.state == "power levelled"
     assert 0.9 < found.seconds < 2.5, "as the power needs: after 1 s it is within 3% of what it will be"
     ((power, clock, joules),) = found.drawn
     assert power == pytest.approx(500, rel=0.06) and clock == 1500
     assert joules == pytest.approx(500 * ms / 1e3, rel=0.08)
+    assert gpu.idle < 0.05 * found.seconds, "the GPU has work while the counter is read"
 
 
-def test_a_lead_in_has_a_least_and_a_most(monkeypatch):
-    assert 0.5 <= led(monkeypatch, Gpu(1.0, tau=1e-3)).seconds < 0.8
+def test_where_the_power_is_level_at_once_a_lead_in_is_short_and_at_the_next_turn_shorter(monkeypatch):
+    gpu = Gpu(1.0, tau=1e-3)
+    timer, one = gpu.timer(monkeypatch), work(gpu.call)
+    assert 0.4 < timer.lead_in(one, 1.0).seconds < 0.65
+    assert 0.2 < timer.lead_in(one, 1.0).seconds < 0.45, "one window as at the last turn is enough"
+    one.level = 300.0
+    assert 0.4 < timer.lead_in(one, 1.0).seconds < 0.65 and one.level == pytest.approx(500, rel=0.03)
+
+
+def test_a_lead_in_that_does_not_level_ends_and_one_without_power_takes_a_fixed_time(monkeypatch):
     slow = led(monkeypatch, Gpu(1.0, tau=5.0))
-    assert slow.state.startswith("power did not level") and 3.0 <= slow.seconds < 3.3
+    assert slow.state == "power did not level" and 3.0 <= slow.seconds < 3.3
+    monkeypatch.setattr(Gpu, "Event", lambda self: mock.Mock(query=lambda: vars(self).update(now=self.end) or True))
     blind = led(monkeypatch, Gpu(1.0), metered=False)
     assert blind.state == "a fixed time, for no power was read" and 0.5 <= blind.seconds < 0.76 and not blind.drawn
     assert led(monkeypatch, Gpu(1.0), bounds=(0.0, 0.0)).seconds == 0
@@ -85,22 +107,26 @@ def test_a_lead_in_has_a_least_and_a_most(monkeypatch):
 
 def test_a_rank_that_stands_by_draws_nothing_for_the_work_and_every_rank_knows_what_each_draws(monkeypatch):
     gpu = Gpu(1.0, tau=1e-3)
-    monkeypatch.setattr(time, "monotonic", lambda: gpu.now)
 
     def ranked(group):
-        timer = Timer(CPU, group, lead_in=(0.5, 3.0), meter=Meter(gpu, None))
-        one = work(gpu.call)
+        timer, one = gpu.timer(monkeypatch, group=group), work(gpu.call)
         one.active = group.rank == 0
-        return timer.lead_in(one, gpu.ms), Timer(CPU, group, meter=Meter(gpu, None) if group.rank else None).meter
+        return timer.lead_in(one, gpu.ms), gpu.timer(monkeypatch, metered=bool(group.rank), group=group).meter
 
     (first, blind), (second, _) = local.run(2, ranked, CPU)
     assert first.drawn == second.drawn and first.drawn[1] == (0.0, 0.0, 0.0) and blind is None
     assert first.drawn[0] == pytest.approx((500, 1500, 0.5), rel=0.05)
 
 
-def test_a_counter_that_stands_still_gives_no_energy(monkeypatch):
+@pytest.mark.parametrize("counter", [lambda *_: 7.0, mock.Mock(side_effect=[7.0] * 6 + [ValueError] * 10**4)])
+def test_a_counter_that_stands_still_or_stops_answering_gives_no_energy(monkeypatch, counter):
     gpu = Gpu(1.0)
-    monkeypatch.setattr(Gpu, "nvmlDeviceGetTotalEnergyConsumption", lambda *_: 7.0)
+
+    def read(*_):
+        gpu.now += 1e-3
+        return counter()
+
+    monkeypatch.setattr(Gpu, "nvmlDeviceGetTotalEnergyConsumption", read)
     found = led(monkeypatch, gpu)
     assert found.seconds >= 3 and found.drawn == ()
 
