@@ -86,7 +86,7 @@ class BlockShockLinear(TermParallelLinear):
         super().__setattr__(name, value)
 
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
-        kept, w = None if keep is None else term_mask(keep, part), weight[part.rows, part.cols]
+        kept, w = term_mask(keep, part), weight[part.rows, part.cols]
         self.store = self._pack(w, kept)
         self.classes = self._classes(kept)
         self._theirs: Pattern | None = None  # of the other term in this rank's half of the rows

@@ -5,7 +5,6 @@ from torch import Tensor, nn
 
 from blockshock_lib.comm import Group
 from blockshock_lib.kernels.sparse24 import masks
-from blockshock_lib.kernels.sparse24.backends import choose
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers.block_shock import BlockShockLinear
 from blockshock_lib.layers.parts import Part, whole
@@ -46,12 +45,6 @@ class Linear24(BlockShockLinear):
     @classmethod
     def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:
         return Part(0, slice(0, out_features), slice(0, in_features))
-
-    def make_keep(self, weight: Tensor) -> Tensor | None:
-        """None where the mask would only be made to be packed by: then the packing chooses by magnitude itself."""
-        by_magnitude = self.frozen and self.mask.family == "magnitude"
-        packs = by_magnitude and choose(self.product, weight.device).pack_magnitude
-        return None if packs else super().make_keep(weight)
 
     def local(self, x: Tensor) -> Tensor:
         return self.backend.linear(x, self.packed, bias=self.bias)

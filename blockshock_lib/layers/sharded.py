@@ -66,7 +66,7 @@ class ShardedLinear(nn.Module):
         if self.uses_mask and mask is None:
             raise ValueError(f"{type(self).__name__} splits W by a mask: give mask=")
         if self.uses_mask and keep is None:
-            keep = self.make_keep(weight)
+            keep = masks.make(mask, tuple(weight.shape), weight=weight, device=weight.device)
         if self.active:
             part = self.part(self.group.rank, self.group.world_size, *weight.shape)
             self.term, self.rows, self.cols = part.term, part.rows, part.cols
@@ -89,10 +89,6 @@ class ShardedLinear(nn.Module):
         if check:
             refuse_unequal(group, f"{cls.__name__}.from_linear", weight=weight, bias=bias, mask=mask, **options)
         return cls(weight, bias, mask=mask, group=group, **options)
-
-    def make_keep(self, weight: Tensor) -> Tensor | None:
-        """`keep` by the layer's mask; None where `shard` needs none."""
-        return masks.make(self.mask, tuple(weight.shape), weight=weight, device=weight.device)
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)

@@ -17,19 +17,17 @@ class PackedValues:
     """W(g) packed; its values [N, k/2] are the parameter (T3, and frozen T2).
 
     `packed_t`, W(g)^T, is None until dX first asks for it; `kept_pattern` in a frozen layer, which reads it off the
-    packed form when it first needs it. Without `keep` the larger two of every four of `dense` [N, k] are kept.
+    packed form when it first needs it.
     """
 
     recompresses = False  # the parameter is dense, and packed anew after each step
 
-    def __init__(self, backend: Backend, dense: Tensor, keep: Tensor | None, frozen: bool = False):
+    def __init__(self, backend: Backend, dense: Tensor, keep: Tensor, frozen: bool = False):
         self.backend, self.packed_t = backend, None
-        pattern = None if keep is None else Pattern.of(keep)
+        pattern = Pattern.of(keep)
         self.kept_pattern = None if frozen else pattern
-        self.transposable = pattern is not None and pattern.transposable  # also once the pattern is read off
-        if keep is None:
-            self.packed = backend.pack_magnitude(dense)
-        elif self.recompresses and self.kept_pattern.transposable and backend.pack_both:
+        self.transposable = pattern.transposable  # also once the pattern is read off
+        if self.recompresses and self.kept_pattern.transposable and backend.pack_both:
             self.packed, self.packed_t = backend.pack_both(dense, self.kept_pattern)  # reads the dense weight once
         else:
             self.packed = backend.pack(dense, keep)

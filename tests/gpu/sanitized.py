@@ -63,8 +63,6 @@ def compression() -> None:
         assert torch.equal(pattern.transpose_values(packed.values), turned.values)
         assert torch.equal(pattern.scatter(packed.values), torch.where(mask, weight, 0))
         assert torch.equal(pattern.masked(weight), torch.where(mask, weight, 0))
-        by_size = masks.make(MASKS["magnitude"], shape, device="cuda", weight=weight)
-        assert torch.equal(cslt.pack_magnitude(weight).values.flatten(), weight[by_size])
 
 
 def sums(ctx) -> None:

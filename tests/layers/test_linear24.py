@@ -1,6 +1,5 @@
 """A pruned linear layer packed alone: its values, its mask, its state, and what it refuses."""
 
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -8,11 +7,10 @@ import torch
 from torch import nn
 
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.kernels.sparse24 import backends, compress, cslt, masks
+from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import Linear24
 from blockshock_lib.layers.linear24 import nonzero_places
-from tests.kernels.sparse24 import fake_cusparselt
 from tests.layers.ranks import draw
 
 N, K = 64, 128
@@ -41,33 +39,6 @@ def test_a_pruned_layer_packed_gives_what_it_gave(rows, bias):
     torch.testing.assert_close(layer(x), plain(x))
     torch.testing.assert_close(layer(x.view(1, rows, 1, K)), plain(x.view(1, rows, 1, K)))
     torch.testing.assert_close(layer.double()(x.double()), plain.double()(x.double()))  # moved with its mask
-
-
-@pytest.mark.parametrize("reason", ["", "another order"])
-def test_a_frozen_layer_by_magnitude_is_packed_in_one_pass_to_the_same_bytes(monkeypatch, reason):
-    # cslt as on a GPU, by a fake, whose order the library knows or, for a reason, does not.
-    monkeypatch.setattr(cslt, "unsupported", lambda device, dtype: "")
-    monkeypatch.setattr(torch, "_cslt_compress", fake_cusparselt.compress_in_its_order)
-    monkeypatch.setattr(compress, "known", lambda device: reason)
-    backend = replace(backends.BACKENDS["cslt"], unsupported=cslt.unsupported)
-    monkeypatch.setitem(backends.BACKENDS, "cslt", backend)
-    plain = linear(dtype=torch.bfloat16)
-    with torch.no_grad():
-        plain.weight.mul_(20).round_()  # many ties and zeros
-    keep, options = masks.make(Mask.named("magnitude"), (N, K), weight=plain.weight), dict(product="cslt", frozen=True)
-    wanted = Linear24.from_linear(plain, mask=keep, **options).packed
-    passes, magnitude = [], compress.magnitude
-    monkeypatch.setattr(compress, "magnitude", lambda weight: passes.append(1) or magnitude(weight))
-    monkeypatch.setitem(backends.BACKENDS, "cslt", replace(backend, pack=None))
-    layer = Linear24.from_linear(plain, mask="magnitude", **options)
-    assert len(passes) == (reason == "") and layer.packed.shape == wanted.shape == (N, K)
-    assert torch.equal(layer.packed.data[0].view(torch.uint8), wanted.data[0].view(torch.uint8))
-    assert layer.weight.data_ptr() == layer.packed.values.data_ptr() and not layer.weight.requires_grad
-    assert layer.hold_bytes() == {"weights": N * K * 9 // 8, "copies": 0, "pattern": 0}
-    with torch.no_grad():
-        plain.weight[3, 5] = torch.inf
-    with pytest.raises(ValueError, match="finite"):
-        Linear24.from_linear(plain, mask="magnitude", **options)
 
 
 @pytest.mark.parametrize("mask", ["magnitude", "checkerboard", "random"])

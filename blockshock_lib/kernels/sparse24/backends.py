@@ -37,7 +37,6 @@ class Backend:
         too_large: (shape [N, K]) -> why no weight of that size can be multiplied, "" when one can. Asks no device.
         tune: (x [B, K], packed) -> None: choose what is fastest for this batch size, once, before timing.
         pack_both: (weight [N, K], pattern of a mask) -> Packed of the weight and of its transpose, in one pass, if any.
-        pack_magnitude: (weight [N, K]) -> Packed of the larger two of every four weights along K, if any.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Backend:
     too_large: Callable[[tuple[int, ...]], str] = lambda shape: ""
     tune: Callable[[Tensor, Packed], None] = lambda x, packed: None
     pack_both: Callable[[Tensor, Pattern], tuple[Packed, Packed]] | None = None
-    pack_magnitude: Callable[[Tensor], Packed] | None = None
 
     def __reduce__(self) -> tuple:
         return choose, (self.name, "cpu")  # a pickled layer names it
@@ -63,7 +61,7 @@ def _blank(pattern: Pattern, dtype: torch.dtype) -> Packed:
     return packing.pack(mask.to(dtype), mask)
 
 
-_optional = cslt.too_large, tune, cslt.pack_both, cslt.pack_magnitude
+_optional = cslt.too_large, tune, cslt.pack_both
 _tuned = Backend("tuned", cslt.unsupported, cslt.pack, cslt.blank, ways.linear, *_optional)
 _library, _kernel = (
     {"linear": partial(ways.linear, kinds=(kind,)), "tune": partial(tune, kinds=(kind,))} for kind in (Setting, Config)

@@ -17,10 +17,10 @@ So 64 bits hold the eight groups of two rows.
 
 The library needs a pass for each orientation, each of about 30 times its bytes' time on an H200, and goes by value: a
 kept zero may be given another place. Here the mask decides, and the weight is read once: bytes a weight that `both`
-moves are 2 + 2 9/8, `values_of_both` 2 + 2, `blank` 1/8 and `magnitude` 2 + 9/8, and a byte a 4x4 tile where the mask
-repeats no tile. Each is one Triton kernel on a CUDA device (kernels.py); the torch version here is its oracle. All but
-`magnitude` read nothing back to the host, so they can be captured in a CUDA graph once they have run. Values are moved
-bit for bit; nothing here has a gradient.
+moves are 2 + 2 9/8, `values_of_both` 2 + 2 and `blank` 1/8, and a byte a 4x4 tile where the mask repeats no tile. Each
+is one Triton kernel on a CUDA device (kernels.py); the torch version here is its oracle. They read nothing back to the
+host, so they can be captured in a CUDA graph once they have run. Values are moved bit for bit; nothing here has a
+gradient.
 
 Shapes: N = out_features, K = in_features, both multiples of 64, else UnsupportedError.
 """
@@ -37,41 +37,40 @@ from blockshock_lib.kernels.sparse24.masks import parts
 from blockshock_lib.kernels.sparse24.packing import check_shape, nibbles
 from blockshock_lib.kernels.sparse24.pattern import Pattern, result, triton_for, written
 
-_NOT_FINITE = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
-"""The bits of infinity: those of |w| are as large where w is not finite, and smaller elsewhere."""
+_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def both(weight: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
     """The buffers of W [N, K], bf16 or fp16, and of W^T, under a mask that is 2:4 along both dimensions, else
     UnsupportedError; ValueError where the weight does not fit the pattern or has not 16 bits.
     """
-    pattern.require_transposable()
-    weight = pattern.fitting(weight, pattern.shape)
     check(pattern.shape, weight.dtype)
     buffer, values, bytes_ = _empty(pattern.shape, weight)
     buffer_t, values_t, bytes_t = _empty(pattern.shape[::-1], weight)
-    if kernels := triton_for(weight):
-        kernels.compress(pattern, weight, values, values_t, (bytes_, bytes_t))
-    else:
-        values_of_both(weight, pattern, values, values_t)
-        bytes_.copy_(metadata(pattern))
-        bytes_t.copy_(metadata(pattern.t()))
+    values_of_both(weight, pattern, values, values_t, (bytes_, bytes_t))
     return buffer, buffer_t
 
 
-def values_of_both(weight: Tensor, pattern: Pattern, values: Tensor, values_t: Tensor) -> None:
-    """Write the values [N, K/2] of W [N, K], any dtype, and [K, N/2] of W^T, both contiguous. Errors as `both`."""
-    if (kernels := triton_for(weight)) is None:
-        pattern.gather(weight, out=values)
-        pattern.transpose_values(values, out=values_t)
-        return
+def values_of_both(
+    weight: Tensor, pattern: Pattern, values: Tensor, values_t: Tensor, bytes_: tuple[Tensor, Tensor] | None = None
+) -> None:
+    """Write the values [N, K/2] of W [N, K], any dtype, and [K, N/2] of W^T, both contiguous; and the metadata of both,
+    uint8 [N K/8], if given. Errors as `both`.
+    """
     pattern.require_transposable()
     rows, columns = pattern.shape
     weight = pattern.fitting(weight, (rows, columns))
     targets = result(values, weight, (rows, columns // 2)), result(values_t, weight, (columns, rows // 2))
-    kernels.compress(pattern, weight, *targets)
-    written(values, targets[0])
-    written(values_t, targets[1])
+    if kernels := triton_for(weight):
+        kernels.compress(pattern, weight, *targets, bytes_)
+        written(values, targets[0])
+        written(values_t, targets[1])
+        return
+    pattern.gather(weight, out=values)
+    pattern.transpose_values(values, out=values_t)
+    if bytes_ is not None:
+        bytes_[0].copy_(metadata(pattern))
+        bytes_[1].copy_(metadata(pattern.t()))
 
 
 def blank(pattern: Pattern, dtype: torch.dtype) -> Tensor:
@@ -81,27 +80,6 @@ def blank(pattern: Pattern, dtype: torch.dtype) -> Tensor:
     if kernels := triton_for(buffer):
         kernels.metadata(pattern, bytes_)
     else:
-        bytes_.copy_(metadata(pattern))
-    return buffer
-
-
-def magnitude(weight: Tensor) -> Tensor:
-    """The buffer of the two larger |w| of each group of four of W [N, K], as the mask family "magnitude" chooses. Waits
-    for the device, to learn whether all are finite: ValueError where one is not, or W is no matrix of 16-bit values.
-    """
-    if weight.dim() != 2:
-        raise ValueError(f"a weight has two dimensions [out_features, in_features], not {weight.dim()}")
-    check(weight.shape, weight.dtype)
-    weight = weight.detach()
-    buffer, values, bytes_ = _empty(weight.shape, weight)
-    if kernels := triton_for(weight):
-        bad = torch.zeros(1, dtype=torch.int32, device=weight.device)
-        kernels.magnitude(weight, values, bytes_, bad, _NOT_FINITE[weight.dtype])
-        if bool(bad):
-            raise ValueError("a magnitude mask needs finite weights")
-    else:
-        pattern = Pattern.of(masks.make(MASKS["magnitude"], tuple(weight.shape), weight=weight))
-        pattern.gather(weight, out=values)
         bytes_.copy_(metadata(pattern))
     return buffer
 
@@ -136,7 +114,7 @@ def _known(device: torch.device) -> str:
         raise UnsupportedError("cuSPARSELt's metadata are unknown while a CUDA graph is captured: pack a weight before")
     keep = masks.make(MASKS["random"], (192, 320), device=device)  # no square, and no multiple of a larger block
     pattern = Pattern.of(keep)
-    for dtype in _NOT_FINITE:
+    for dtype in _DTYPES:
         ones = keep.to(dtype)
         wanted = torch.cat((pattern.gather(ones).view(-1).view(torch.uint8), metadata(pattern)))
         try:
@@ -152,7 +130,7 @@ def _known(device: torch.device) -> str:
 
 def check(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """UnsupportedError where a dimension is no multiple of 64, ValueError for a dtype that has not 16 bits."""
-    if dtype not in _NOT_FINITE:
+    if dtype not in _DTYPES:
         raise ValueError(f"bf16 or fp16 is compressed, not {dtype}")
     check_shape(shape)
 

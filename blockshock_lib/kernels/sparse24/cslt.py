@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.kernels.sparse24 import compress, masks, plans
-from blockshock_lib.kernels.sparse24.mask import MASKS
+from blockshock_lib.kernels.sparse24 import compress, plans
 from blockshock_lib.kernels.sparse24.packing import Packed, aligned, check_weight, contiguous_aligned
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.kernels.sparse24.plans import Setting
@@ -78,14 +77,6 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     packed = blank(pattern, weight.dtype)
     pattern.gather(weight, out=packed.values)
     return packed
-
-
-def pack_magnitude(weight: Tensor) -> Packed:
-    """`pack` of weight [N, K], which must be finite, by the mask of the family "magnitude", in one pass."""
-    require(weight.shape, weight.device, weight.dtype)
-    if not compress.known(weight.device):
-        return _packed(tuple(weight.shape), compress.magnitude(weight))
-    return pack(weight, masks.make(MASKS["magnitude"], tuple(weight.shape), weight=weight))
 
 
 def pack_both(weight: Tensor, pattern: Pattern) -> tuple[Packed, Packed]:

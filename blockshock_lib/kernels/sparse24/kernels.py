@@ -55,17 +55,8 @@ def _piece(low, high, moves, SLOT: constexpr):
 
 
 @triton.jit
-def _transpose_values(
-    values, out, tiles, table, rows, cols, CODE: constexpr, NUMBERED: constexpr, ROWS: constexpr, COLS: constexpr
-):
-    """values, int32 [4 rows, cols] -> out, int32 [4 cols, rows]."""
-    r, c = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
-    inside = (r < rows)[:, None] & (c < cols)[None, :]
-    moves = _codes(tiles, table, r, c, rows, cols, CODE, NUMBERED)
-    source = (4 * r).to(tl.int64)[:, None] * cols + c[None, :]
-    low = _row_of_values(values, source, inside) | _row_of_values(values, source + cols, inside) << 32
-    source += 2 * cols
-    high = _row_of_values(values, source, inside) | _row_of_values(values, source + cols, inside) << 32
+def _store_turned(out, low, high, moves, r, c, rows, cols):
+    # The tiles' 128 bits, turned: int32 [4 cols, rows].
     for i in tl.static_range(4):
         pair = _piece(low, high, moves, 2 * i) | _piece(low, high, moves, 2 * i + 1) << 16
         pair = pair.to(tl.uint32).to(tl.int32, bitcast=True)
@@ -74,7 +65,7 @@ def _transpose_values(
 
 
 @triton.jit
-def _move_rows(
+def _move(
     source,
     out,
     tiles,
@@ -87,25 +78,34 @@ def _move_rows(
     ROWS: constexpr,
     COLS: constexpr,
 ):
-    """gather: int64 -> int32; scatter: int32 -> int64; masked: int64 -> int64; all [4 rows, cols]."""
+    """gather: int64 -> int32; scatter: int32 -> int64; masked: int64 -> int64; all [4 rows, cols]; transpose_values:
+    int32 [4 rows, cols] -> int32 [4 cols, rows].
+    """
     r, c = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
     inside = (r < rows)[:, None] & (c < cols)[None, :]
     words = _codes(tiles, table, r, c, rows, cols, CODE, NUMBERED)
-    kept = tl.full((r.shape[0], c.shape[0]), 0xFFFF, tl.uint64)
-    for i in tl.static_range(4):
-        at = (4 * r + i).to(tl.int64)[:, None] * cols + c[None, :]
-        first, second = (words >> (4 * i) & 3) * 16, (words >> (4 * i + 2) & 3) * 16
-        if MOVE == "gather":
-            pair = _kept(tl.load(source + at, mask=inside, other=0), words, i)
-            tl.store(out + at, pair.to(tl.uint32).to(tl.int32, bitcast=True), mask=inside)
-        else:
-            if MOVE == "scatter":
-                pair = _row_of_values(source, at, inside)
-                four = (pair & 0xFFFF) << first.to(tl.uint64) | (pair >> 16) << second.to(tl.uint64)
+    if MOVE == "transpose_values":
+        at = (4 * r).to(tl.int64)[:, None] * cols + c[None, :]
+        low = _row_of_values(source, at, inside) | _row_of_values(source, at + cols, inside) << 32
+        at += 2 * cols
+        high = _row_of_values(source, at, inside) | _row_of_values(source, at + cols, inside) << 32
+        _store_turned(out, low, high, words, r, c, rows, cols)
+    else:
+        kept = tl.full((r.shape[0], c.shape[0]), 0xFFFF, tl.uint64)
+        for i in tl.static_range(4):
+            at = (4 * r + i).to(tl.int64)[:, None] * cols + c[None, :]
+            first, second = (words >> (4 * i) & 3) * 16, (words >> (4 * i + 2) & 3) * 16
+            if MOVE == "gather":
+                pair = _kept(tl.load(source + at, mask=inside, other=0), words, i)
+                tl.store(out + at, pair.to(tl.uint32).to(tl.int32, bitcast=True), mask=inside)
             else:
-                four = tl.load(source + at, mask=inside, other=0).to(tl.uint64, bitcast=True)
-                four = four & (kept << first.to(tl.uint64) | kept << second.to(tl.uint64))
-            tl.store(out + at, four.to(tl.int64, bitcast=True), mask=inside)
+                if MOVE == "scatter":
+                    pair = _row_of_values(source, at, inside)
+                    four = (pair & 0xFFFF) << first.to(tl.uint64) | (pair >> 16) << second.to(tl.uint64)
+                else:
+                    four = tl.load(source + at, mask=inside, other=0).to(tl.uint64, bitcast=True)
+                    four = four & (kept << first.to(tl.uint64) | kept << second.to(tl.uint64))
+                tl.store(out + at, four.to(tl.int64, bitcast=True), mask=inside)
 
 
 @triton.jit
@@ -189,55 +189,10 @@ def _compress(
             low |= pair << (32 * i)
         else:
             high |= pair << (32 * (i - 2))
-    for i in tl.static_range(4):
-        pair = _piece(low, high, move, 2 * i) | _piece(low, high, move, 2 * i + 1) << 16
-        pair = pair.to(tl.uint32).to(tl.int32, bitcast=True)
-        target = (4 * c + i).to(tl.int64)[:, None] * rows + r[None, :]
-        tl.store(values_t + target, tl.trans(pair), mask=(c < cols)[:, None] & (r < rows)[None, :])
+    _store_turned(values_t, low, high, move, r, c, rows, cols)
     if METADATA:
         _write_metadata(metadata, tiles, words, top, left, rows, cols, cols, 1, WORD, True, ROWS, COLS)
         _write_metadata(metadata_t, tiles, columns, left, top, cols, rows, 1, cols, COLUMN, True, COLS, ROWS)
-
-
-@triton.jit
-def _either(a, b):
-    return a | b
-
-
-@triton.jit
-def _magnitude(dense, values, metadata, bad, cols, NOT_FINITE: constexpr, COLS: constexpr):
-    """dense, int64 [64 blocks, cols] -> values, int32 of the same shape, and metadata, int64 [8 blocks cols / 2]."""
-    rb, left = tl.program_id(1), tl.program_id(0) * COLS
-    pair = tl.arange(0, 32)
-    group = left + tl.arange(0, COLS)
-    inside = (pair < 32)[:, None] & (group < cols)[None, :]
-    both, wrong = tl.full((32, COLS), 0, tl.int32), tl.full((32, COLS), 0, tl.int32)
-    for half in tl.static_range(2):
-        row = 64 * rb + 16 * (pair // 8) + 8 * half + pair % 8
-        at = row.to(tl.int64)[:, None] * cols + group[None, :]
-        four = tl.load(dense + at, mask=inside, other=0)
-        # |w| above, and the place counted backwards below, so that no two are equal and the lower index wins a tie.
-        w0 = ((four & 0x7FFF) << 2 | 3).to(tl.int32)
-        w1 = ((four >> 16 & 0x7FFF) << 2 | 2).to(tl.int32)
-        w2 = ((four >> 32 & 0x7FFF) << 2 | 1).to(tl.int32)
-        w3 = ((four >> 48 & 0x7FFF) << 2).to(tl.int32)
-        top01, top23 = tl.maximum(w0, w1), tl.maximum(w2, w3)
-        first = tl.maximum(top01, top23)
-        second = tl.maximum(tl.minimum(top01, top23), tl.maximum(tl.minimum(w0, w1), tl.minimum(w2, w3)))
-        wrong |= (first >= NOT_FINITE * 4).to(tl.int32)
-        first, second = 3 - (first & 3), 3 - (second & 3)
-        nibble = tl.minimum(first, second) | tl.maximum(first, second) << 2
-        kept = _kept(four, nibble, 0)
-        tl.store(values + at, kept.to(tl.uint32).to(tl.int32, bitcast=True), mask=inside)
-        both |= nibble << 4 * half
-    any_wrong = tl.reduce(tl.reduce(wrong, 1, _either), 0, _either)
-    tl.atomic_or(bad, any_wrong, mask=any_wrong != 0, sem="relaxed")
-    place = 8 * (2 * (group % 4) + group // 4 % 2)
-    groups = tl.reshape(both.to(tl.int64) << place.to(tl.int64)[None, :], (32, COLS // 8, 8))
-    groups = tl.reduce(groups, 2, _either)
-    kb = left // 8 + tl.arange(0, COLS // 8)
-    target = (rb.to(tl.int64) * (cols // 8) + kb)[None, :] * 32 + pair[:, None]
-    tl.store(metadata + target, groups, mask=(pair < 32)[:, None] & (8 * kb < cols)[None, :])
 
 
 MOVES = {
@@ -258,10 +213,7 @@ def move(name: str, pattern, source: Tensor, out: Tensor) -> None:
     tensors = as_words(source, reads), out.view(writes), pattern.tiles, getattr(pattern.tables, column)
     fixed = dict(CODE=pattern.constant(column), NUMBERED=pattern.transposable, ROWS=block[0], COLS=block[1])
     grid = triton.cdiv(cols, block[1]), triton.cdiv(rows, block[0])
-    if name == "transpose_values":
-        _transpose_values[grid](*tensors, rows, cols, **fixed, num_warps=warps)
-    else:
-        _move_rows[grid](*tensors, rows, cols, MOVE=name, **fixed, num_warps=warps)
+    _move[grid](*tensors, rows, cols, MOVE=name, **fixed, num_warps=warps)
 
 
 def compress(
@@ -283,13 +235,6 @@ def metadata(pattern, out: Tensor) -> None:
     fixed = dict(WORD=pattern.constant("words"), NUMBERED=pattern.transposable, ROWS=32, COLS=32, num_warps=4)
     grid = triton.cdiv(cols, 32), triton.cdiv(rows, 32)
     _metadata[grid](out.view(torch.int64), pattern.tiles, pattern.tables.words, rows, cols, **fixed)
-
-
-def magnitude(dense: Tensor, values: Tensor, metadata: Tensor, bad: Tensor, not_finite: int) -> None:
-    """dense [N, K] -> values [N, K/2] and metadata, uint8 [N K/8]; `bad`, int32 [1]: 1 if a |w| reaches those bits."""
-    rows, cols = dense.shape[0] // 64, dense.shape[1] // 4  # a block of metadata has 64 rows
-    words = as_words(dense, torch.int64), values.view(torch.int32), metadata.view(torch.int64)
-    _magnitude[(triton.cdiv(cols, 32), rows)](*words, bad, cols, NOT_FINITE=not_finite, COLS=32, num_warps=8)
 
 
 def as_words(source: Tensor, dtype: torch.dtype) -> Tensor:
