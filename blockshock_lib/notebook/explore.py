@@ -114,7 +114,7 @@ def _captioned(folder: Path, name: str) -> str:
     )
 
 
-def live_view(study: str = "linear", example: str = "") -> None:
+def live_view(study: str, example: str = "") -> None:
     """Start, watch and stop a small run of a study. `example`: a run's folder, its figure where there is no kernel."""
     text = "<p>A run is started here where a kernel runs.</p>"
     if example:
@@ -182,6 +182,8 @@ class LiveView:
             self.run = opening.open_run(f"{self.study.name}/{phase}", settings=settings, out=self.out)
             self.run.measure(progress=False, on_event=self._hear)
             said = html.escape(self.run.conclude())
+            self.status.value = f"{said} · drawing notebook and page"
+            workbook.draw_apart(self.run.folder)
         except Interrupted as stop:
             said = html.escape(f"interrupted: {stop}; the records so far are kept")
         except BaseException as error:

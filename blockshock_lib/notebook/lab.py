@@ -4,6 +4,7 @@ JupyterLab saves what it has opened, by itself: a committed notebook would lose 
 """
 
 import json
+import sys
 from pathlib import Path
 
 from blockshock_lib import files
@@ -19,15 +20,23 @@ def copies(source: Path = ROOT / "notebooks", target: Path = OUTPUTS / "lab") ->
     for path in sorted(source.glob("*.ipynb")):
         data, copy = path.read_bytes(), target / path.name
         made_of = sha256(code.cells(data))
-        if copy.exists():
-            now = copy.read_bytes()
-            was = json.loads(now)["metadata"].get("made_of")
-            if made_of in (was, sha256(code.cells(now))) or was != sha256(code.cells(now)):
-                continue
+        if _is_kept(copy, made_of):
+            continue
         content = json.loads(data)
         content["metadata"]["made_of"] = made_of
         files.write_atomic(copy, json.dumps(content, indent=1) + "\n")
     return target
+
+
+def _is_kept(copy: Path, made_of: str) -> bool:
+    try:
+        cells, was = sha256(code.cells(copy.read_bytes())), json.loads(copy.read_bytes())["metadata"].get("made_of")
+    except FileNotFoundError:
+        return False
+    except (ValueError, KeyError, TypeError, AttributeError):
+        print(f"no notebook, half saved perhaps: now {shown(copy.replace(f'{copy}.damaged'))}", file=sys.stderr)
+        return False
+    return made_of in (was, cells) or was != cells
 
 
 if __name__ == "__main__":

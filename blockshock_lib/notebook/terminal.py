@@ -1,38 +1,43 @@
-"""What a command says while it works: a bar on a terminal, elsewhere a plain line every few seconds; and colours."""
+"""What a command says while it works: a line on a terminal, elsewhere one every few seconds; and colours."""
 
 import contextlib
 import os
 import re
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-
-from tqdm import tqdm
+from dataclasses import dataclass, field
 
 FIRST, EVERY = 0.3, 8.0  # seconds to the first plain line, and from one to the next
 COLOURS = {"PASS": 32, "FAIL": 31, "INCOMPLETE": 33, "NOTHING CHECKED": 33, "NOTHING READ": 33}
+_CLEAR = "\r\033[K"
 
 
 @dataclass
 class _Work:
     what: str
-    look: Callable[[], tuple[int, int, str]] | None
+    look: Callable[[], tuple[int, int, str]]
     text: str = ""
+    begun: float = field(default_factory=time.monotonic)
 
-    def state(self) -> tuple[int, int, str]:
-        with contextlib.suppress(OSError):
-            done, total, text = self.look() if self.look else (0, 0, "")
-            return done, total, text or self.text
-        return 0, 0, self.text
+    def line(self, begun: float) -> str:
+        try:
+            done, total, text = self.look()
+        except OSError:
+            done, total, text = 0, 0, ""
+        now = time.monotonic()
+        left = f"about {(now - self.begun) / done * (total - done):.0f} s left" if 0 < done < total else ""
+        parts = (f"{done} of {total}" if total else "", text or self.text, f"{now - begun:.0f} s", left)
+        return f"{self.what}: {', '.join(filter(None, parts))}"
 
 
 _works: list[_Work] = []  # the last is the innermost one, which is shown
 
 
 @contextlib.contextmanager
-def working(what: str, look: Callable[[], tuple[int, int, str]] | None = None) -> Iterator[None]:
+def working(what: str, look: Callable[[], tuple[int, int, str]] = lambda: (0, 0, "")) -> Iterator[None]:
     """Shows on stderr, from a thread, that `what` is being done, until the block ends. `look` says how much of how much
     is done and what is in hand; without it, or where its text is empty, the latest `note` is shown.
     """
@@ -57,34 +62,29 @@ def note(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Prints to stdout; a bar makes room."""
-    tqdm.write(text)
-    sys.stdout.flush()
+    """Prints to stdout; the line of what is `working` makes room."""
+    if sys.stderr.isatty():
+        _put("")
+    print(text, flush=True)
+
+
+def _put(text: str) -> None:
+    """A line of its own; on a terminal in place of the one before."""
+    if sys.stderr.isatty():
+        text = f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}"
+    print(text, end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
 
 
 def _watch(stop: threading.Event) -> None:
-    begun, shown, bar = time.monotonic(), None, None
+    begun, shown, every = time.monotonic(), None, FIRST if sys.stderr.isatty() else EVERY
     due = begun + FIRST
     while not stop.wait(min(0.1, EVERY)):
         work, now = _works[-1], time.monotonic()
-        (done, total, text), new = work.state(), work is not shown
-        if sys.stderr.isatty():
-            if new and bar is not None:
-                bar.close()
-            if new or bar.total != (total or None):
-                form = None if total else "{desc} {elapsed}{postfix}"
-                bar = tqdm(total=total or None, desc=work.what, leave=False, bar_format=form)
-            bar.n = done
-            bar.set_postfix_str(text)
-        elif now >= due or (new and shown):
-            parts = [f"{done} of {total}" if total else "", text, f"{now - begun:.0f} s"]
-            print(f"{work.what}: {', '.join(filter(None, parts))}", file=sys.stderr, flush=True)
-            due = now + EVERY
-        else:
-            continue
-        shown = work
-    if bar is not None:
-        bar.close()
+        if now >= due or (shown and work is not shown):
+            _put(work.line(begun))
+            shown, due = work, now + every
+    if shown and sys.stderr.isatty():
+        _put("")
 
 
 def coloured(text: str) -> str:

@@ -25,7 +25,7 @@ from blockshock_lib.runs import open as opening
 from blockshock_lib.runs.run import CACHE, OUTPUTS, Run, now
 
 MEET_SECONDS = 300
-DRAW = "import sys; from blockshock_lib.notebook import workbook; workbook.draw(sys.argv[1])"
+DRAW = "import sys; from blockshock_lib.notebook import workbook; sys.exit(workbook.draw(sys.argv[1]) or None)"
 
 
 def open_run(phase: str, **asked) -> Run:
@@ -44,26 +44,47 @@ def open_run(phase: str, **asked) -> Run:
                 raise ParamsError(f"{why}; run the cell with open_run again, for a run of its own")
 
         run.before = before
-        if "BLOCKSHOCK_OUTPUTS" not in os.environ:  # else a test looks at what the cells print
+        if not OUTPUTS.is_relative_to(ROOT / ".cache"):  # there a test compares what the cells of a notebook print
+            shell.display_formatter.formatters["text/html"].for_type(pd.DataFrame, _html)
             print(f"run: {run.name}")
-            run.after = run.after if run.redrawn else functools.partial(_draw_apart, run.folder)
+            run.after = run.after if run.redrawn else functools.partial(_say_drawn, run.folder)
     return run
 
 
-def _draw_apart(folder: Path) -> None:
+def _html(frame: pd.DataFrame) -> str:
+    """As a page shows it: without a running index and without NaN."""
+    return frame.to_html(index=frame.index.names != [None], na_rep="–", notebook=True)
+
+
+def _say_drawn(folder: Path) -> None:
     print(f"drawing notebook and page in {shown(folder)} ...", flush=True)
-    asked = dict(env=os.environ | {"PYTHONPATH": str(code.HERE)}, cwd=ROOT, capture_output=True, text=True)
+    try:
+        print(f"page: {shown(draw_apart(folder))}")
+    except RecordError as error:
+        warnings.warn(str(error), stacklevel=3)
+
+
+def draw_apart(folder: Path) -> Path:
+    """`draw` in a process of its own; the page. RecordError where the notebook failed, or no page was made."""
+    asked = dict(env=os.environ | {"PYTHONPATH": _path()}, cwd=ROOT, capture_output=True, text=True)
     done = subprocess.run([sys.executable, "-c", DRAW, str(folder.resolve())], **asked)
-    for path in sorted(folder.glob("*.html")) if not done.returncode else ():
-        return print(f"page: {shown(path)}")
-    why = next(iter(done.stderr.splitlines()[-1:]), "no page was made")
-    warnings.warn(f"notebook and page of {shown(folder)} are missing: {why}", stacklevel=3)
+    pages = sorted(folder.glob("*.html"))
+    if done.returncode or not pages:
+        why = next(iter(done.stderr.splitlines()[-1:]), "no page was made")
+        raise RecordError(f"notebook and page of {shown(folder)} are not whole: {why}")
+    return pages[0]
 
 
-def draw(folder: Path | str) -> "Outcome":
-    """Makes the notebook and the page of a run that was measured already, in its own folder."""
+def draw(folder: Path | str) -> str:
+    """Makes the notebook and the page of a run that was measured already, in its own folder; "" or why it failed."""
     run = opening.in_place(Path(folder))
-    return _finish(run, run_dir=run.name, redraw=run.name)
+    outcome = _finish(run, run_dir=run.name, redraw=run.name)
+    return "" if outcome.status == "completed" else outcome.verdict
+
+
+def _path() -> str:
+    # What is started imports this library, whatever the environment's own is.
+    return os.pathsep.join(filter(None, (str(code.HERE), os.environ.get("PYTHONPATH"))))
 
 
 @dataclass(frozen=True)
@@ -137,12 +158,13 @@ def finish(folder: Path, phase: str, source: Path, given: dict, conclude: Callab
     run ended. `conclude`, called where the notebook went well, gives the verdict and whether all is well.
     """
     target, ok = folder / source.name, False
+    over = manifest.read(folder)["status"] != "running"  # it is only drawn: its notebook may fail, the run did not
     status, reason = run_notebook(folder, source, target, given)
     noted = manifest.read(folder)
-    if noted["status"] != "running":  # the kernel knew it first, and better
+    if noted["status"] != "running" and not over:  # the kernel knew it first, and better
         status, reason = noted["status"], noted["reason"]
     verdict = f"{phase} {status}: {reason}"
-    if status != "completed":
+    if status != "completed" and not over:
         # Before the page is made: whoever looks now, or kills this process too, finds the truth.
         lock.tidy(folder)
         manifest.note(folder, status=status, reason=reason, verdict=verdict, ended=now())
@@ -155,11 +177,11 @@ def finish(folder: Path, phase: str, source: Path, given: dict, conclude: Callab
             html = page.write_html(target)
         except Exception as error:  # the run and its records are worth more
             warnings.warn(f"no HTML page for {shown(target)}: {first_line(error)}", stacklevel=2)
-    if status == "completed":
+    if status == "completed" and not over:
         verdict, ok = conclude()
         status = manifest.read(folder)["status"]
     else:
-        manifest.note(folder, ended=now(), files=manifest.digests(folder))
+        manifest.note(folder, **{} if over else {"ended": now()}, files=manifest.digests(folder))
         lock.release(folder)
     if html is not None and folder.is_relative_to(OUTPUTS):
         from blockshock_lib.notebook import share
@@ -175,9 +197,7 @@ def run_notebook(folder: Path, source: Path, target: Path, given: dict) -> tuple
     from traitlets.config import Config
 
     try:
-        # The kernel imports this library, whatever the environment's own is.
-        path = os.pathsep.join(filter(None, (str(code.HERE), os.environ.get("PYTHONPATH"))))
-        with lock.scratch(**{lock.RUN: str(folder.resolve()), "PYTHONPATH": path}) as scratch:
+        with lock.scratch(**{lock.RUN: str(folder.resolve()), "PYTHONPATH": _path()}) as scratch:
             draft = scratch / target.name
             try:
                 papermill.execute_notebook(

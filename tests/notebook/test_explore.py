@@ -5,7 +5,7 @@ import pytest
 
 from blockshock_lib import files, load
 from blockshock_lib.errors import LaunchError, RecordError
-from blockshock_lib.notebook import explore
+from blockshock_lib.notebook import explore, workbook
 from blockshock_lib.report import view
 from blockshock_lib.report.figures import milliseconds
 from blockshock_lib.runs import manifest
@@ -125,7 +125,8 @@ def test_a_list_of_no_run_says_so_and_lists_those_that_came_since(tmp_path, monk
 
 
 @pytest.fixture
-def live(tmp_path):
+def live(tmp_path, monkeypatch):
+    monkeypatch.setattr(workbook, "draw_apart", lambda folder: (folder / "drawn").touch())
     found = explore.LiveView(STUDY, tmp_path)
     assert found.phase.value == next(iter(STUDY.phases)), "a run can be started at once"
     found.phase.value, found.controls["n"].value, found.controls["b"].value = "phase0", 128, 16
@@ -146,7 +147,7 @@ def test_rows_arrive_while_it_runs_and_the_verdict_and_the_folder_at_its_end(liv
     assert live.rows.value.count("<tr") == 50 and live.bar.value == live.bar.max == 7
     assert "phase0: PASS" in live.status.value and live.run.name in live.status.value
     assert "no claim about speed" in live.status.value
-    assert manifest.read(live.run.folder)["status"] == "completed"
+    assert manifest.read(live.run.folder)["status"] == "completed" and (live.run.folder / "drawn").exists()
     assert not live.start.disabled and live.stop.disabled
 
 

@@ -2,12 +2,15 @@
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import IPython
 import nbclient
 import nbformat
+import pandas as pd
 import pytest
+from IPython.core.formatters import DisplayFormatter
 
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.files import ROOT
@@ -21,9 +24,9 @@ from tests.small_runs import TINY
 def cells(monkeypatch, outputs):
     """The names that the cells of a notebook have made; measuring writes one record that passed."""
     names = {"hardware": "cpu", "settings": json.loads(json.dumps(TINY)), "run_dir": "", "redraw": "", "resume": ""}
-    shell = SimpleNamespace(kernel=object(), user_ns=names)
+    shell = SimpleNamespace(kernel=object(), user_ns=names, display_formatter=DisplayFormatter())
     monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
-    monkeypatch.delenv("BLOCKSHOCK_OUTPUTS", raising=False)
+    monkeypatch.setattr(workbook, "OUTPUTS", outputs.parents[2] / "outputs")
 
     def measured(params, cases, folder, *, run_name, context, **_):
         rows = [row(method, "check", 1.0) for method in cases[0].methods]
@@ -66,6 +69,38 @@ def test_a_misspelt_setting_is_one_sentence_that_names_the_cells_own_word(output
     with pytest.raises(ParamsError, match=r"^settings: swep: unknown key") as said:
         workbook.open_run("phase0", hardware="cpu", settings={"swep.n": [128]}, out=outputs)
     assert said.value._render_traceback_() == [f"ParamsError: {said.value}"]
+
+
+def test_a_notebook_that_fails_on_a_completed_run_is_said_and_the_run_stays_completed(cells, outputs, monkeypatch):
+    run = opened(cells, outputs)
+    run.after = lambda: None
+    line = run.measure(progress=False).conclude()
+    monkeypatch.setattr(workbook, "run_notebook", lambda *_: ("failed", "ZeroDivisionError: planted"))
+    assert workbook.draw(run.folder) == "phase0 failed: ZeroDivisionError: planted"
+    noted = manifest.read(run.folder)
+    assert (noted["status"], noted["verdict"]) == ("completed", line)
+    monkeypatch.setattr(workbook, "DRAW", "import sys; sys.exit('phase0 failed: planted')")
+    with pytest.warns(UserWarning, match="not whole: phase0 failed: planted"):
+        workbook._say_drawn(run.folder)
+
+
+def test_tables_have_neither_nan_nor_a_running_index_and_outputs_elsewhere_change_nothing(cells, outputs, monkeypatch):
+    monkeypatch.setattr(workbook, "OUTPUTS", Path("/mine"))
+    run = opened(cells, outputs)
+    show = IPython.get_ipython().display_formatter.format
+    frame = pd.DataFrame({"time": [0.5, None]})
+    for table, numbers in ((frame, False), (frame.set_index(pd.Index(["a", "b"], name="n")), True)):
+        text = show(table)[0]["text/html"]
+        assert "NaN" not in text and "–" in text and ("<th>" in text.partition("<tbody>")[2]) == numbers
+    drawn = []
+    monkeypatch.setattr(workbook, "draw_apart", lambda folder: drawn.append(folder) or folder)
+    run.measure(progress=False).conclude()
+    assert drawn == [run.folder]
+
+
+def test_a_process_that_draws_keeps_the_users_own_path(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    assert workbook._path() == f"{ROOT}:/mine"
 
 
 def test_a_command_or_a_script_hears_of_none_of_it(cells, outputs, capsys, monkeypatch):

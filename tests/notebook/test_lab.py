@@ -39,3 +39,13 @@ def test_a_copy_that_was_edited_is_never_replaced(folder):
     notebook(folder / "lab", source="mine()", made_of=made_of)
     notebook(folder / "notebooks", source="print(3)")
     assert copy_of(folder)["cells"][1]["source"] == ["mine()"]
+
+
+@pytest.mark.parametrize("text", ['{"cells": [', "", "[]", '{"metadata": []}'])
+def test_a_copy_that_is_no_notebook_is_put_aside_and_said(folder, capsys, text):
+    notebook(folder / "notebooks")
+    (folder / "lab").mkdir()
+    (folder / "lab" / "a.ipynb").write_text(text)
+    assert copy_of(folder)["cells"][1]["outputs"] == ["1"]
+    assert (folder / "lab" / "a.ipynb.damaged").read_text() == text
+    assert "a.ipynb.damaged" in capsys.readouterr().err
