@@ -88,6 +88,7 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
 
     add = verb("findings", _findings, "weigh all records and write the answer page; measures nothing")
     add("--runs", choices=("all", "reference"), default="all", help="the shipped references alone, or also your own")
+    add("--study", default="", metavar="NAME", help="whose records (default: the only study that has findings)")
 
     add = verb("list", _list, "list the runs, newest first")
     add("--study", default="", metavar="NAME", help="runs of this study alone")
@@ -208,7 +209,7 @@ def _share(args: argparse.Namespace) -> int:
 def _findings(args: argparse.Namespace) -> int:
     from blockshock_lib.notebook import findings
 
-    return _say(findings.execute(args.runs, out=args.out))
+    return _say(findings.execute(args.runs, args.study, args.out))
 
 
 def _list(args: argparse.Namespace) -> int:

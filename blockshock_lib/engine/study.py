@@ -236,5 +236,6 @@ class Study:
     # By name, as notebooks, pages, index and widgets take them from here.
     tables: Mapping[str, Callable[[pd.DataFrame], pd.DataFrame]] = field(default_factory=dict)
     figures: Mapping[str, Callable[[pd.DataFrame], Figure]] = field(default_factory=dict)
+    findings: str = ""  # file in notebooks/ that answers the question from all records
     results: Callable[[pd.DataFrame], str] | None = None  # records of one machine -> docs/results/<name>.md
     live: str = ""  # "module:function" -> (controls by name, (phase, values) -> settings): a run, from a notebook

@@ -66,7 +66,6 @@ def runs_view(*folders: str, figure: str = "") -> None:
 def _listed() -> dict[str, Path]:
     """What a list shows of each run, the newest first, and its folder."""
     every = pd.concat([workbook.runs(place) for place in (OUTPUTS, REFERENCE)]).drop_duplicates("folder")
-    every = every[every["phase"].ne("findings")]  # it saves no figure
     every = every.sort_values(["started", "folder"], ascending=False)
     when = "{0.started:.16} · {0.phase} · {0.machine} · {0.status} · {0.folder}"
     return {when.format(row).replace("T", " ", 1): ROOT / row.folder for row in every.itertuples()}

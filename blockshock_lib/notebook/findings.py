@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from blockshock_lib import files, studies
 from blockshock_lib.engine.study import Study
-from blockshock_lib.errors import ParamsError, RecordError, first_line
+from blockshock_lib.errors import ParamsError, RecordError, allowed, first_line
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import workbook
 from blockshock_lib.report import answer, figures, frames, reruns, verdicts
@@ -65,6 +65,7 @@ def weigh(places: tuple[Path, ...], study: Study) -> list[Source]:
     """
     folders = {folder.resolve(): folder for place in places for folder in manifest.folders(place)}
     sources = [_source(folders[path], study) for path in sorted(folders)]
+    sources = [one for one in sources if one.manifest.get("study", study.name) == study.name]
     rivals: dict[tuple[str, str], list[Source]] = {}
     whole = [source for source in sources if not source.use]
     firsts = {reference.name_of(one.manifest): one.setting for one in whole if not one.manifest.get("again")}
@@ -145,8 +146,8 @@ def _use(one: Source, best: Source) -> str:
 class Findings:
     """A study's records weighed: the shipped ones and, if "all", the runs under `out`; `folder` takes the answer."""
 
-    def __init__(self, folder: Path, which: Which, out: Path, study: str = "linear"):
-        self.folder, self.which, self.out, self.study = folder, which, out, studies.load(study)
+    def __init__(self, folder: Path | None, which: Which, out: Path, study: Study):
+        self.folder, self.which, self.out, self.study = folder, which, out, study
         self._drawn: dict[str, Figure] = {}
 
     @cached_property
@@ -252,22 +253,29 @@ class Findings:
         return line
 
 
-def open_findings(runs: Which = "all", *, run_dir: str = "", out: Path = OUTPUTS) -> Findings:
-    """Findings in `run_dir`, or in a new dated folder under `out`; nothing is read yet. ParamsError: other `runs`."""
+def open_findings(runs: Which = "all", *, study: str = "", run_dir: str = "", out: Path = OUTPUTS) -> Findings:
+    """Findings in `run_dir`, or in a new dated folder under `out`; nothing is read yet. `study`: by default the only
+    one that has a notebook of findings. ParamsError: other `runs`, no such study.
+    """
     if runs not in get_args(Which):
         raise ParamsError(f"runs: {runs!r}; allowed: {', '.join(map(repr, get_args(Which)))}")
+    known = {name: found for name in studies.names() if (found := studies.load(name)).findings}
+    if study not in known and (study or len(known) != 1):
+        raise ParamsError(f"study: {study!r} has no notebook of findings; {allowed(study, known)}")
+    weighed = known[study or next(iter(known))]
     pd.set_option("display.max_colwidth", None, "display.max_rows", None)
-    folder = ROOT / run_dir if run_dir else new_folder(out, "findings")
+    folder = ROOT / run_dir if run_dir else new_folder(out, weighed.name, "findings")
     folder.mkdir(parents=True, exist_ok=True)
     lock.hold(folder)
-    asked = dict(run=shown(folder), phase="findings", status="running", params={"runs": runs})
+    asked = dict(run=shown(folder), study=weighed.name, phase="findings", status="running", params={"runs": runs})
     manifest.note(folder, **asked, code=this_code.version(), machine={"title": "records"}, started=now())
-    return Findings(folder, runs, Path(out))
+    return Findings(folder, runs, Path(out), weighed)
 
 
-def execute(runs: Which = "all", out: Path = OUTPUTS) -> workbook.Outcome:
-    """Runs the notebook into a dated folder, with its page; never raises for what the notebook does."""
-    folder = open_findings(runs, out=out).folder
+def execute(runs: Which = "all", study: str = "", out: Path = OUTPUTS) -> workbook.Outcome:
+    """Runs the study's notebook into a dated folder, with its page; never raises for what the notebook does."""
+    found = open_findings(runs, study=study, out=out)
+    folder = found.folder
 
     def conclude() -> tuple[str, bool]:
         concluded = manifest.read(folder).get("verdict", "")
@@ -279,4 +287,4 @@ def execute(runs: Which = "all", out: Path = OUTPUTS) -> workbook.Outcome:
         return verdict, bool(concluded)
 
     given = {"runs": runs, "run_dir": shown(folder)}
-    return workbook.finish(folder, "findings", ROOT / "notebooks" / "findings.ipynb", given, conclude)
+    return workbook.finish(folder, "findings", ROOT / "notebooks" / found.study.findings, given, conclude)

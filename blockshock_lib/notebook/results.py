@@ -19,7 +19,7 @@ def written() -> dict[Path, str]:
     for name in studies.names():
         study = studies.load(name)
         if study.results:
-            found = Findings(None, "reference", Path(), name)
+            found = Findings(None, "reference", Path(), study)
             source = f"Written by `make findings` from the records of {found.setting}."
             text = f"# Results of the study {name}\n\n**{study.question}**\n\n{source}\n\n"
             text += f"{study.results(found.main)}\n{_runs(found)}"

@@ -117,11 +117,10 @@ def test_a_list_of_no_run_says_so_and_lists_those_that_came_since(tmp_path, monk
     assert "Pick a run" in shown[0].figure.value
     (hint,) = (one.value for one in shown[0].box.children if "bs-runs-hint" in one._dom_classes)
     assert "Ctrl-click" in hint
-    manifest.note(drawn(tmp_path / "2026-11-22" / "2-findings"), phase="findings")
     folder = drawn(tmp_path / "2026-11-22" / "1-linear-phase1-cpu")
     (again,) = (child for child in shown[0].box.children if getattr(child, "description", "") == "look again")
     again.click()
-    assert [one for _, one in shown[0].controls["runs_list"].options] == [folder], "findings save no figure"
+    assert [one for _, one in shown[0].controls["runs_list"].options] == [folder]
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
+import dataclasses
 import shutil
 
 import nbformat
 import pytest
 
-from blockshock_lib import files
+from blockshock_lib import files, studies
 from blockshock_lib.__main__ import main
 from blockshock_lib.errors import RecordError
 from blockshock_lib.notebook import findings, workbook
@@ -39,7 +40,7 @@ def uses(*places):
 
 @pytest.fixture(scope="module")
 def shipped():
-    return findings.Findings(None, "reference", None)
+    return findings.Findings(None, "reference", None, STUDY)
 
 
 def test_every_shipped_run_counts_machines_are_never_put_together_and_gpus_come_first(shipped):
@@ -54,7 +55,7 @@ def test_every_shipped_run_counts_machines_are_never_put_together_and_gpus_come_
 
 def read(**settings):
     """Findings of these frames."""
-    made = findings.Findings(None, "all", None)
+    made = findings.Findings(None, "all", None, STUDY)
     made.frames = settings
     return made
 
@@ -100,7 +101,7 @@ def test_runs_of_the_same_cases_code_and_libraries_are_put_together(tmp_path):
     for name, day in (("old", 1), ("new", 2)):
         rename(copied(tmp_path, name, started=f"2026-01-0{day}T00:00:00+00:00"), name)
     assert uses(tmp_path) == {"new": COUNTS, "old": POOLED}
-    pooled = findings.Findings(None, "all", tmp_path)
+    pooled = findings.Findings(None, "all", tmp_path, STUDY)
     pooled.sources = weigh((tmp_path,), STUDY)
     (frame,) = pooled.frames.values()
     assert frame.groupby("case")["run"].nunique().eq(2).all(), "four groups stand behind each case"
@@ -174,6 +175,21 @@ def test_a_run_whose_files_are_not_whole_is_left_out_by_name(tmp_path, fault, sa
     fault(folder, record)
     (use,) = uses(tmp_path).values()
     assert use.startswith("left out: ") and said.format(record=record.name) in use
+
+
+def test_each_study_with_a_notebook_of_findings_is_weighed_alone(tmp_path, monkeypatch, capsys):
+    weighed = dataclasses.replace(STUDY, name="other", phases={})
+    loaded = {"linear": STUDY, "other": weighed, "bare": dataclasses.replace(STUDY, findings="")}
+    monkeypatch.setattr(studies, "names", lambda: tuple(loaded))
+    monkeypatch.setattr(studies, "load", loaded.get)
+    copied(tmp_path / "out", "theirs", study="other")
+    assert uses(tmp_path) == {}
+    assert findings.open_findings(study="other", out=tmp_path).folder.name.endswith("-other-findings")
+    for words, said in (([], "allowed: linear, other"), (["--study", "bare"], "'bare' has no notebook of findings")):
+        assert main(["findings", "--out", str(tmp_path), *words]) == 2 and said in capsys.readouterr().err
+    del loaded["other"]
+    found = findings.open_findings(out=tmp_path)
+    assert found.study is STUDY and manifest.read(found.folder)["study"] == "linear"
 
 
 def test_without_a_run_it_says_what_to_make(tmp_path, monkeypatch):

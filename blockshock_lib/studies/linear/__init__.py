@@ -30,6 +30,7 @@ STUDY = Study(
     answers=ANSWERS,
     tables=TABLES,
     figures=FIGURES,
+    findings="findings.ipynb",
     results=RESULTS,
     need="blockshock_lib.studies.linear.costs:need",
     presets=PRESETS,
