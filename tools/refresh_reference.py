@@ -12,9 +12,10 @@ import tempfile
 from pathlib import Path
 
 from blockshock_lib.files import ROOT, shown
-from blockshock_lib.notebook import findings, workbook
+from blockshock_lib.notebook import findings, share, workbook
 from blockshock_lib.notebook.pages import page
 from blockshock_lib.runs import manifest, records
+from blockshock_lib.runs.manifest import REFERENCE
 
 
 def refresh(folder: Path, scratch: Path) -> str:
@@ -54,9 +55,10 @@ def main(folders: list[Path]) -> None:
         for folder in folders:
             drawn = refresh_findings if folder.name == "findings" else refresh
             print(f"{shown(folder)}: {drawn(folder.resolve(), Path(scratch))}", flush=True)
+    share.write_index(REFERENCE)  # a fresh clone has this list alone, so the shipped pages link to it
 
 
 if __name__ == "__main__":
     named = [Path(text) for text in sys.argv[1:]]
-    runs = [folder for folder, _ in manifest.every(ROOT / "outputs" / "reference")]
+    runs = [folder for folder, _ in manifest.every(REFERENCE)]
     main(named or sorted(runs, key=lambda folder: (folder.name == "findings", folder)))

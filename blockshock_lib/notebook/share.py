@@ -39,16 +39,17 @@ def write_index(out: Path = OUTPUTS) -> Path:
     """Writes `out`/index.html and returns its path: the findings first, then the shipped runs of real GPUs and of CPUs
     by phase, then all others, newest first.
     """
-    entries = [_entry(folder, Path(out)) for folder in manifest.folders(out)]
+    out = Path(out)
+    entries = [_entry(folder, out) for folder in manifest.folders(out)]
     entries.sort(key=lambda entry: (entry["seconds"], entry["folder"]), reverse=True)
-    shipped = [entry for entry in entries if entry["folder"].startswith("reference/")]
+    shipped = [entry for entry in entries if "reference" in (out.name, entry["folder"].partition("/")[0])]
     shipped.sort(key=lambda entry: (entry["phase"] != "findings", entry["cpu"], entry["phase"]))
     groups = {"The shipped answers": shipped, "Yours": [entry for entry in entries if entry not in shipped]}
     phases, machines = (sorted({entry[key] for entry in entries}) for key in ("phase", "machine"))
     given = dict(groups={name: some for name, some in groups.items() if some}, count=len(entries))
     text = page.document("index.html", "Block-Shock runs", phases=phases, machines=machines, **given)
-    write_atomic(Path(out) / "index.html", text)
-    return Path(out) / "index.html"
+    write_atomic(out / "index.html", text)
+    return out / "index.html"
 
 
 def _entry(folder: Path, out: Path) -> dict[str, object]:

@@ -32,10 +32,10 @@ def of(notebook: Path, alone: bool = False) -> list[tuple[str, str]]:
 
 
 def _elsewhere(folder: Path) -> dict[str, Path]:
-    homes = [place for place in folder.parents if (place / "index.html").is_file() or place == OUTPUTS.resolve()]
-    if not homes:
+    home = next((one for one in folder.parents if (one / "index.html").is_file() or one == OUTPUTS.resolve()), None)
+    if home is None:
         return {}
-    shipped = homes[0] / "reference" / "findings" / "findings.html"
-    newest = max(homes[0].glob("*/*-findings/findings.html"), default=shipped)
-    found = {"Runs": homes[0] / "index.html"}
-    return found | {"Findings": newest} if newest.is_file() and newest.parent != folder else found
+    shipped = [place / "findings" / "findings.html" for place in (home, home / "reference")]
+    every = [path for path in (*shipped, *sorted(home.glob("*/*-findings/findings.html"))) if path.is_file()]
+    found = {"Runs": home / "index.html"}
+    return found | {"Findings": every[-1]} if every and every[-1].parent != folder else found

@@ -2,7 +2,9 @@ import base64
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
+from urllib.parse import unquote
 
 import nbformat
 import pytest
@@ -164,7 +166,7 @@ def test_very_long_output_is_cut_and_says_so(tmp_path):
     assert len(str(soup)) < 200_000
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in hostile.REFERENCE.parent.iterdir()))
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in hostile.REFERENCE.parent.glob("*/*.ipynb")))
 def test_the_pages_of_the_reference_runs_are_small_and_show_every_figure(name, tmp_path):
     source = next((hostile.REFERENCE.parent / name).glob("*.ipynb"))
     soup = soup_of(shutil.copy(source, tmp_path))
@@ -202,3 +204,24 @@ def test_no_colour_is_written_as_a_style():
     text = "".join(f"\x1b[{kind};5;{n}mx" for kind in (38, 48) for n in range(256))
     html = sanitise.terminal(text + "\x1b[38;2;999;1mx\x1b[38mx\x1b[;;mx")
     assert re.sub(r'<span class="ansi-[a-z-]+">(x+)</span>', r"\1", html) == "x" * 515
+
+
+def test_every_link_of_a_shipped_page_leads_to_what_a_fresh_clone_holds():
+    shipped = hostile.REFERENCE.parent
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=shipped,
+        text=True,
+        capture_output=True,
+        check=True,
+    ).stdout.split()
+    held = {place for name in listed for place in (shipped / name, *(shipped / name).parents)}
+    pages = [shipped / name for name in listed if name.endswith(".html")]
+    assert len(pages) == 1 + len([name for name in listed if name.endswith(manifest.FILE)])
+    for path in pages:
+        links = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").find_all(
+            "a", href=re.compile("^(?!#|https?:)")
+        )
+        assert links and not [a["href"] for a in links if (path.parent / unquote(a["href"])).resolve() not in held], (
+            path
+        )
