@@ -142,16 +142,23 @@ def _run(args: argparse.Namespace) -> int:
 
     asked = dict(hardware=args.hardware, settings=settings, said="--set", resume=args.resume, out=args.out)
     job = torchrun.job()
-    if args.again < 0 or ((args.again or args.of) and (job or args.resume)):
-        raise ParamsError("--again N and --of FOLDER measure whole runs: N from 1 on, without torchrun and --resume")
+    if args.again < 0:
+        raise ParamsError(f"--again: {args.again}; allowed: a whole number from 1")
+    if (args.again or args.of) and args.resume:
+        raise ParamsError("--again and --of measure runs of their own: leave --resume out")
+    if (args.again or args.of) and job:
+        why = "--again and --of measure whole runs one after another, and a job of torchrun is one run: measure them on"
+        raise ParamsError(
+            f"{why} one machine without torchrun, and bring those of several together as zips (make share)"
+        )
     if job:
         return _say(workbook.execute_job(args.phase, job, **asked))
-    first = dict(again=args.of) if args.of else {}
+    asked["again"] = args.of or ("new" if args.again else "")
     for _ in range((args.again or 1) if args.of else args.again + 1):
-        outcome = workbook.execute(args.phase, **(asked | first))
+        outcome = workbook.execute(args.phase, **asked)
         if (status := _say(outcome)) != DONE:
             break
-        asked, first = dict(out=args.out), first or dict(again=shown(outcome.notebook.parent))
+        asked = dict(out=args.out, again=args.of or shown(outcome.notebook.parent))
     return status
 
 

@@ -61,13 +61,21 @@ class Source:
 def weigh(places: tuple[Path, ...], study: Study) -> list[Source]:
     """Every run of the study under `places`, by path. Of those of one setting and phase the one with the most cases
     counts, the newest of equals; others with it only if their cases, code and libraries are the same. The runs of a
-    reference are of one setting, whichever machines of its kind they ran on.
+    reference are of one setting, whichever machines of its kind they ran on; so does one count that came as a zip.
     """
     folders = {folder.resolve(): folder for place in places for folder in manifest.folders(place)}
     sources = [_source(folders[path], study) for path in sorted(folders)]
     sources = [one for one in sources if one.manifest.get("study", study.name) == study.name]
     rivals: dict[tuple[str, str], list[Source]] = {}
     whole = [source for source in sources if not source.use]
+    own = [one.manifest for one in whole if not one.manifest.get("received")]
+    names, linked = {about["run"] for about in own}, set(map(reference.name_of, own))
+    for one in whole:
+        if one.manifest.get("received") and (
+            one.manifest["run"] in names or reference.name_of(one.manifest) not in linked
+        ):
+            one.use = "left out: a colleague's, measured elsewhere"
+    whole = [one for one in whole if not one.use]
     firsts = {reference.name_of(one.manifest): one.setting for one in whole if not one.manifest.get("again")}
     for source in whole:
         if source.manifest.get("again"):  # another machine of the kind: the reference is of the first one's setting
@@ -89,14 +97,13 @@ def _source(folder: Path, study: Study) -> Source:
             f"{facts['phase']} is no phase that this version knows": facts["phase"] not in study.phases,
             f"its status is {status}": facts["status"] != "completed",
             f"it only redraws {facts.get('redrawn_from')}": facts.get("redrawn_from"),
-            "a colleague's, measured elsewhere": facts.get("received"),
         }
         for fault in (fault for fault, here in faults.items() if here):
             raise RecordError(fault)
         return Source(folder, facts, "", _setting(facts, study), _records(folder, facts))
     except RecordError as error:
         return Source(folder, facts, f"left out: {first_line(error)}")
-    except (KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return Source(folder, facts, "left out: its manifest does not say what was asked")
 
 

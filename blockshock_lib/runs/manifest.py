@@ -55,9 +55,9 @@ def _nearest(name: str) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def folders(out: Path) -> list[Path]:
+def folders(out: Path, below: str = "**") -> list[Path]:
     """The folder of every run under `out`, by path, but those in a hidden one: half a run, which is being unpacked."""
-    found = sorted(Path(out).glob(f"**/{FILE}"))
+    found = sorted(Path(out).glob(f"{below}/{FILE}"))
     return [path.parent for path in found if not any(part.startswith(".") for part in path.relative_to(out).parts)]
 
 

@@ -1,5 +1,6 @@
 """Opening a run: a new one, an earlier one to draw again, or one that was stopped and goes on."""
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,7 +42,8 @@ def open_run(
         redraw: the folder of an earlier run, whose records are looked at again; nothing is measured then.
         resume: the folder of a run that was stopped, to go on with its own parameters; "latest": the newest. Hardware
             and settings may be left out, or must be those that it was begun with.
-        again: the folder of a run, to measure it once more, as a further run of its reference (`runs.reference`).
+        again: the folder of a run, to measure it once more, as a further run of its reference (`runs.reference`);
+            "new": the run begins one.
         said: what `settings` are called where they are complained of.
         card: the machine card, where it is not this machine's alone.
 
@@ -65,7 +67,8 @@ def open_run(
         if redraw or run_dir:
             raise ParamsError("resume: a run goes on in its own folder; leave run_dir and redraw out")
         return _resumed(study, phase, resume, out, card, asked if settings or chosen else None)
-    if again and (settings or chosen or redraw):
+    further = again not in ("", "new")
+    if further and (settings or chosen or redraw):
         raise ParamsError("again: a run is measured once more as it was; leave hardware, settings and redraw out")
     source, linked = None, {}
     if redraw:
@@ -75,7 +78,7 @@ def open_run(
             return Run(study, folder, effective, card, folder)
     if folder is not None and records.any_in(folder):
         raise ParamsError(f"run_dir: {run_dir} holds the records of a run; name another folder, or redraw that one")
-    if again:
+    if further:
         effective, card, linked = _again(study, phase, again, card)
         name = effective.hardware.name
     elif not redraw:
@@ -83,13 +86,15 @@ def open_run(
         card, name = card or machine.probe(), effective.hardware.name
         machine.admit(effective, card)
     run = Run(study, folder or new_folder(out, study.name, phase, name), effective, card, source)
-    run.resumes = bool(again)  # in the notebook's kernel too: the folder knows its parameters
+    run.resumes = further  # in the notebook's kernel too: the folder knows its parameters
     run.folder.mkdir(parents=True, exist_ok=True)
     lock.hold(run.folder)
     made, redrawn_from = code.version(study), shown(run.source) if run.redrawn else ""
     facts = dict(run=run.name, study=study.name, phase=phase, status="running", redrawn_from=redrawn_from)
     facts |= dict(params=effective.model_dump(mode="json"), cases=len(run.cases), code=made, machine=run.card)
-    manifest.note(run.folder, **facts, **linked, rules=code.rules(study), started=now())
+    facts |= dict(rules=code.rules(study), started=now())
+    linked = {"reference": reference.name_of(facts)} if again == "new" else linked
+    manifest.note(run.folder, **facts, **linked)
     code.warn_if_stale(made, study)
     return run
 
@@ -131,6 +136,8 @@ def _again(study: Study, phase: str, text: str, card: dict | None) -> tuple[para
     machine.admit(effective, card)
     faults = {f"its status is {earlier['status']}": earlier["status"] != "completed"}
     faults["it only redraws another"] = bool(earlier.get("redrawn_from"))
+    kept = effective.hardware.device == "cuda" and not earlier.get("reference")
+    faults["it took kernels that were chosen before it"] = kept
     why = next((fault for fault, here in faults.items() if here), "")
     if why := why or reference.differs(earlier, code.version(study), card):
         raise RecordError(f"{shown(folder)} cannot be measured once more: {why}; begin a new reference by --again N")
@@ -142,10 +149,11 @@ def _resumed(study: Study, phase: str, text: str, out: Path, card: dict | None, 
     folder, earlier, effective = _earlier(study, phase, text)
     if earlier.get("redrawn_from"):
         raise RecordError(f"{shown(folder)} redraws {earlier['redrawn_from']} and measures nothing: nothing to resume")
-    if asked and (differ := _unlike(effective.model_dump(mode="json"), asked().model_dump(mode="json"))):
+    wanted = asked() if asked else effective
+    if differ := [name for name, value in effective if value != getattr(wanted, name)]:
         why = f"{shown(folder)} goes on as it was begun, and this asks for other {', '.join(differ)}"
         raise ParamsError(f"resume: {why}: leave it out, or begin a new run")
-    card = card or machine.probe()
+    job, card = card is not None, card or machine.probe()
     machine.admit(effective, card)
     run = Run(study, folder, effective, card)
     run.resumes = True
@@ -162,21 +170,16 @@ def _resumed(study: Study, phase: str, text: str, out: Path, card: dict | None, 
     if not lock.borrowed(folder):
         once = {"at": now(), "finished": len(run.finished()), "again": dict(again)}
         facts["resumed"] = [*earlier.get("resumed", []), once]
-    manifest.note(folder, **facts, **dict.fromkeys(("reason", "verdict", "ended", "files", "figures")))
+    facts |= dict.fromkeys(("reason", "verdict", "ended", "files", "figures"))
+    left = reference.differs(earlier, facts["code"], card) or "torchrun's ranks take kept kernels" * job
+    if left and earlier.get("reference"):
+        warnings.warn(
+            f"{shown(folder)} leaves the reference of {earlier.get('again', 'its own')}: {left}", stacklevel=3
+        )
+        facts |= dict.fromkeys(("reference", "again"))
+    manifest.note(folder, **facts)
     code.warn_if_stale(facts["code"], study)
     return run
-
-
-def _unlike(a: Mapping, b: Mapping, path: str = "") -> list[str]:
-    # The dotted keys whose values differ.
-    found = []
-    for key in sorted(a.keys() | b.keys()):
-        one, other = a.get(key), b.get(key)
-        if isinstance(one, dict) and isinstance(other, dict):
-            found += _unlike(one, other, f"{path}{key}.")
-        elif one != other:
-            found.append(f"{path}{key}")
-    return found
 
 
 def _earlier(study: Study, phase: str, text: str) -> tuple[Path, dict, params.RunParams]:

@@ -20,20 +20,20 @@ def name_of(about: Mapping[str, Any]) -> str:
 
 
 def others(folder: Path, about: Mapping[str, Any]) -> list[Path]:
-    """The folders of the other completed runs of the reference of the run in `folder`, by path: beside it, under
-    outputs/, or wherever its first run lies. A copy of a run is no other run.
+    """The folders of the other completed runs of the reference of the run in `folder`, by path, those that came as a
+    zip too: under outputs/, or near it where it lies elsewhere, or where its first run lies. A copy is no other run.
     """
-    beside = folder.absolute().parent
-    places = {*beside.glob(f"*/{manifest.FILE}"), *beside.parent.glob(f"????-??-??/*/{manifest.FILE}")}
-    found = [path.parent for path in sorted(places)] + [*manifest.folders(manifest.OUTPUTS)]
+    near = folder.absolute().parents[1]
+    inside = near.is_relative_to(manifest.OUTPUTS)
+    found = manifest.folders(manifest.OUTPUTS) if inside else manifest.folders(near, "*/*")
     found += [ROOT / about["again"]] if about.get("again") else []
     known, runs = {about["run"]}, []
     for place in found:
-        with contextlib.suppress(RecordError):
+        with contextlib.suppress(RecordError, AttributeError, KeyError, TypeError):  # a stranger may have written it
             other = manifest.read(place)
             linked = (about.get("reference") or other.get("reference")) and name_of(other) == name_of(about)
-            whole = other["status"] == "completed" and not other.get("redrawn_from") and not other.get("received")
-            if linked and whole and other["run"] not in known:
+            whole = other["status"] == "completed" and not other.get("redrawn_from") and other["run"] not in known
+            if linked and whole and not differs(about, other["code"], other["machine"]):
                 known.add(other["run"])
                 runs.append(place)
     return runs

@@ -84,6 +84,9 @@ class Run:
         os.environ.setdefault("BLOCKSHOCK_CACHE", str(CACHE))
         manifest.note(self.folder, status="running", reason=None, ended=None)
         records.unpack(self.folder)  # where it was concluded before, and is measured again
+        for path in (self.folder / "records").glob("*.json") if self.measured else ():
+            path.unlink()  # or a run that is measured anew, and stopped, would take them for its own
+        self.measured = False
         goes_on, context = self.resumes or bool(self.stopped), self.context
         code.warn_if_stale(context["code"], self.study)
         finished = self.finished() if goes_on else frozenset()
@@ -105,9 +108,9 @@ class Run:
         self.stopped, self.measured = "", True
 
     def _choices(self, scratch: Path) -> dict[str, str]:
-        # A further run of a reference searches its kernels anew: what an earlier search chose is a part of its effect.
-        again = manifest.read(self.folder).get("again")
-        return {"BLOCKSHOCK_CACHE": str(scratch / self.folder.name)} if again else {}
+        # Each run of a reference searches its kernels anew: what an earlier search chose is a part of its effect.
+        fresh = manifest.read(self.folder).get("reference")
+        return {"BLOCKSHOCK_CACHE": str(scratch / self.folder.name)} if fresh else {}
 
     @property
     def _wanted(self) -> list[tuple[str, int]]:

@@ -112,10 +112,16 @@ def test_the_runs_of_a_reference_are_put_together_whichever_machine_of_the_kind_
     card = manifest.read(CPU)["machine"] | {"title": "1x G", "gpus": [gpu], "driver": "0"}
     rename(copied(tmp_path, "first", machine=card, run="first"), "first")
     linked = {"reference": reference.name_of(manifest.read(tmp_path / "first")), "again": "first"}
-    for name, more in (("linked", linked), ("strange", {})):
+    zipped = {"received": {"zip": "x.zip"}}
+    for name, more in {"linked": linked, "strange": {}, "zip": linked | zipped, "other zip": zipped}.items():
         rename(copied(tmp_path, name, machine=card | {"driver": "1"}, run=name, **more), name)
     used = [source for source in weigh((tmp_path,), STUDY) if source.counts]
-    assert {one.folder.name: one.use for one in used} == {"first": COUNTS, "linked": POOLED, "strange": COUNTS}
+    assert {one.folder.name: one.use for one in used} == {
+        "first": COUNTS,
+        "linked": POOLED,
+        "strange": COUNTS,
+        "zip": POOLED,
+    }
 
 
 def test_a_smaller_newer_run_does_not_displace_a_larger_one(tmp_path):

@@ -42,12 +42,12 @@ def rows_of(document, method, metric):
 @pytest.fixture
 def old(tmp_path):
     """Two cases of the GPU run, five groups."""
-    return part(CUDA, tmp_path / "old", 2)
+    return part(CUDA, tmp_path / "day" / "old", 2)
 
 
 @pytest.fixture
 def new(tmp_path):
-    return part(CUDA, tmp_path / "new", 2)
+    return part(CUDA, tmp_path / "day" / "new", 2)
 
 
 def slower(factor, method="row_parallel", metric="forward_kernel"):
@@ -246,12 +246,12 @@ def linked(old, folder, factor):
     return folder
 
 
-def test_a_run_is_judged_by_all_the_runs_of_a_reference_but_itself(old, tmp_path):
-    others = [linked(old, tmp_path / name, factor) for name, factor in (("second", 1.03), ("third", 0.97))]
-    found = compare(old, linked(old, tmp_path / "rerun", 1.02))
+def test_a_run_is_judged_by_all_the_runs_of_a_reference_but_itself(old):
+    others = [linked(old, old.parent / name, factor) for name, factor in (("second", 1.03), ("third", 0.97))]
+    found = compare(old, linked(old, old.parent / "rerun", 1.02))
     times = found.rows[found.rows["unit"].eq("ms")]
     assert found.ok and set(times["groups_a"]) == {15} and set(times["groups_b"]) == {5}
     assert "3 runs of a foretold 24 of b's 24 speeds over B1" in found.line()
     assert "predict a further run of a's reference" in found.caption() and "is in no interval" not in found.caption()
-    assert not compare(old, linked(old, tmp_path / "slow", 1.3)).ok
+    assert not compare(old, linked(old, old.parent / "slow", 1.3)).ok
     assert "2 runs of a" not in compare(others[0], others[0]).line(), "a run is not judged by itself and others"

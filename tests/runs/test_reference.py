@@ -7,7 +7,7 @@ import pytest
 
 from blockshock_lib.__main__ import main
 from blockshock_lib.errors import ParamsError, RecordError
-from blockshock_lib.notebook import workbook
+from blockshock_lib.notebook import share, workbook
 from blockshock_lib.runs import code, manifest, measure, reference
 from blockshock_lib.runs.open import open_run
 from tests import small_runs
@@ -67,6 +67,39 @@ def test_copies_stopped_runs_and_runs_of_other_references_do_not_count(first):
     assert reference.others(other.folder, manifest.read(other.folder)) == []
 
 
+def test_a_run_that_came_as_a_zip_counts_like_one_of_this_machine(first):
+    second = finished(again(first))
+    theirs = share.unpack(share.pack(second.folder), first.folder.parents[1] / "received" / "theirs")
+    shutil.rmtree(second.folder)
+    assert reference.others(first.folder, manifest.read(first.folder)) == [theirs]
+    assert reference.others(theirs, manifest.read(theirs)) == [first.folder]
+    assert set(open_run("phase0", redraw=str(first.folder), out=theirs.parent).frame["run"]) == {
+        first.name,
+        second.name,
+    }
+    manifest.note(theirs, machine={"title": "x", "gpus": [3]})
+    assert reference.others(first.folder, manifest.read(first.folder)) == [], "a stranger's manifest"
+
+
+def test_a_stopped_run_that_other_code_goes_on_with_leaves_its_reference(first, monkeypatch):
+    stopped, same = again(first), again(first)
+    for run in (stopped, same):
+        run._stop("interrupted", "planted")
+    finished(open_run("phase0", resume=same.name))
+    monkeypatch.setattr(code, "digest", lambda *_, **__: "0" * 12)
+    with pytest.warns(UserWarning, match="leaves the reference of .*: it was measured by other code"):
+        resumed = finished(open_run("phase0", resume=stopped.name))
+    assert not {"reference", "again"} & manifest.read(resumed.folder).keys() and resumed.others() == []
+    assert reference.others(first.folder, manifest.read(first.folder)) == [same.folder]
+
+
+def test_a_run_whose_manifest_says_other_code_is_not_weighed_with_its_reference(first):
+    second = finished(again(first))
+    manifest.note(second.folder, code={"sources": "other"})
+    for run in (first, second):
+        assert reference.others(run.folder, manifest.read(run.folder)) == []
+
+
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
@@ -98,14 +131,26 @@ def test_with_settings_or_hardware_it_is_refused(first):
             again(first, **asked)
 
 
-def test_a_further_run_searches_its_kernels_in_a_place_of_its_own(first, monkeypatch):
-    seen = []
+def test_each_run_of_a_reference_the_first_one_too_searches_its_kernels_in_a_place_of_its_own(first, monkeypatch):
+    seen, out = [], first.folder.parents[1]
     monkeypatch.setattr(measure, "run", lambda *_, **__: seen.append(os.environ["BLOCKSHOCK_CACHE"]))
     monkeypatch.setenv("BLOCKSHOCK_CACHE", "the project's")
-    for run in (small_runs.written(first.folder.parents[1]), again(first), again(first)):
+    begun = open_run("phase0", hardware="cpu", settings=small_runs.TINY, out=out, again="new")
+    for run in (small_runs.written(out), again(first), again(first), begun):
         run.measure(progress=False)
-    assert seen[0] == "the project's" and len(set(seen)) == 3
+    assert seen[0] == "the project's" and len(set(seen)) == 4
     assert os.environ["BLOCKSHOCK_CACHE"] == "the project's"
+    further = again(finished(begun))
+    assert manifest.read(further.folder)["reference"] == manifest.read(begun.folder)["reference"]
+
+
+def test_a_run_on_gpus_that_took_kept_choices_of_kernels_begins_no_reference(first):
+    asked = manifest.read(first.folder)["params"]
+    manifest.note(first.folder, params=asked | {"hardware": asked["hardware"] | {"device": "cuda", "emulated": True}})
+    with pytest.raises(
+        RecordError, match="it took kernels that were chosen before it; begin a new reference by --again"
+    ):
+        again(first, card=first.card | {"gpus": [{"name": "G"}] * 2, "unsupported": {}})
 
 
 def test_the_command_measures_the_first_and_n_further_runs_or_those_of_a_folder(tmp_path, monkeypatch, capsys):
@@ -117,12 +162,24 @@ def test_the_command_measures_the_first_and_n_further_runs_or_those_of_a_folder(
 
     monkeypatch.setattr(workbook, "execute", execute)
     assert main(["run", "phase0", "--again", "2", "--set", "seed=4"]) == 0
-    assert asked == [{"settings": {"seed": 4}}, *[{"again": str(tmp_path / "1")}] * 2]
+    assert asked == [{"again": "new", "settings": {"seed": 4}}, *({"again": str(tmp_path / n)} for n in "12")]
     assert main(["run", "phase0", "--of", "outputs/x"]) == 0 and asked[3:] == [{"again": "outputs/x"}]
     assert main(["run", "phase0", "--again", "3"]) == 1 and len(asked) == 5, "a run that failed is not repeated"
-    for words in (["--again", "-1"], ["--again", "1", "--resume"]):
+
+
+def test_again_is_refused_where_it_cannot_be_with_what_to_do(monkeypatch, capsys):
+    def refused(*words):
         assert main(["run", "phase0", *words]) == 2
-    assert "--again N and --of FOLDER" in capsys.readouterr().err
+        return capsys.readouterr().err
+
+    assert "--again: -1; allowed: a whole number from 1" in refused("--again", "-1")
+    for words in (["--again", "1", "--resume"], ["--of", "x", "--resume"]):
+        assert "measure runs of their own: leave --resume out" in refused(*words)
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    for words in (["--again", "1"], ["--of", "x"]):
+        said = refused(*words)
+        assert "torchrun" in said and "on one machine" in said and "as zips (make share)" in said
 
 
 def test_the_manifest_names_the_rules_and_a_redraw_by_other_ones_says_so(first):

@@ -119,6 +119,23 @@ def test_a_finished_run_is_measured_anew_only_where_that_is_asked_for(outputs, q
     assert (run.folder / "records.parquet").exists() and not (run.folder / "records").exists()
 
 
+def test_a_run_that_is_measured_anew_and_interrupted_goes_on_with_its_new_records_alone(outputs, quick):
+    run = opened(outputs).measure(progress=False)
+    run.conclude()
+
+    def heard(event):
+        if event["done"] == 1:
+            raise Interrupted("enough")
+
+    with pytest.raises(Interrupted):
+        run.measure(progress=False, again=True, on_event=heard)
+    (new,) = run.folder.glob("records/*.json")
+    assert len(run.finished()) == 1 and "3 of 4 records damaged or missing" in run.conclude()
+    before = new.stat().st_mtime_ns
+    run.measure(progress=False, again=True)  # the cell is run again as it stands
+    assert len(run.finished()) == 4 and new.stat().st_mtime_ns == before
+
+
 def rewritten(path, code=None, **context):
     """The same record, whole, made under other circumstances."""
     found = record.read(path)
