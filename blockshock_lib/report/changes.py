@@ -16,7 +16,7 @@ from blockshock_lib.report.interval import (
     Interval,
     between_runs,
     by_run,
-    log_ratios,
+    log_medians,
     predicted,
     welch_interval,
 )
@@ -146,23 +146,22 @@ def _bytes(a: Mapping[tuple, np.ndarray], b: Mapping[tuple, np.ndarray]) -> dict
 
 
 def _cell(side: Mapping[tuple, np.ndarray]) -> Cell:
-    return by_run(side, log_ratios([*side.values()], [np.ones(1)] * len(side)))
+    return by_run(side, log_medians(side.values()))
 
 
 def _time(
     a: Mapping[tuple, np.ndarray], b: Mapping[tuple, np.ndarray], level: float, between: Between
 ) -> dict[str, Any]:
-    means = {
-        name: float(np.exp(np.mean([logs.mean() for logs in _cell(side).values()])))
-        for name, side in (("a", a), ("b", b))
-    }
-    runs, interval = len(_cell(a)), welch_interval([*b.values()], [*a.values()], level)
-    if runs > 1:  # of b / a: as wide as a's prediction of a further run
-        ahead, ratio = predicted(_cell(a), between, len(b), level), means["b"] / means["a"]
+    older = _cell(a)
+    means = [float(np.exp(np.mean([logs.mean() for logs in cell.values()]))) for cell in (older, _cell(b))]
+    if len(older) > 1:  # of b / a: as wide as a's prediction of a further run
+        ahead, ratio = predicted(older, between, len(b), level), means[1] / means[0]
         interval = Interval(ratio, ratio * ahead.low / ahead.ratio, ratio * ahead.high / ahead.ratio)
+    else:
+        interval = welch_interval(log_medians(b.values()), log_medians(a.values()), level)
     outcome = REGRESSION if interval.low > 1 else IMPROVED if interval.high < 1 else UNDECIDED
-    outcome = outcome if runs > 1 or min(len(a), len(b)) > 1 else NO_INTERVAL
-    return means | interval._asdict() | {"outcome": outcome}
+    outcome = outcome if len(older) > 1 or min(len(a), len(b)) > 1 else NO_INTERVAL
+    return dict(zip("ab", means, strict=True)) | interval._asdict() | {"outcome": outcome}
 
 
 def readable(rows: pd.DataFrame, axes: Axes) -> pd.DataFrame:

@@ -10,23 +10,22 @@ own (its GPUs, day, choice of kernels). So, with cell c, run r and group g,
 M comes from the runs, pooled over the cells (`between_runs`), w[c] from the groups within each run. Of R runs of G
 groups the mean has variance (M + w/G) / R, and a further run of H groups lies around it with M (1 + 1/R) + w (1/(R G) +
 1/H). Degrees of freedom of a sum of variances: Satterthwaite (1946), rounded down. Assumed: effects of runs are normal,
-and cells have the same M; what a cell has beyond that is missed. Samples are arrays > 0, one a group; a side without a
-group, or an empty group, raises ValueError.
+and cells have the same M; what a cell has beyond that is missed.
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
 LEVEL = 0.99
 MACHINE = 0.014  # deviation of a run's effect on a log ratio: seen between three machines of one kind (2x H200)
+FALSE = 0.005  # probability that runs without a drift are said to lie apart, were the scatter of cells known
 PRIOR = 4  # as many degrees of freedom this value counts, against those of the runs themselves
-NEGLIGIBLE = 0.01  # a shift of a whole run that nobody needs to be told
-Groups = Sequence[np.ndarray]
 Cell = Mapping[str, np.ndarray]  # run -> log ratios of one case, one a fresh group
 
 
@@ -46,12 +45,11 @@ class Both(NamedTuple):
     further: Interval  # predicts the ratio of a further run, by which a rerun is judged
 
 
-def log_ratios(over: Groups, under: Groups) -> np.ndarray:
-    """log t(over) / t(under), one a group. over[g] and under[g] were measured in the same processes, interleaved, so
-    that what they share (clocks, heat) cancels.
+def log_medians(groups: Iterable[np.ndarray]) -> np.ndarray:
+    """Of samples > 0, one a group. Where two methods were measured in the same processes, interleaved, what they share
+    (clocks, heat) cancels in the difference of theirs.
     """
-    a, b = _log_medians(over, under)
-    return a - b
+    return np.log([np.median(values) for values in groups])
 
 
 def intervals(cells: Sequence[Cell], level: float = LEVEL) -> list[Both]:
@@ -78,69 +76,94 @@ def between_runs(cells: Sequence[Cell]) -> Between:
     more than one cell, and Satterthwaite's degrees of freedom fall from cells x (runs - 1) to runs - 1. M is then
     shrunk to MACHINE**2 as if that had PRIOR degrees (a moderated variance: Smyth 2004), and is never below it.
     """
-    runs, whole = _alike(cells)
+    runs, count, shared, apart, noise = _split(cells)
     free = len(runs) - 1
     if free < 1:
         return Between(MACHINE**2, PRIOR)
-    of = [_summary(cell) for cell in whole]
-    means = np.array([[one.means[run] for run in runs] for one in of])
-    means = means - means.mean(axis=1, keepdims=True)
-    count, together = len(whole), means.mean(axis=0)
-    shared = float((together**2).sum()) / free
-    apart = float(((means - together) ** 2).sum()) / free / (count - 1) if count > 1 else 0.0
     own = (count - 1) / count * apart
     squares = shared**2 / free + (own**2 / free / (count - 1) if count > 1 else 0.0)
     degrees = (shared + own) ** 2 / squares if squares else float(free)
-    beyond = shared + own - sum(one.noise * one.share for one in of) / count - MACHINE**2
-    return Between(MACHINE**2 + max(0.0, beyond) * degrees / (degrees + PRIOR), degrees + PRIOR)
+    beyond = max(0.0, shared + own - (noise or 0.0) - MACHINE**2)
+    return Between(MACHINE**2 + beyond * degrees / (degrees + PRIOR), degrees + PRIOR)
 
 
-def caught(cells: Sequence[Cell], level: float = LEVEL) -> tuple[int, int]:
-    """How many ratios of single runs fell into the interval that the other runs predict, of how many."""
-    inside = []
+def foretold(cells: Sequence[Cell], further: Sequence[np.ndarray], level: float = LEVEL) -> list[bool]:
+    """Of each cell, whether the ratio of a further run, whose logs these are, lies where the runs predict it."""
+    between = between_runs(cells)
+    found = []
+    for cell, logs in zip(cells, further, strict=True):
+        interval = predicted(cell, between, len(logs), level)
+        found.append(bool(interval.low <= np.exp(logs.mean()) <= interval.high))
+    return found
+
+
+def caught(cells: Sequence[Cell], level: float = LEVEL) -> list[bool]:
+    """`foretold` of the ratios of each run by the other runs."""
+    found = []
     for run in sorted({run for cell in cells for run in cell}):
-        others = [{name: logs for name, logs in cell.items() if name != run} for cell in cells]
-        between = between_runs([other for other in others if other])
-        for cell, other in ((cell, other) for cell, other in zip(cells, others, strict=True) if other and run in cell):
-            inside.append(holds(predicted(other, between, len(cell[run]), level), cell[run]))
-    return sum(inside), len(inside)
+        several = [cell for cell in cells if run in cell and len(cell) > 1]
+        others = [{name: logs for name, logs in cell.items() if name != run} for cell in several]
+        found += foretold(others, [cell[run] for cell in several], level)
+    return found
 
 
-def holds(interval: Interval, logs: np.ndarray) -> bool:
-    return bool(interval.low <= np.exp(logs.mean()) <= interval.high)
+class Drift(NamedTuple):
+    run: str  # that lies furthest from the others
+    shift: float  # by which its log ratios lie above theirs, in the mean over cells
+    most: float  # as far as runs without a drift lie apart
+
+    @property
+    def beyond(self) -> bool:
+        return abs(self.shift) > self.most
 
 
-def drift(cells: Sequence[Cell], level: float = LEVEL) -> dict[str, float]:
-    """The run that lies furthest from the others -> by which factor its ratios lie above theirs in the mean over cells,
-    where Student's t of the cells' differences excludes 1 (at `level` over all runs: Bonferroni) and the shift is at
-    least NEGLIGIBLE; {} without one.
+def drift(cells: Sequence[Cell], tests: int = 1) -> Drift | None:
+    """How far apart whole runs lie; None where fewer than two runs or cells tell.
+
+    MACHINE is a run's effect on one cell: what cells have each of their own, seen in their scatter, averages out in the
+    mean over cells, and what MACHINE**2 has beyond that all of them may share. Of 2,000 references without a drift at
+    most 2% lie further apart than `most`, however their effects are shared; `tests`: of how many tests this is one
+    (Bonferroni). Where all of MACHINE is shared no such rule can tell a drift of 3%, 1.7 of its deviations, from it.
     """
-    runs, whole = _alike(cells)
-    if len(runs) < 2 or len(whole) < 2:
-        return {}
-    means, found = np.array([[cell[run].mean() for run in runs] for cell in whole]), {}
-    for place, run in enumerate(runs):
-        apart = _student(means[:, place] - np.delete(means, place, axis=1).mean(axis=1), 1 - (1 - level) / len(runs))
-        if not apart.low <= 1 <= apart.high and abs(math.log(apart.ratio)) >= NEGLIGIBLE:
-            found[run] = apart.ratio
-    furthest = sorted(found, key=lambda run: round(abs(math.log(found[run])), 9))[-1:]
-    return {run: found[run] for run in furthest}
+    runs, count, _, apart, noise = _split(cells)
+    if len(runs) < 2 or count < 2:
+        return None
+    own = max(0.0, apart - noise) if noise is not None else 0.0  # one group a run tells no noise
+    variance = max(0.0, MACHINE**2 - own) + apart / count
+    wide = len(runs) / (len(runs) - 1)  # against the mean of the others, not of all
+    run = max(runs, key=lambda run: round(abs(runs[run]), 9))
+    reach = NormalDist().inv_cdf(1 - FALSE / 2 / len(runs) / tests) * (variance * wide) ** 0.5
+    return Drift(run, runs[run] * wide, reach)
+
+
+def _split(cells: Sequence[Cell]) -> tuple[dict[str, float], int, float, float, float | None]:
+    """The two-way table of cell and run: run -> how far its mean over cells lies above that of all runs; the number of
+    cells; the variance of what all cells of a run share; that of what is each cell's own, with noise; and the noise of
+    a cell's mean in a run, None where no run has two groups. Phases are measured in runs of their own: only the cells
+    of those runs count that most cells have.
+    """
+    runs = max(
+        Counter(frozenset(cell) for cell in cells).items(),
+        key=lambda one: (one[1] * (len(one[0]) > 1), sorted(one[0])),
+        default=(frozenset(), 0),
+    )[0]
+    of = [_summary(cell) for cell in cells if cell.keys() == runs]
+    count, free = len(of), len(runs) - 1
+    if free < 1:
+        return dict.fromkeys(runs, 0.0), count, 0.0, 0.0, None
+    means = np.array([[one.means[run] for run in sorted(runs)] for one in of])
+    means = means - means.mean(axis=1, keepdims=True)
+    together = means.mean(axis=0)
+    shared = float((together**2).sum()) / free
+    apart = float(((means - together) ** 2).sum()) / free / (count - 1) if count > 1 else 0.0
+    noise = sum(one.noise * one.share for one in of) / count if any(one.free for one in of) else None
+    return dict(zip(sorted(runs), map(float, together), strict=True)), count, shared, apart, noise
 
 
 def by_run(keys: Iterable[tuple], logs: np.ndarray) -> Cell:
     """The cell of `logs`, whose groups have these keys (run, group)."""
     runs = np.array([run for run, _ in keys], dtype=object)
     return {run: logs[runs == run] for run in dict.fromkeys(runs)}
-
-
-def _alike(cells: Sequence[Cell]) -> tuple[list[str], list[Cell]]:
-    # Phases are measured in runs of their own: the cells of the runs that most cells have, and these.
-    runs = max(
-        Counter(frozenset(cell) for cell in cells).items(),
-        key=lambda one: (one[1] * (len(one[0]) > 1), sorted(one[0])),
-        default=(frozenset(), 0),
-    )[0]
-    return sorted(runs), [cell for cell in cells if cell.keys() == runs]
 
 
 class _Summary(NamedTuple):
@@ -166,38 +189,34 @@ def _over_runs(of: _Summary, between: Between, further: float, level: float) -> 
         return _around(ratio, math.inf)
     ours = between.variance * (1 / runs + bool(further))
     noise = of.noise * (of.share / runs + (1 / further if further else 0.0))
-    squares = ours**2 / between.free + (noise**2 / of.free if of.free else 0.0)
-    free = int((ours + noise) ** 2 / squares + 1e-9)
-    return _around(ratio, t_quantile((1 + level) / 2, free) * (ours + noise) ** 0.5)
+    return _of_sum(ratio, [(ours, between.free), (noise, of.free)], level)
 
 
 def _student(logs: np.ndarray, level: float = LEVEL) -> Interval:
-    free = len(logs) - 1
-    reach = t_quantile((1 + level) / 2, free) * float(logs.std(ddof=1)) / len(logs) ** 0.5 if free else math.inf
-    return _around(float(np.exp(logs.mean())), reach)
+    ratio = float(np.exp(logs.mean()))
+    return _of_sum(ratio, [_of_mean(logs)], level) if len(logs) > 1 else _around(ratio, math.inf)
 
 
-def welch_interval(over: Groups, under: Groups, level: float = 0.99) -> Interval:
-    """t(over) / t(under) of two runs that share nothing, which may differ in groups, with its interval at `level`: that
-    of the geometric means, with Welch's interval for unequal spreads, t(df) sqrt(s1^2 / G1 + s2^2 / G2), df after
-    Welch-Satterthwaite rounded down, at least the smaller G - 1. What a whole run shares (its day, heat) is not in it.
+def welch_interval(over: np.ndarray, under: np.ndarray, level: float = LEVEL) -> Interval:
+    """t(over) / t(under) of the logs of two runs that share nothing, one a group: Welch's, for unequal spreads. What a
+    whole run shares (its day, heat) is not in it.
     """
-    sides = *_log_medians(over), *_log_medians(under)
-    ratio, free = float(np.exp(sides[0].mean() - sides[1].mean())), [len(side) - 1 for side in sides]
-    if min(free) == 0:
+    ratio = float(np.exp(over.mean() - under.mean()))
+    if min(len(over), len(under)) < 2:
         return _around(ratio, math.inf)
-    parts = [float(side.var(ddof=1)) / len(side) for side in sides]
-    spread = sum(part**2 / df for part, df in zip(parts, free, strict=True))
-    df = max(min(free), int(sum(parts) ** 2 / spread + 1e-9)) if spread else min(free)
-    return _around(ratio, t_quantile((1 + level) / 2, df) * sum(parts) ** 0.5)
+    return _of_sum(ratio, [_of_mean(over), _of_mean(under)], level)
 
 
-def _log_medians(*sides: Groups) -> list[np.ndarray]:
-    if len({len(side) for side in sides}) > 1 or not sides[0]:
-        raise ValueError(f"the sides need the same groups, at least one: {[len(side) for side in sides]} given")
-    if any(len(values) == 0 for side in sides for values in side):
-        raise ValueError("a group has no samples")
-    return [np.log([np.median(values) for values in side]) for side in sides]
+def _of_mean(logs: np.ndarray) -> tuple[float, int]:
+    return float(logs.var(ddof=1)) / len(logs), len(logs) - 1
+
+
+def _of_sum(ratio: float, parts: Sequence[tuple[float, float]], level: float) -> Interval:
+    """Around `ratio`, whose log has the sum of these (variance, degrees of freedom)."""
+    variance = sum(part for part, _ in parts)
+    squares = sum(part**2 / free for part, free in parts if free)
+    free = int(variance**2 / squares + 1e-9) if squares else 1
+    return _around(ratio, t_quantile((1 + level) / 2, free) * variance**0.5)
 
 
 def _around(ratio: float, reach: float) -> Interval:

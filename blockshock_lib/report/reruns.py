@@ -5,7 +5,7 @@ import pandas as pd
 
 from blockshock_lib.report import frames, interval
 from blockshock_lib.report.axes import Axes
-from blockshock_lib.report.interval import LEVEL, Cell
+from blockshock_lib.report.interval import Cell, log_medians
 
 
 def cells(frame: pd.DataFrame, over: str, under: str, metric: str) -> dict[str, Cell]:
@@ -15,32 +15,9 @@ def cells(frame: pd.DataFrame, over: str, under: str, metric: str) -> dict[str, 
         times, others = (frames.groups(rows[rows["method"].eq(method)]) for method in (over, under))
         others = others if under else dict.fromkeys(times, np.ones(1))
         if shared := [key for key in times if key in others]:
-            logs = interval.log_ratios(*([side[key] for key in shared] for side in (times, others)))
+            logs = log_medians(times[key] for key in shared) - log_medians(others[key] for key in shared)
             found[case] = interval.by_run(shared, logs)
     return found
-
-
-def table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
-    """How well a further run is foretold, a row a (metric, method): its ratios over the baseline, of the baseline its
-    times. `runs`, `cells`; half-widths in %, medians over cells: `mean` of the interval by which verdicts are said,
-    `further` of the one that predicts; how many values of single runs the other runs `caught`, `of` all; `drift`.
-    """
-    found = []
-    for metric in _metrics(axes):
-        for method in axes.ordered(frames.samples(frame, metric)["method"]):
-            sides = (method, "") if method == axes.over else (axes.over, method)
-            if several := [*cells(frame, *sides, metric).values()]:
-                found.append({"metric": metric, "method": method, "several": several})
-    for row in found:
-        several = row.pop("several")
-        ends = [(mean.high / mean.ratio, far.high / far.ratio) for mean, far in interval.intervals(several)]
-        mean, further = 100 * (np.median(ends, axis=0) - 1)
-        caught, of = interval.caught(several)
-        row |= {"runs": max(map(len, several)), "cells": len(several), "mean": mean, "further": further}
-        shifts = interval.drift(several, 1 - (1 - LEVEL) / len(found)).items()
-        row |= {"caught": caught, "of": of, "drift": ", ".join(f"{run} {shift - 1:+.1%}" for run, shift in shifts)}
-    columns = ["metric", "method", "runs", "cells", "mean", "further", "caught", "of", "drift"]
-    return pd.DataFrame(found, columns=columns)
 
 
 def foretold(frame: pd.DataFrame, further: pd.DataFrame, axes: Axes) -> tuple[int, int]:
@@ -51,10 +28,8 @@ def foretold(frame: pd.DataFrame, further: pd.DataFrame, axes: Axes) -> tuple[in
     for metric in _metrics(axes):
         for method in set(frames.samples(further, metric)["method"]) - {axes.over}:
             known, new = (cells(side, axes.over, method, metric) for side in (frame, further))
-            between = interval.between_runs([*known.values()])
-            for case in known.keys() & new.keys():
-                (logs,) = new[case].values()
-                inside.append(interval.holds(interval.predicted(known[case], between, len(logs)), logs))
+            both = [(known[case], *new[case].values()) for case in known if case in new]
+            inside += interval.foretold(*zip(*both, strict=True)) if both else []
     return sum(inside), len(inside)
 
 
@@ -63,24 +38,44 @@ def _metrics(axes: Axes) -> list[str]:
 
 
 def sentences(frame: pd.DataFrame, axes: Axes) -> list[str]:
-    """`table` in words; none of a single run."""
-    several = frames.complete(frame).groupby("case")["run"].nunique().gt(1).any()
-    rows = table(frame, axes) if several else pd.DataFrame({"runs": []})
-    rows = rows[rows["runs"].gt(1)]
-    if rows.empty:
+    """How well means are known and a further run is foretold, how many values of single runs the others predicted, and
+    how far the runs lie apart: of the baseline its times, of the other methods their ratios over it; none of a single
+    run.
+    """
+    if not frames.complete(frame).groupby("case")["run"].nunique().gt(1).any():
         return []
-    caught, of = rows["caught"].sum(), rows["of"].sum()
-    said = (
-        f"{over_text(rows['runs'].max())}: means are known within {rows['mean'].median():.1f}%, a further run within "
-    )
-    said += f"{rows['further'].median():.1f}% (99%); the others predicted {caught} of {of} values of a run "
-    said += f"({caught / of:.0%})"
-    drifts = [
-        f"{row.metric.rpartition('_')[2]} time of {axes.label(row.method)}{over}: {row.drift} against the others"
-        for row in rows[rows["drift"].ne("")].itertuples()
-        for over in ["" if row.method == axes.over else f", speed over {axes.short(axes.over)}"]
+    found = {}
+    for metric in _metrics(axes):
+        for method in axes.ordered(frames.samples(frame, metric)["method"]):
+            own = method == axes.over
+            several = [*cells(frame, *((method, "") if own else (axes.over, method)), metric).values()]
+            if max(map(len, several), default=0) > 1:
+                words = f"{metric.rpartition('_')[2]} time of {axes.label(method)}"
+                found[words if own else f"{words}, speed over {axes.short(axes.over)}"] = several
+    if not found:
+        return []
+    ends = [
+        [(m.high / m.ratio, f.high / f.ratio) for m, f in interval.intervals(several)] for several in found.values()
     ]
-    return [said, f"RUNS LIE APART: {'; '.join(drifts)}" if drifts else "no drift between runs"]
+    mean, further = np.median([np.median(one, axis=0) for one in ends], axis=0) - 1
+    caught = [one for several in found.values() for one in interval.caught(several)]
+    runs = max(len(cell) for several in found.values() for cell in several)
+    said = (
+        f"{over_text(runs)}: means are known within {mean:.1%}, a further run within {further:.1%} (99%); the others "
+    )
+    said += f"predicted {sum(caught)} of {len(caught)} values of a run ({sum(caught) / len(caught):.0%})"
+    return [said, *_drift(found)]
+
+
+def _drift(found: dict[str, list[Cell]]) -> list[str]:
+    drifts = [(words, one) for words in found if (one := interval.drift(found[words], tests=len(found)))]
+    drifts = [one for one in drifts if one[1].beyond] or sorted(drifts, key=lambda one: -abs(one[1].shift))[:1]
+    said = [
+        f"{words}: {one.run} {np.expm1(one.shift):+.1%} against the others (up to {np.expm1(one.most):.1%} is usual)"
+        for words, one in drifts
+    ]
+    lead = "RUNS LIE APART: " if drifts and drifts[0][1].beyond else "no drift between runs, the furthest: "
+    return [lead + "; ".join(said)] if said else []
 
 
 def over_text(runs: int) -> str:
