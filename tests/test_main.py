@@ -32,9 +32,8 @@ def test_flags_and_set_become_what_is_asked_for(asked, tmp_path):
     assert main(["run", "phase1", *flags]) == 0
     settings = {"sweep.n": [128, 256], "bias": False, "product": "reference"}
     settings |= {"layers.mask": "random", "layers.sweep": "dtypes"}
-    assert asked == [
-        ("phase1", {"hardware": "cpu", "settings": settings, "said": "--set", "resume": "", "out": tmp_path})
-    ]
+    how = {"hardware": "cpu", "settings": settings, "said": "--set", "resume": "", "again": "", "out": tmp_path}
+    assert asked == [("phase1", how)]
 
 
 @pytest.mark.parametrize(
