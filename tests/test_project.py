@@ -15,7 +15,8 @@ import blockshock_lib
 from blockshock_lib.files import ROOT
 from tests.test_house import LIBRARY, imported, package_of
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
 EXTRAS = PROJECT["optional-dependencies"]
 DECLARED = [Requirement(text) for text in PROJECT["dependencies"] + EXTRAS["workbook"]]
 DEV = [Requirement(text) for extra in ("dev", "browser") for text in EXTRAS[extra]]
@@ -63,10 +64,19 @@ def test_every_distribution_that_the_library_imports_is_declared_or_brought_by_o
             assert found & declared, f"{path.name} imports {module}: declare {', '.join(sorted(found))}"
 
 
-def test_what_only_a_gpu_needs_is_imported_only_where_it_runs():
-    code = "import sys, blockshock_lib.layers, blockshock_lib.kernels.sparse24.backends; "
-    code += f"assert not sys.modules.keys() & {set(ON_A_GPU)}"
+def test_layers_import_nothing_of_the_workbook_and_what_only_a_gpu_needs_is_imported_only_where_it_runs():
+    code = "import sys, blockshock_lib.kernels.sparse24.backends, blockshock_lib as b; [getattr(b, name) for name in "
+    code += "('Linear24', 'BlockShockParallel', 'checkpoint', 'clip_grad_norm_', 'Mask')]; "
+    code += (
+        f"assert not sys.modules.keys() & {{*{set(ON_A_GPU)}, 'pandas', 'pydantic', 'ruamel', 'papermill', 'IPython'}}"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_wheel_holds_every_file_of_the_library():
+    (patterns,) = SETUPTOOLS["package-data"].values()
+    for path in (path for path in LIBRARY.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")):
+        assert any(path.match(one) for one in patterns) and (path.parent / "__init__.py").exists(), path
 
 
 def test_the_conda_environment_installs_the_project_itself_with_its_constraints():

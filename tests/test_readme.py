@@ -10,6 +10,7 @@ import torch
 
 import blockshock_lib
 from blockshock_lib.files import ROOT
+from blockshock_lib.runs import manifest
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path: path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))}
@@ -59,6 +60,10 @@ def test_the_example_for_one_gpu_gives_what_the_plain_layer_gives():
     assert made["y"].shape == (16, 512)
     torch.testing.assert_close(made["packed"](x), made["pruned"](x))
     assert (made["pruned"].weight == 0).float().mean() == 0.5
+
+
+def test_the_answer_is_the_one_of_the_shipped_findings():
+    assert f"| {manifest.read(manifest.REFERENCE / 'findings')['answer']} |" in TEXT
 
 
 def test_it_is_a_page():
