@@ -4,7 +4,6 @@ The threads take turns: one runs until its next collective, then the next. So no
 captured graph, and every run draws the same random numbers.
 """
 
-import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,28 +107,19 @@ class LocalGroup(Group):
         self.turns.share(self.rank, "barrier", None)
 
 
-def run(world_size: int, fn: Callable[[Group], object], device: torch.device | None = None) -> list:
-    """What fn(group) returns on so many ranks, each a thread with the caller's grad mode, device and CUDA stream.
+def run(world_size: int, fn: Callable[[Group], object]) -> list:
+    """What fn(group) returns on so many ranks, each a thread with the caller's grad mode.
 
     Raises what the first rank to fail raised, with its rank as a note; the others end at their next collective.
     RuntimeError where the ranks are in different collectives, or one has ended.
     """
-    turns, results = _Turns(world_size), [None] * world_size
-    stream = torch.cuda.current_stream(device) if device is not None and device.type == "cuda" else None
-    grad, inference, default = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_device()
+    turns, results, grad = _Turns(world_size), [None] * world_size, torch.is_grad_enabled()
 
     def play(rank: int) -> None:
         try:
             turns.take(rank)
-            with (
-                torch.inference_mode(inference),
-                torch.set_grad_enabled(grad),  # second: leaving inference mode turns gradients on
-                # One thread of autograd serves a GPU's backwards: a collective in one would wait there for the others.
-                torch.autograd.set_multithreading_enabled(False),
-                default if default.type != "cpu" else contextlib.nullcontext(),
-                # Not of None: that would start CUDA in a process that computes on the CPU.
-                torch.cuda.stream(stream) if stream else contextlib.nullcontext(),
-            ):
+            # One thread of autograd serves a GPU's backwards: a collective in one would wait there for the others.
+            with torch.set_grad_enabled(grad), torch.autograd.set_multithreading_enabled(False):
                 results[rank] = fn(LocalGroup(rank, world_size, turns=turns))
                 turns.share(rank, "the end", None)
             turns.give(rank + 1)

@@ -48,7 +48,7 @@ def measure(
 
     if not problem.case.emulated:
         return ranked(problem.group)
-    return local.run(problem.case.world_size, ranked, problem.device)[0]
+    return local.run(problem.case.world_size, ranked)[0]
 
 
 class Session:
@@ -228,7 +228,7 @@ class Session:
                 for ms in times[work]:
                     self.numbered(name, metric, ms * PER_MS[self.run.metrics[metric].unit], work.detail)
             for lead in work.led:
-                self.led(name, work.slot, lead)
+                self.led(name, f"{work.metric} {work.detail}".strip(), lead)
 
     def led(self, name: str, slot: str, lead: LeadIn) -> None:
         """A lead-in, and what the GPUs drew at its end: each rank's that worked, and the energy of all for one call."""

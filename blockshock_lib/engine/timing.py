@@ -31,7 +31,6 @@ PIECE_MS, PIECE_READS = 2.0, 5  # calls between two looks at the clock: at least
 
 HOST_CALLS = 16  # of a sample of the host's time: too few to fill the queue of launches, where the host would wait
 GRAPH_MS = 2.0  # a captured graph runs about this long, so that the few microseconds of its launch do not count
-CERTAIN = 4  # calls one by one may take so many times as long as in a graph, for the host's part in them
 CHOICE_SAMPLES = 12  # of each way that a work can run, to choose by
 
 Call = Callable[[], Any]
@@ -72,20 +71,6 @@ class Work:
     led: list[LeadIn] = field(default_factory=list)  # one a turn, of a heavy one
     level: float = 0.0  # watts at which its power levelled on this rank
 
-    @property
-    def slot(self) -> str:
-        return f"{self.metric} {self.detail}".strip()
-
-    def restore(self) -> Call:
-        # A layer may make its packed copies anew while a graph is captured, and drop those that the graph reads.
-        held = [(vars(own), dict(vars(own))) for own in self.owners]
-
-        def restore() -> None:
-            for mine, had in held:
-                mine.update(had)
-
-        return restore
-
 
 class Timer:
     """Times works on one rank, in step with the others. A sample makes as many calls as take `min_sample_ms`, at most
@@ -114,26 +99,14 @@ class Timer:
             turn = itertools.cycle(work.calls)
             work.fn = lambda: next(turn)()
             return
-        if self.pool is not None and self._lasts(work):
-            return self._capture(work, 1)
         self._capture(work, 1)
         # One round of the rotation says how many make a graph of GRAPH_MS; all ranks must agree on it.
-        ms = self._slowest(work, 3)
+        (ms,) = self.group.max_over_ranks([min(self.sample(work) for _ in range(3))], self.device)
         count = len(work.calls)
         rounds = max(1, min(MAX_CALLS // count, round(GRAPH_MS / (ms * count))))
         if rounds > 1:
             self.release(work)
             self._capture(work, rounds)
-
-    def _lasts(self, work: Work) -> bool:
-        # Whether one round, called one by one, is so long that its graph needs no more: to capture twice takes long.
-        plain = Work("", [], fn=lambda: [call() for call in work.calls], active=work.active)
-        if work.active and work.before is not None:
-            work.before()
-        return self._slowest(plain, 2) >= CERTAIN * GRAPH_MS
-
-    def _slowest(self, work: Work, samples: int) -> float:
-        return self.group.max_over_ranks([min(self.sample(work) for _ in range(samples))], self.device)[0]
 
     def _capture(self, work: Work, rounds: int) -> None:
         calls = list(work.calls) * rounds
@@ -142,7 +115,14 @@ class Timer:
             if work.before is not None:
                 work.before()
             device = self.device if self.pool is not None else torch.device("cpu")  # where nothing is captured
-            work.fn = Graph(calls, device, self.pool, work.recheck is not None, work.restore())
+            # A layer may make its packed copies anew while a graph is captured, and drop those that the graph reads.
+            held = [(vars(own), dict(vars(own))) for own in work.owners]
+
+            def put_back() -> None:
+                for mine, had in held:
+                    mine.update(had)
+
+            work.fn = Graph(calls, device, self.pool, work.recheck is not None, put_back)
 
     def release(self, work: Work) -> None:
         if isinstance(work.fn, Graph):

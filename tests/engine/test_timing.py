@@ -113,7 +113,7 @@ def test_a_rank_that_stands_by_draws_nothing_for_the_work_and_every_rank_knows_w
         one.active = group.rank == 0
         return timer.lead_in(one, gpu.ms), gpu.timer(monkeypatch, metered=bool(group.rank), group=group).meter
 
-    (first, blind), (second, _) = local.run(2, ranked, CPU)
+    (first, blind), (second, _) = local.run(2, ranked)
     assert first.drawn == second.drawn and first.drawn[1] == (0.0, 0.0, 0.0) and blind is None
     assert first.drawn[0] == pytest.approx((500, 1500, 0.5), rel=0.05)
 
