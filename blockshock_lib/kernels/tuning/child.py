@@ -12,13 +12,12 @@ Over a pipe the child is sent (problem, seconds, known trials, steps to leave ou
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,8 +32,7 @@ from blockshock_lib.kernels.tuning.search import BrokenContextError, Found, Tria
 
 START_SECONDS = 120.0  # importing torch from a cold disk, and making a CUDA context
 IDLE_SECONDS = 300
-ALARM_SECONDS = 40  # beyond a search's silence: for a child that hangs and whose parent is not there to end it
-WATCH_SECONDS = 0.2
+PR_SET_PDEATHSIG = 1
 
 _ROOT = Path(__file__).parents[3]
 
@@ -155,13 +153,12 @@ def main() -> None:
     name, parent, device, pipe = sys.argv[-4:]
     device, pipe = torch.device(device), connection.Connection(int(pipe))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what it means
-    # The alarm's default action needs no interpreter: it also ends a child whose main thread hangs in a library that
-    # holds the interpreter's lock, where the watching thread cannot run.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    threading.Thread(target=_watch, args=(int(parent),), name="parent watch", daemon=True).start()
+    # The system ends this process with its parent: no thread of it could where a library holds the interpreter's lock.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        return
 
     def say(what: str, told: object = "") -> None:
-        signal.alarm(ALARM_SECONDS)
         pipe.send((what, told))
 
     module, _, attribute = name.partition(":")
@@ -170,31 +167,23 @@ def main() -> None:
         torch.cuda.set_device(device)
         torch.zeros(1, device=device)
     say("ready")
-    while True:
-        signal.alarm(IDLE_SECONDS)
+    while pipe.poll(IDLE_SECONDS):
         try:
             problem, seconds, known, without = pipe.recv()
         except (EOFError, OSError):
-            os._exit(0)  # never through the libraries' own ends, which may hang in a broken context
-        signal.alarm(ALARM_SECONDS)
+            break
         told = {"started": partial(say, "trying"), "ended": partial(say, "trial")}
         try:
             search.run(problem, device, seconds=seconds, known=known, without=without, **told)
             say("done")
         except BrokenContextError as error:
             say("broken", str(error))
-            os._exit(1)
+            break
         except Exception as error:
             traceback.print_exc()
             say("failed", f"{type(error).__name__}: {first_line(error)}")
-            os._exit(1)
-
-
-def _watch(parent: int) -> None:
-    # No other process can hold getppid back, as an inherited end of a pipe could.
-    while os.getppid() == parent:
-        time.sleep(WATCH_SECONDS)
-    os._exit(1)
+            break
+    os._exit(0)  # never through the libraries' own ends, which may hang in a broken context
 
 
 if __name__ == "__main__":

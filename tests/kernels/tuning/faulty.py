@@ -2,8 +2,8 @@
 
 Checks and times are made up: the higher the algorithm, the faster; the other kind's way of depth d is named "small d",
 and slower than any algorithm. $FAULTS (JSON) maps an algorithm, a "small d" or "own search" to what happens to the
-process that tries it, and "idle" or "alarm" to other limits in seconds. $FAULTS_LOG gets a line "<process id> <name>"
-for each check.
+process that tries it, and "idle" to another limit in seconds. $FAULTS_LOG gets a line "<process id> <name>" for each
+check.
 """
 
 import contextlib
@@ -20,9 +20,8 @@ from blockshock_lib.kernels.tuning.child import Search
 from blockshock_lib.kernels.tuning.search import BrokenContextError, Error, search
 
 FAULTS = json.loads(os.environ.get("FAULTS", "{}"))
-for limit in ("idle", "alarm"):
-    if limit in FAULTS:
-        setattr(sys.modules["__main__"], f"{limit.upper()}_SECONDS", FAULTS[limit])
+if "idle" in FAULTS:
+    sys.modules["__main__"].IDLE_SECONDS = FAULTS["idle"]
 
 
 class Algorithm(NamedTuple):

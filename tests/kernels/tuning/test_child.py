@@ -165,7 +165,7 @@ def test_an_idle_child_ends_by_itself_and_the_next_search_starts_another(start):
     child = start({"idle": 1})
     search(child)
     first = child.process.pid
-    assert child.process.wait(10) == -signal.SIGALRM
+    assert child.process.wait(10) == 0
     found = search(child)
     assert found.best().way == Algorithm(7) and not found.crashes and child.process.pid != first
 
@@ -185,10 +185,9 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("fault", ["none", "hang", "stuck"])
+@pytest.mark.parametrize("fault", ["none", "stuck"])
 def test_a_parent_killed_with_sigkill_leaves_no_child(tmp_path, fault):
-    faults = {"1": fault, "alarm": 3 if fault == "stuck" else 600}
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "FAULTS": json.dumps(faults)}
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "FAULTS": json.dumps({"1": fault})}
     env["FAULTS_LOG"] = str(tmp_path / "log")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", PARENT], env=env, **pipes) as parent:
