@@ -16,8 +16,7 @@ class Graph:
     """`calls` captured in one CUDA graph: kernel time without the host. On a CPU, which has no graphs, they just run.
 
     keeps: the last call's output, to be checked; else its memory serves the pool's next graphs. restore: called after
-    they ran to warm up and to be captured. warm: they have run; the allocator's cache, which torch.cuda.graph() empties
-    at every entry, stays.
+    they ran to warm up and to be captured. warm: they have run; the allocator's cache stays.
     """
 
     def __init__(
@@ -29,7 +28,7 @@ class Graph:
         restore: Callable[[], None] = lambda: None,
         warm: bool = False,
     ):
-        self.calls, self.keeps, self.restore, self.graph, self.out = calls, keeps, restore, None, None
+        self.calls, self.restore, self.graph, self.out = calls, restore, None, None
         if device.type != "cuda":
             return
         pool, self.graph = pool or Pool(device), torch.cuda.CUDAGraph()
@@ -42,29 +41,23 @@ class Graph:
             current.wait_stream(stream)
             torch.cuda.synchronize(device)
             restore()
-        # NCCL's watchdog thread queries events while we capture; only this thread's calls may end up in the graph.
-        mode = {"pool": pool.handle, "capture_error_mode": "thread_local"}
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()  # the graph's memory is its own
         outs = []
-        if warm:
-            with torch.cuda.stream(stream):
-                self.graph.capture_begin(**mode)
-                try:
-                    self._make(outs)
-                finally:
-                    self.graph.capture_end()
-            current.wait_stream(stream)
-        else:
-            with torch.cuda.graph(self.graph, stream=stream, **mode):
-                self._make(outs)
+        with torch.cuda.stream(stream):
+            # NCCL's watchdog thread queries events while we capture; only this thread's calls may end up in the graph.
+            self.graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
+            try:
+                for call in calls:
+                    out = call()
+                    if keeps:  # outputs that are kept lie apart, as those of calls in a row do
+                        outs.append(out)
+                    del out  # the next call may have its memory
+            finally:
+                self.graph.capture_end()
+        current.wait_stream(stream)
         restore()
         self.out = outs[-1] if keeps else None
-
-    def _make(self, outs: list) -> None:
-        for call in self.calls:
-            out = call()
-            if self.keeps:  # outputs that are kept lie apart, as those of calls in a row do
-                outs.append(out)
-            del out  # the next call may have its memory
 
     def __call__(self) -> object:
         if self.graph is None:

@@ -31,7 +31,8 @@ class Backend:
     Attributes:
         unsupported: (device, dtype) -> why it cannot run there, "" when it can.
         pack: (weight [N, K], mask bool [N, K]) -> Packed.
-        blank: (pattern of a mask [N, K], dtype) -> Packed, its `values` still to be written: needs no dense weight.
+        blank: (pattern of a mask [N, K], dtype) -> Packed, its `values` still to be written; None where packing goes by
+            value. Needs no dense weight.
         linear: (x [B, K], packed, out=None, bias=None) -> x times the weight transposed, plus `bias` [N]: y [B, N],
             contiguous, in x's dtype, written into `out` if given. x may be a slice of a wider tensor. ValueError.
         too_large: (shape [N, K]) -> why no weight of that size can be multiplied, "" when one can. Asks no device.
@@ -42,7 +43,7 @@ class Backend:
     name: str
     unsupported: Callable[[torch.device, torch.dtype], str]
     pack: Callable[[Tensor, Tensor], Packed]
-    blank: Callable[[Pattern, torch.dtype], Packed]
+    blank: Callable[[Pattern, torch.dtype], Packed] | None
     linear: Callable[..., Tensor]
     too_large: Callable[[tuple[int, ...]], str] = lambda shape: ""
     tune: Callable[[Tensor, Packed], None] = lambda x, packed: None
@@ -69,7 +70,7 @@ _library, _kernel = (
 _rows = (
     Backend("reference", _not_floating, packing.pack, _blank, packing.linear),
     # The public interface of `F.linear` leaves no algorithm to choose: as a stock user would have it.
-    Backend("torch", cslt.unsupported, stock.pack, stock.blank, stock.linear, cslt.too_large),
+    Backend("torch", cslt.unsupported, stock.pack, None, stock.linear, cslt.too_large),
     # The same packed weight, multiplied by other kernels.
     replace(_tuned, name="cslt", **_library),
     replace(_tuned, name="small", unsupported=small.unsupported, **_kernel),

@@ -20,17 +20,22 @@ from triton.language import constexpr
 
 
 @triton.jit
-def _codes(tiles, table, r, c, rows, cols, CODE: constexpr, NUMBERED: constexpr):
-    # The table's entry (or the word of metadata) of each tile of a block, int32.
-    if CODE is not None:
-        return tl.full((r.shape[0], c.shape[0]), CODE, tl.int32)
-    # Loaded turned and turned back: Triton lays out a look-up along the first dimension, and would otherwise carry all
-    # that is computed from it through shared memory, with a barrier each.
-    at = r.to(tl.int64)[None, :] * cols + c[:, None]
-    code = tl.load(tiles + at, mask=(r < rows)[None, :] & (c < cols)[:, None], other=0).to(tl.int32)
+def _word_of(tiles, table, at, inside, WORD: constexpr, NUMBERED: constexpr):
+    # The table's entry (or the word of metadata) of each of these tiles, int32.
+    if WORD is not None:
+        return tl.full(at.shape, WORD, tl.int32)
+    word = tl.load(tiles + at, mask=inside, other=0).to(tl.int32)
     if NUMBERED:
-        code = tl.load(table + code).to(tl.int32)
-    return tl.trans(code)
+        word = tl.load(table + word).to(tl.int32)
+    return word
+
+
+@triton.jit
+def _codes(tiles, table, r, c, rows, cols, CODE: constexpr, NUMBERED: constexpr):
+    # The same of a block. Loaded turned and turned back: Triton lays out a look-up along the first dimension, and would
+    # otherwise carry all that is computed from it through shared memory, with a barrier each.
+    at, inside = r.to(tl.int64)[None, :] * cols + c[:, None], (r < rows)[None, :] & (c < cols)[:, None]
+    return tl.trans(_word_of(tiles, table, at, inside, CODE, NUMBERED))
 
 
 @triton.jit
@@ -106,16 +111,6 @@ def _move(
                     four = tl.load(source + at, mask=inside, other=0).to(tl.uint64, bitcast=True)
                     four = four & (kept << first.to(tl.uint64) | kept << second.to(tl.uint64))
                 tl.store(out + at, four.to(tl.int64, bitcast=True), mask=inside)
-
-
-@triton.jit
-def _word_of(tiles, table, at, inside, WORD: constexpr, NUMBERED: constexpr):
-    if WORD is not None:
-        return tl.full(at.shape, WORD, tl.int32)
-    word = tl.load(tiles + at, mask=inside, other=0).to(tl.int32)
-    if NUMBERED:
-        word = tl.load(table + word).to(tl.int32)
-    return word
 
 
 @triton.jit

@@ -72,28 +72,14 @@ def periodic_classes(mask: Mask, term: int = 0) -> list[tuple[tuple[int, ...], t
 
 
 def prove(first: Tensor, second: Tensor) -> Proof:
-    """What holds of both terms' masks. ValueError unless they are bool [N, K] of one shape."""
-    for term in (both := (first, second)):
-        if term.dtype != torch.bool or term.dim() != 2 or term.shape != first.shape:
-            raise ValueError(f"two bool masks of one 2-D shape are needed, not {term.dtype} {tuple(term.shape)}")
-    rows, columns = first.shape
+    """What holds of both terms' masks, bool [N, K]."""
+    (rows, columns), both = first.shape, (first, second)
     return Proof(
         complementary=all(bool((first[part] != second[part]).all()) for part in parts(rows, columns)),
         rows_2to4=columns % 4 == 0 and all(first_bad_group(term) is None for term in both),
         columns_2to4=rows % 4 == 0
         and all(first_bad_group(term[part].t()) is None for term in both for part in parts(rows, columns)),
     )
-
-
-def require(first: Tensor, second: Tensor, *, columns: bool = False) -> Proof:
-    """`prove`, and raise ValueError with what is wrong; `columns` asks for 2:4 along the output dimension as well."""
-    proof = prove(first, second)
-    if not proof.complementary:
-        raise ValueError("the two terms' masks are not complementary: a weight is kept twice or not at all")
-    for wanted, right, name in ((True, proof.rows_2to4, "input"), (columns, proof.columns_2to4, "output")):
-        if wanted and not right:
-            raise ValueError(f"the mask does not keep two of every four weights along the {name} dimension")
-    return proof
 
 
 def first_bad_group(mask: Tensor) -> tuple[int, int, int] | None:
@@ -154,10 +140,8 @@ def _magnitude(weight: Tensor | None, shape: tuple[int, int]) -> Tensor:
         size = weight.detach()[part].abs().unflatten(1, (-1, 4))
         if not bool(size.isfinite().all()):
             raise ValueError("a magnitude mask needs finite weights")
-        w = size.unbind(-1)
-        for i in range(4):  # a tie goes to the lower index; `topk` and `sort` leave ties to the device
-            larger = sum((w[j] >= w[i] if j < i else w[j] > w[i]).to(torch.int8) for j in range(4) if j != i)
-            out[part, i::4] = larger < 2
+        larger = size.sort(dim=-1, descending=True, stable=True).indices[..., :2]  # a tie goes to the lower index
+        out[part] = torch.zeros_like(size, dtype=torch.bool).scatter_(-1, larger, True).flatten(1)
     return out
 
 

@@ -162,10 +162,7 @@ class Pattern:
         dense = self.fitting(dense, self.shape)
         masked = result(out, dense, self.shape)
         if not self._by_kernel("masked", dense, masked):
-            for part in _parts(self.tiles):
-                places = self._places(part)
-                kept = _by_rows(dense, part, 4).gather(3, places)
-                _by_rows(masked, part, 4).zero_().scatter_(3, places, kept)
+            masked.copy_(self.scatter(self.gather(dense)))
         return written(out, masked)
 
     def transpose_values(self, values: Tensor, out: Tensor | None = None) -> Tensor:

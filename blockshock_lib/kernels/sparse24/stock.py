@@ -14,7 +14,6 @@ from torch.sparse import SparseSemiStructuredTensor, to_sparse_semi_structured
 
 from blockshock_lib.kernels.sparse24 import cslt
 from blockshock_lib.kernels.sparse24.packing import Packed, check_input, check_weight, contiguous_aligned
-from blockshock_lib.kernels.sparse24.pattern import Pattern
 
 
 def pack(weight: Tensor, mask: Tensor) -> Packed:
@@ -25,11 +24,6 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     check_weight(weight, mask)
     # torch.where, as weight * mask leaves -0.0 in the holes.
     return compress(torch.where(mask, weight.detach(), weight.new_zeros(())))
-
-
-def blank(pattern: Pattern, dtype: torch.dtype) -> Packed:
-    cslt.require(pattern.shape, name="torch")  # before the mask is written as weights
-    return compress(pattern.mask().to(dtype))
 
 
 def compress(kept: Tensor) -> Packed:
