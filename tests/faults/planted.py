@@ -1,153 +1,243 @@
-"""Numerical faults to plant in correct code; each takes pytest's monkeypatch and breaks one thing.
+"""Numerical faults to plant in correct code, of the forward and of training; the gate must catch every one of them.
 
-The gate must catch every one of them. None is a caricature: each is a mistake that this project, or one it learned
-from, has made or could make.
+None is a caricature: each is a mistake that this project, or one it learned from, has made or could make.
 """
 
 import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
+from blockshock_lib.comm import Pending
 from blockshock_lib.kernels.sparse24 import backends, packing
 from blockshock_lib.layers import block_shock, parts
 from blockshock_lib.layers.block_shock import BlockShockLinear
-from blockshock_lib.layers.dense import ColumnParallelLinear, PermutedDenseLinear, TermParallelLinear
+from blockshock_lib.layers.dense import ColumnParallelLinear, PermutedDenseLinear, RowParallelLinear
 from blockshock_lib.layers.sharded import ShardedLinear
+from blockshock_lib.layers.weight_stores import Master, PackedValues
+from blockshock_lib.studies.linear import training
+from blockshock_lib.studies.linear.training import Trainer
+
+Plant = Callable[[Any], None]  # takes pytest's monkeypatch and breaks one thing
 
 
-def _reduce(patch, change):
-    patch.setattr(ShardedLinear, "reduce", lambda self, partial, out=None: change(self, partial))
+def swap(owner: object, name: str, new: Callable) -> Plant:
+    """new(the right one) in its place."""
+    return lambda patch: patch.setattr(owner, name, new(getattr(owner, name)))
 
 
-def bias_dropped(patch):
-    _reduce(patch, lambda layer, partial: layer.group.all_reduce(partial))
+def result(owner: object, name: str, change: Callable) -> Plant:
+    return swap(owner, name, lambda right: lambda *args, **how: change(right(*args, **how)))
 
 
-def bias_added_by_every_rank(patch):
-    _reduce(patch, lambda layer, partial: layer.group.all_reduce(partial, layer.bias * layer.group.world_size))
+def reduced(change: Callable) -> Plant:
+    return swap(ShardedLinear, "reduce", lambda _: lambda self, y, out=None: change(self.group, y, self.bias))
 
 
-def both_ranks_hold_term_0(patch):
-    patch.setattr(block_shock, "term_mask", lambda keep, part: keep[part.rows, part.cols])
+def backend(name: str, new: Callable) -> Plant:
+    table, right = backends.BACKENDS, getattr(packing, name)
+    changed = dataclasses.replace(table["reference"], **{name: new(right)})
+    return lambda patch: patch.setitem(table, "reference", changed)
 
 
-def terms_swapped_on_one_shard(patch):
-    right = TermParallelLinear.part.__func__
+def product(change: Callable) -> Plant:
+    return backend("linear", lambda right: lambda *how: change(right(*how)))
 
-    def part(cls, rank, world_size, n, k):
-        found = right(cls, rank, world_size, n, k)
+
+def put(y, at, value):
+    y[at] = value
+    return y
+
+
+def in_reverse(group, shard):
+    return torch.cat(group.all_gather(shard).chunk(group.world_size)[::-1]).t()
+
+
+def term_of_rank_1_on_rank_0(right):
+    def part(cls, rank, *sizes):
+        found = right(rank, *sizes)
         return parts.Part(1, found.rows, found.cols) if rank == 0 else found
 
-    patch.setattr(BlockShockLinear, "part", classmethod(part))
+    return classmethod(part)
 
 
-def all_reduce_missing(patch):
-    _reduce(patch, lambda layer, partial: partial + layer.bias)
+def sharded(owner: type, spoil: Callable) -> Plant:
+    """`spoil`(layer, part) after the right shard was made."""
+    return swap(
+        owner, "shard", lambda right: lambda self, w, keep, part: (right(self, w, keep, part), spoil(self, part))
+    )
 
 
-def all_reduce_counted_twice(patch):
-    _reduce(patch, lambda layer, partial: layer.group.all_reduce(partial * 2, layer.bias))
+def of_the_other_class(classes):
+    rows, columns = zip(*classes, strict=True)
+    return list(zip(rows, columns[::-1], strict=True))
 
 
-def shards_gathered_in_reverse(patch):
-    def reduce(layer, partial, out=None):
-        return torch.cat(layer.group.all_gather(partial).chunk(layer.group.world_size)[::-1]).t()
-
-    patch.setattr(ColumnParallelLinear, "reduce", reduce)
-
-
-def packed_copy_is_stale(patch):
-    pack = packing.pack
-
-    def stale(weight, mask):
-        # One SGD step behind: a relative change of about one percent.
-        return pack((weight.float() + 0.01 * weight.float().roll(1, 0)).to(weight.dtype), mask)
-
-    _patch_backend(patch, pack=stale)
+def with_a_byte_swapped(packed):
+    metadata = packed.data[1]  # the two groups of one byte in each row change places
+    metadata[:, 0] = (metadata[:, 0] >> 4) | (metadata[:, 0] << 4)
+    return packed
 
 
-def one_metadata_byte_transposed(patch):
-    pack = packing.pack
-
-    def swapped(weight, mask):
-        packed = pack(weight, mask)
-        metadata = packed.data[1]
-        # The two groups of one byte in each row change places.
-        metadata[:, 0] = (metadata[:, 0] >> 4) | (metadata[:, 0] << 4)
-        return packed
-
-    _patch_backend(patch, pack=swapped)
+def keeps_its_own_half(layer, partial, by=None):
+    grad, theirs = partial
+    return put(grad, layer._half(1 - layer.term), theirs)
 
 
-def one_product_is_nan(patch):
-    _spoil(patch, lambda y: y[-1, -1].fill_(float("nan")))
+def after_each_step(hook: Callable) -> Plant:
+    def hooked(optimizer):
+        optimizer.register_step_post_hook(hook)
+        return optimizer
+
+    return result(training, "make_optimizer", hooked)
 
 
-def last_row_of_outputs_never_written(patch):
-    _spoil(patch, lambda y: y[-1].zero_())
+def state(name: str, change: Callable) -> Plant:
+    def hook(optimizer, *_):
+        for parameter, held in optimizer.state.items():
+            packed = parameter.ndim == 2 and parameter.shape[1] * 2 == parameter.shape[0]  # of a square weight
+            if packed and name in held:
+                held[name].copy_(change(held[name]))
+
+    return after_each_step(hook)
 
 
-def one_output_slightly_off(patch):
-    _spoil(patch, lambda y: y[0, 0].add_(0.05 * y.float().square().mean().sqrt()))
+def drift(optimizer, *_):
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.data.add_(0.02 * group["lr"])
 
 
-def _spoil(patch, change):
-    linear = packing.linear
-
-    def spoilt(x, packed, *how):
-        y = linear(x, packed, *how)
-        change(y)
-        return y
-
-    _patch_backend(patch, linear=spoilt)
+# No fault: an optimizer that moves entries without a gradient too, by its rate, for methods and truth alike.
+MOVES_EVERY_ENTRY = after_each_step(drift)
 
 
-def input_rounded_to_eight_bits(patch):
-    linear = packing.linear
-    _patch_backend(patch, linear=lambda x, packed, *how: linear(x.to(torch.float8_e4m3fn).to(x.dtype), packed, *how))
+class Fault(NamedTuple):
+    plant: Plant
+    method: str = "block_shock"  # that it breaks
+    case: dict = {}  # that shows it  # noqa: RUF012
+    tensor: str = ""  # that the check names
+    beside: Plant = lambda patch: None  # what must hold for it to show; alone, it must not
 
 
-def wrong_input_shard(patch):
-    right = BlockShockLinear.shard
+ROW, NAN = "row_parallel", math.nan
+FORWARD = {
+    "bias dropped": Fault(reduced(lambda group, y, bias: group.all_reduce(y))),
+    "bias added by every rank": Fault(
+        reduced(lambda group, y, bias: group.all_reduce(y, bias * group.world_size)), ROW
+    ),
+    "both ranks hold term 0": Fault(swap(block_shock, "term_mask", lambda _: lambda keep, p: keep[p.rows, p.cols])),
+    "terms swapped on one shard": Fault(
+        swap(BlockShockLinear, "part", term_of_rank_1_on_rank_0), case=dict(world_size=4, mask="random")
+    ),
+    "all-reduce missing": Fault(reduced(lambda group, y, bias: y + bias), "masked_dense", dict(mask="magnitude")),
+    "all-reduce counted twice": Fault(reduced(lambda group, y, bias: group.all_reduce(y * 2, bias)), ROW),
+    "shards gathered in reverse": Fault(
+        swap(ColumnParallelLinear, "reduce", lambda _: lambda self, y, out=None: in_reverse(self.group, y)),
+        "column_parallel",
+    ),
+    # One SGD step behind: a relative change of about one percent.
+    "packed copy is stale": Fault(
+        backend("pack", lambda right: lambda w, m: right((w.float() + 0.01 * w.float().roll(1, 0)).to(w.dtype), m)),
+        case=dict(mask="uniform_1010"),
+    ),
+    "one metadata byte transposed": Fault(
+        backend("pack", lambda right: lambda w, m: with_a_byte_swapped(right(w, m))), case=dict(mask="random")
+    ),
+    "one product is NaN": Fault(product(lambda y: put(y, (-1, -1), NAN))),
+    "last row of outputs never written": Fault(product(lambda y: put(y, -1, 0))),
+    "one output slightly off": Fault(
+        product(lambda y: put(y, (0, 0), y[0, 0] + 0.05 * y.float().square().mean().sqrt()))
+    ),
+    "input rounded to eight bits": Fault(
+        backend("linear", lambda right: lambda x, *how: right(x.to(torch.float8_e4m3fn).to(x.dtype), *how)),
+        case=dict(mask="transposable_random"),
+    ),
+    "wrong input shard": Fault(
+        sharded(BlockShockLinear, lambda layer, p: setattr(layer, "cols", slice(0, p.cols.stop - p.cols.start))),
+        case=dict(world_size=4),
+    ),
+    "permuted columns of the other class": Fault(
+        sharded(PermutedDenseLinear, lambda layer, _: setattr(layer, "classes", of_the_other_class(layer.classes))),
+        "permuted_dense",
+    ),
+}
 
-    def shard(self, weight, keep, part):
-        right(self, weight, keep, part)
-        self.cols = slice(0, part.cols.stop - part.cols.start)
-
-    patch.setattr(BlockShockLinear, "shard", shard)
-
-
-def permuted_columns_of_the_other_class(patch):
-    right = PermutedDenseLinear.shard
-
-    def shard(self, weight, keep, part):
-        right(self, weight, keep, part)
-        rows, cols = zip(*self.classes, strict=True)
-        self.classes = list(zip(rows, cols[::-1], strict=True))
-
-    patch.setattr(PermutedDenseLinear, "shard", shard)
-
-
-def _patch_backend(patch, **functions):
-    table = backends.BACKENDS
-    patch.setitem(table, "reference", dataclasses.replace(table["reference"], **functions))
-
-
-# fault -> the method it breaks, and the world size and mask that show it
-FAULTS = {
-    bias_dropped: ("block_shock", 2, "checkerboard"),
-    bias_added_by_every_rank: ("row_parallel", 2, "checkerboard"),
-    both_ranks_hold_term_0: ("block_shock", 2, "checkerboard"),
-    terms_swapped_on_one_shard: ("block_shock", 4, "random"),
-    all_reduce_missing: ("masked_dense", 2, "magnitude"),
-    all_reduce_counted_twice: ("row_parallel", 2, "checkerboard"),
-    shards_gathered_in_reverse: ("column_parallel", 2, "checkerboard"),
-    packed_copy_is_stale: ("block_shock", 2, "uniform_1010"),
-    one_metadata_byte_transposed: ("block_shock", 2, "random"),
-    one_product_is_nan: ("block_shock", 2, "checkerboard"),
-    last_row_of_outputs_never_written: ("block_shock", 2, "checkerboard"),
-    one_output_slightly_off: ("block_shock", 2, "checkerboard"),
-    input_rounded_to_eight_bits: ("block_shock", 2, "transposable_random"),
-    wrong_input_shard: ("block_shock", 4, "checkerboard"),
-    permuted_columns_of_the_other_class: ("permuted_dense", 2, "checkerboard"),
+SGD, ADAMW, RECOMPRESS = dict(optimizer="sgd"), dict(optimizer="adamw"), "block_shock_recompress"
+RANDOM, AFTER = SGD | dict(mask="random"), "after 3 steps"
+NOTHING = lambda _: lambda self, weight: None  # noqa: E731
+TRAINING = {
+    "transposed copy is stale": Fault(swap(PackedValues, "refresh", NOTHING), case=SGD, tensor=f"dx {AFTER}"),
+    "compress is skipped": Fault(swap(Master, "compress", NOTHING), RECOMPRESS, ADAMW, f"y {AFTER}"),
+    "mask is not applied again": Fault(
+        swap(Master, "remask", NOTHING), RECOMPRESS, RANDOM, "weight", MOVES_EVERY_ENTRY
+    ),
+    "parameter is a copy of what is multiplied": Fault(
+        swap(BlockShockLinear, "_parameter", lambda right: lambda self, values: right(self, values.clone())),
+        *("block_shock", ADAMW, f"y {AFTER}"),
+    ),
+    "optimizer state in the wrong order": Fault(
+        state("exp_avg", lambda held: held.roll(1, 0)), case=ADAMW, tensor="weight"
+    ),
+    # The second moment of W^T's packed order under the values of W's.
+    "optimizer state of all entries for the kept ones": Fault(
+        state("exp_avg_sq", lambda held: held.t().reshape(held.shape)), case=ADAMW, tensor="weight"
+    ),
+    "dx all-reduce is missing": Fault(
+        swap(ShardedLinear, "start_dgrad", lambda _: lambda self, partial: Pending(partial)), case=SGD, tensor="dx"
+    ),
+    "dx shards joined in reverse": Fault(
+        swap(RowParallelLinear, "start_dgrad", lambda _: lambda self, dx: Pending(in_reverse(self.group, dx))),
+        *(ROW, SGD, "dx"),
+    ),
+    "dx is scaled": Fault(result(RowParallelLinear, "local_dgrad", lambda dx: dx * 1.5), ROW, SGD, "dx"),
+    "dx holds NaN": Fault(result(RowParallelLinear, "local_dgrad", lambda dx: dx * NAN), ROW, SGD, "dx holds NaN"),
+    "dx of the timed backward is scaled": Fault(
+        result(ShardedLinear, "backward", lambda made: (made[0] * 1.5, *made[1:])), ROW, SGD, "dx"
+    ),
+    "dw of the other term": Fault(
+        swap(
+            ShardedLinear,
+            "backward",
+            lambda right: (
+                lambda self, *args, **how: [
+                    self.group.exchange(made, self.group.rank ^ 1) if place == 1 else made
+                    for place, made in enumerate(right(self, *args, **how))
+                ]
+            ),
+        ),
+        *("block_shock", SGD, "dw"),
+    ),
+    "steps the wrong way": Fault(
+        swap(Trainer, "assign", lambda right: lambda self, dw, db: right(self, -dw, db)), ROW, SGD, "weight"
+    ),
+    "bias gradient is counted twice": Fault(
+        result(ShardedLinear, "backward", lambda made: (*made[:2], made[2] * 2)), case=SGD, tensor="db"
+    ),
+    "dw exchange keeps its own half": Fault(
+        swap(BlockShockLinear, "finish_wgrad", lambda _: keeps_its_own_half),
+        case=RANDOM | dict(dw="exchange"),
+        tensor="dw",
+    ),
+    "dw of the other class": Fault(
+        swap(block_shock, "packed_wgrad", lambda right: lambda dy, x, some: right(dy, x, of_the_other_class(some))),
+        *("block_shock", SGD, "dw"),
+    ),
+    "dw is averaged over the batch": Fault(
+        swap(BlockShockLinear, "local_wgrad", lambda right: lambda self, dy, *how: right(self, dy / len(dy), *how)),
+        *("block_shock", RANDOM, "dw"),
+    ),
+    "dx ignores the scale of dy": Fault(
+        swap(
+            BlockShockLinear,
+            "local_dgrad",
+            lambda right: lambda self, dy: right(self, dy / dy.float().std().to(dy.dtype)),
+        ),
+        *("block_shock", SGD | dict(mask="transposable_random"), "dx"),
+    ),
+    "one gradient is NaN": Fault(
+        result(BlockShockLinear, "finish_wgrad", lambda dw: put(dw, (-1, -1), NAN)), case=ADAMW, tensor="dw"
+    ),
 }

@@ -4,7 +4,7 @@ import pytest
 
 from blockshock_lib.report.axes import TWIN
 from tests.cases import MASKS, METHODS
-from tests.faults import planted, planted_training
+from tests.faults.planted import FORWARD, TRAINING
 from tests.studies.linear.measuring import asked, measured
 
 
@@ -19,17 +19,11 @@ def training():
 
 
 def of_forward(fault):
-    method, world_size, mask = planted.FAULTS[fault]
-    return dict(methods=(method,), world_size=world_size, mask=mask, in_features=512)
+    return dict(methods=(fault.method,), in_features=512) | fault.case
 
 
 def of_training(fault):
-    method, changes, _ = planted_training.FAULTS[fault]
-    return dict(methods=(method,), in_features=128, out_features=128, **changes)
-
-
-def no_change(patch):
-    pass
+    return dict(methods=(fault.method,), in_features=128, out_features=128) | fault.case
 
 
 def checks(rows):
@@ -49,33 +43,34 @@ def assert_timed(rows, metric):
     assert any(row["metric"] == metric and row["status"] == "ok" for row in rows)
 
 
-@pytest.mark.parametrize("fault", planted.FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("name", FORWARD)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_a_fault_of_the_forward_is_caught_and_has_no_time(fault, dtype, monkeypatch, forward):
-    fault(monkeypatch)
-    assert_refused(measured(forward, dtype=dtype, **of_forward(fault)), "rank ")
+def test_a_fault_of_the_forward_is_caught_and_has_no_time(name, dtype, monkeypatch, forward):
+    FORWARD[name].plant(monkeypatch)
+    assert_refused(measured(forward, dtype=dtype, **of_forward(FORWARD[name])), "rank ")
 
 
-@pytest.mark.parametrize("fault", planted_training.FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_of_training_is_caught_by_its_tensor_and_has_no_time(fault, monkeypatch, training):
-    tensor = planted_training.FAULTS[fault][-1]
-    planted_training.ALONGSIDE.get(fault, no_change)(monkeypatch)
-    fault(monkeypatch)
-    assert_refused(measured(training, **of_training(fault)), f"rank 0: {tensor}", f"rank 1: {tensor}")
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_fault_of_training_is_caught_by_its_tensor_and_has_no_time(name, monkeypatch, training):
+    fault = TRAINING[name]
+    fault.beside(monkeypatch)
+    fault.plant(monkeypatch)
+    assert_refused(measured(training, **of_training(fault)), f"rank 0: {fault.tensor}", f"rank 1: {fault.tensor}")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fault", {str(of_forward(f)): f for f in planted.FAULTS}.values(), ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "fault", {str(of_forward(one)): one for one in FORWARD.values()}.values(), ids=lambda fault: fault.method
+)
 def test_without_the_fault_the_same_forward_passes_and_is_timed(fault, forward):
     assert_timed(measured(forward, **of_forward(fault)), "forward_call")
 
 
-WITHOUT = {str((of_training(f), planted_training.ALONGSIDE.get(f))): f for f in planted_training.FAULTS}
-
-
-@pytest.mark.parametrize("fault", WITHOUT.values(), ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "fault", {str(of_training(one)): one for one in TRAINING.values()}.values(), ids=lambda fault: fault.method
+)
 def test_without_the_fault_the_same_step_passes_and_is_timed(fault, monkeypatch, training):
-    planted_training.ALONGSIDE.get(fault, no_change)(monkeypatch)
+    fault.beside(monkeypatch)
     assert_timed(measured(training, **of_training(fault)), "step_call")
 
 
