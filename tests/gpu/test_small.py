@@ -67,6 +67,15 @@ def test_every_candidate_and_every_default_is_right(n, k, b):
         assert_right(small.multiply(x, packed.data[0], (n, k), config, out), x, weight, mask)
 
 
+def test_a_weight_of_two_to_the_32_entries_is_multiplied_right():
+    backend_for("small")
+    n, last = 65536, slice(65536 - 128, 65536)
+    x, weight, mask = problem(n, n, 61)
+    packed = cslt.pack(weight, mask)
+    y = small.multiply(x, packed.data[0], (n, n))
+    assert_right(y[:, last].contiguous(), x, weight[last], mask[last])
+
+
 def test_columns_that_do_not_fill_a_stage_are_not_filled_with_what_lay_there_before():
     # NaN in what the weight and the input lie beside, and in what earlier blocks left in shared memory.
     backend_for("small")
@@ -90,8 +99,8 @@ def test_an_input_off_the_16_byte_boundary_is_copied(name, offset):
     off.copy_(x)
     assert off.data_ptr() % 16
     odd = torch.randn(16, 256 + offset, device="cuda").to(x.dtype)[:, :256]
-    turned = x.t().contiguous().t()
-    for given in (off, odd, turned):
+    turned, one = x.t().contiguous().t(), x[:1].expand(16, 256)
+    for given in (off, odd, turned, one):
         assert_right(backend.linear(given, backend.pack(weight, mask)), given.contiguous(), weight, mask)
 
 

@@ -31,21 +31,6 @@ def same(ours, wanted):
     return ours.shape == wanted.shape and torch.equal(ours.view(torch.int16), wanted.view(torch.int16))
 
 
-def wanted_of(weight, keep):
-    """The buffer of a weight under a mask, put together from its two parts."""
-    bits = weight.view(torch.int16)
-    parts = bits[keep], compress.metadata(Pattern.of(keep)).view(torch.int16)
-    return torch.cat(parts).view(weight.shape[0], -1).view(weight.dtype)
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=" ".join)
-def test_a_blank_that_is_given_its_values_is_the_compressed_weight(mask):
-    keep, weight = mask_of(mask, (128, 192)), weight_of((128, 192))
-    blank = compress.blank(Pattern.of(keep), weight.dtype)
-    blank.view(-1)[: weight.numel() // 2] = weight[keep]
-    assert same(blank, wanted_of(weight, keep))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_values_of_both_are_those_of_the_mask_and_tell_who_watches_them(dtype):
     keep, weight = mask_of(TRANSPOSABLE[1], (64, 128)), torch.randn(64, 128).to(dtype)

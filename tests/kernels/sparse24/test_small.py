@@ -4,11 +4,9 @@ import pytest
 import torch
 
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.kernels.sparse24 import small, ways
-from blockshock_lib.kernels.sparse24.small import Config
+from blockshock_lib.kernels.sparse24 import small
 
 CUDA = torch.device("cuda", 0)
-BOTH = tuple(ways.KINDS.values())
 SHAPES = [(64, 64), (4096, 4096), (192, 8192), (40960, 40960), (8192, 128)]
 
 
@@ -39,15 +37,10 @@ def test_only_hopper_has_the_instruction(capability, reason, monkeypatch):
     assert (reason in found) if reason else found == ""
 
 
-def test_what_is_missing_is_named_and_the_tuned_product_goes_by_cusparselt_then(monkeypatch):
+def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(small.cslt, "unsupported", lambda device, dtype: "")
     monkeypatch.setattr(small.compiled, "unsupported", lambda device: "cuda.bindings is not installed")
     assert small.unsupported(CUDA, torch.bfloat16) == "cuda.bindings is not installed"
-    untuned = ways._untuned.__wrapped__
-    assert untuned((4096, 4096), 16, torch.bfloat16, CUDA, BOTH) == ways.Setting()
-    monkeypatch.setattr(small, "unsupported", lambda device, dtype: "")
-    assert isinstance(untuned((4096, 4096), 16, torch.bfloat16, CUDA, BOTH), Config)
-    assert untuned((4096, 4096), small.MOST_ROWS + 8, torch.bfloat16, CUDA, BOTH) == ways.Setting()
 
 
 @pytest.fixture

@@ -47,6 +47,12 @@ def test_a_batch_that_nobody_tuned_goes_by_its_size(taken, rows, product):
     assert one is product and way == (Setting() if product is cslt else small.default((N, K), cslt.padded(rows)))
 
 
+def test_a_batch_that_nobody_tuned_goes_by_cusparselt_where_the_kernel_cannot_run(taken, monkeypatch):
+    monkeypatch.setattr(small, "unsupported", lambda device, dtype: "no compiler")
+    ways.linear(torch.zeros(16, K).bfloat16(), packed())
+    assert taken[0][0] is cslt
+
+
 @pytest.fixture
 def probe(monkeypatch):
     install(monkeypatch)

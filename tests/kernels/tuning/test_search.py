@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from blockshock_lib.kernels.tuning.search import Error, Found, Trial, from_json, leaders, search, to_json, words
+from blockshock_lib.kernels.tuning.search import Error, Found, from_json, leaders, search, to_json, words
 
 GOOD, BAD = Error(1.0, 1.0), Error(40.0, 9.0)
 
@@ -89,34 +89,6 @@ def test_a_lucky_sample_does_not_win():
     times = {0: itertools.repeat(1.0), 1: itertools.chain([0.5, 0.5], itertools.repeat(2.0))}
     clock = lambda way: contextlib.nullcontext(times[way.number].__next__)  # noqa: E731
     assert leaders(search([One(0), One(1)], lambda way: GOOD, clock, finalists=1))[0].way == One(0)
-
-
-def test_known_trials_are_not_made_again_but_can_win_and_are_confirmed():
-    known = [Trial(One(0), GOOD, 3.0), Trial(One(1), crashed="SIGILL"), Trial(One(2), GOOD, 0.5)]
-    tried = []
-    best, trials = run({0: 3.0, 1: 0.1, 2: 0.6, 3: 2.0}, known=known, started=tried.append, finalists=1)
-    assert list(dict.fromkeys(tried)) == [One(3), One(2)]  # the new one, then the leader once more
-    assert best == Trial(One(2), GOOD, 0.6)
-    assert [trial.crashed for trial in trials] == ["", "SIGILL", "", ""] and not trials[1].right
-    best, trials = run({0: 3.0, 1: 0.1}, known=known[:1], seconds=-1)  # also when there is no time left
-    assert best == Trial(One(0), GOOD, 3.0) and len(trials) == 1
-
-
-def test_each_step_is_announced_before_it_is_taken_and_each_trial_told_after():
-    told = []
-
-    def check(way):
-        told.append("checked")
-        if way.number == 0:
-            raise RuntimeError("no")
-        return GOOD
-
-    timed = lambda way: contextlib.nullcontext(lambda: told.append("timed") or 1.0)  # noqa: E731
-    search([One(0), One(1)], check, timed, started=told.append, ended=told.append, samples=2)
-    right, one = Trial(One(1), GOOD, 1.0), One(1)
-    assert told[:3] == [One(0), "checked", Trial(One(0), refused="no")]
-    assert told[3:8] == [one, "checked", one, "timed", right]
-    assert told[8:] == [one, "checked", one, one, "timed", one, "timed", one, "checked", right]  # the finalist
 
 
 def test_a_way_comes_back_from_its_json_and_what_is_none_is_refused():
