@@ -18,6 +18,7 @@ _WHERE = {
     "RowParallelLinear": "layers",
     "Group": "comm",
     "Mask": "kernels.sparse24.mask",
+    "attention": "layers.attention",
     "checkpoint": "layers.checkpoint",
     "clip_grad_norm_": "layers.clipping",
     "compare": "runs.compare",

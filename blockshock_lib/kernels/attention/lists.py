@@ -5,7 +5,7 @@ is full where each of its queries sees each of its keys; what a block beyond the
 such a block is partial. A partial block's bits are a tile; equal tiles are held once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -37,6 +37,7 @@ class BlockLists:
     tiles: Tensor  # int32 [tiles, block, block / 32]: bit c % 32 of [t, r, c // 32]: query r sees key c
     plane: Tensor  # int32 [B | 1, H | 1], the plane of a head
     pairs: Tensor  # int64 [planes], the pairs of query and key that see each other
+    forms: dict[str, Any] = field(default_factory=dict)  # what backends made of it
 
     @property
     def planes(self) -> int:
@@ -73,7 +74,8 @@ class BlockLists:
 
     def mask(self, plane: int = 0) -> Tensor:
         """Bool [q_len, k_len]: what the lists say, pair by pair. For checks and pictures: it is as large as it says."""
-        whole = torch.zeros(self.q_blocks, self.k_blocks, self.block, self.block, dtype=torch.bool, device=self.tiles.device)
+        shape = (self.q_blocks, self.k_blocks, self.block, self.block)
+        whole = torch.zeros(shape, dtype=torch.bool, device=self.tiles.device)
         for i in range(self.q_blocks):
             row, rows = plane * self.q_blocks + i, self.rows
             whole[i, rows.full[rows.full_at[row] : rows.full_at[row + 1]].long()] = True

@@ -1,0 +1,71 @@
+"""cuDNN's block-sparse attention (BSA of nvidia-cudnn-frontend, experimental): whole blocks of 64 or 128."""
+
+import torch
+from torch import Tensor
+
+from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.attention.flex import padded
+from blockshock_lib.kernels.needs import version
+
+
+def refuse(call: Call) -> str:
+    q, lists = call.q, call.lists
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, call.k, call.v))
+    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
+        return "it is run on Hopper GPUs only"
+    if not version("nvidia-cudnn-frontend"):
+        return "nvidia-cudnn-frontend is not installed (the extra `attention`)"
+    if q.dtype not in (torch.bfloat16, torch.float16) or (grad and q.dtype != torch.bfloat16):
+        return "it takes bf16, and fp16 without gradients"
+    if q.shape[-1] not in (64, 96, 128) or (grad and q.shape[-1] != 128):
+        return "it takes head dimensions 64, 96 and 128, and with gradients 128 only"
+    if grad and q.shape[1] != call.k.shape[1]:
+        return "with gradients it needs as many heads of keys as of queries"
+    if lists.block not in (64, 128):
+        return "its lists are of blocks of 64 or 128"
+    if len(lists.rows.partial):
+        return "it has no partial blocks; this pattern has some"
+    if grad and call.return_lse:
+        return "its logsumexp has no gradient"
+    return ""
+
+
+def attend(call: Call) -> tuple[Tensor, Tensor]:
+    return _Attend.apply(call.q, call.k, call.v, call)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, call):
+        from cudnn import BSA
+
+        ctx.call, ctx.options = call, _options(call)
+        made = BSA.block_sparse_attention_forward(q, k, v, allow_empty_block_nums=True, **ctx.options)
+        out, lse = made["o_tensor"], made["lse_tensor"]
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        from cudnn import BSA
+
+        q, k, v, out, lse = ctx.saved_tensors
+        made = BSA.block_sparse_attention_backward(grad.contiguous(), q, k, v, out, lse, **ctx.options)
+        return made["dq_tensor"], made["dk_tensor"], made["dv_tensor"], None
+
+
+def _options(call: Call) -> dict:
+    lists, plane = call.lists, call.lists.plane.expand(call.q.shape[:2]).long()
+
+    def make():
+        held = padded(lists.rows.full_at, lists.rows.full, lists.planes, lists.q_blocks)
+        return [each[plane].contiguous() for each in held]
+
+    counts, indices = call.kept(f"cudnn {call.q.shape[:2]}", make)
+    return {
+        "q2k_block_index": indices,
+        "q2k_block_nums": counts,
+        "sparse_block_size": lists.block,
+        "softmax_scale": call.scale,
+    }

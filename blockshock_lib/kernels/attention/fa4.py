@@ -1,0 +1,47 @@
+"""FlashAttention 4 (flash-attn-4, a beta) by our lists: whole blocks only, of 128."""
+
+import torch
+from torch import Tensor
+
+from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.attention.flex import padded
+from blockshock_lib.kernels.needs import version
+
+
+def refuse(call: Call) -> str:
+    q, lists = call.q, call.lists
+    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
+        return "it is run on Hopper GPUs only"
+    if not version("flash-attn-4"):
+        return "flash-attn-4 is not installed (the extra `attention`)"
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        return "it takes bf16 and fp16"
+    if q.shape[-1] not in (64, 128):
+        return "its block-sparse kernels are of head dimensions 64 and 128"
+    if lists.block != 128:
+        return "its lists are of blocks of 128"
+    if len(lists.rows.partial):
+        return "its rule for partial blocks is a CuTe function; this pattern has partial blocks"
+    return ""
+
+
+def attend(call: Call) -> tuple[Tensor, Tensor]:
+    from flash_attn.cute.interface import flash_attn_func
+
+    rows, columns = call.kept("fa4", lambda: _tensors(call))
+    q, k, v = (x.transpose(1, 2) for x in (call.q, call.k, call.v))
+    sparse = {"block_sparse_tensors": rows, "block_sparse_tensors_bwd": columns}
+    out, lse = flash_attn_func(q, k, v, softmax_scale=call.scale, return_lse=True, **sparse)[:2]
+    return out.transpose(1, 2), lse
+
+
+def _tensors(call: Call):
+    from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+
+    lists, made = call.lists, []
+    for rows, blocks in ((lists.rows, lists.q_blocks), (lists.columns, lists.k_blocks)):
+        held = []
+        for at, entries in ((rows.partial_at, rows.partial), (rows.full_at, rows.full)):
+            held += [each[lists.plane.long()] for each in padded(at, entries, lists.planes, blocks)]
+        made.append(BlockSparseTensorsTorch(*held, block_size=(lists.block, lists.block)))
+    return made

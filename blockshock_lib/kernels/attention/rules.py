@@ -1,0 +1,189 @@
+"""The atoms that patterns are made of: each says which keys a query sees, and what it knows of a whole block at once.
+
+`sees` is the rule, pair by pair. `bounds` gives for a block of queries p0..p1 and of keys k0..k1 (both ends included)
+two answers: whether some pair may see each other, and whether all do. Both are safe, not sharp: where the first is
+false none does, where the second is true all do, and what lies between is looked at pair by pair. p is a query's
+position among the keys: queries are the last of the positions, so that the last query stands beside the last key.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FAR = 1 << 30  # further than any position
+
+
+@dataclass(frozen=True)
+class Band:
+    """low <= p - k <= high."""
+
+    low: int
+    high: int
+
+    def sees(self, p, k):
+        return (p - k >= self.low) & (p - k <= self.high)
+
+    def bounds(self, p0, p1, k0, k1):
+        return (p1 - k0 >= self.low) & (p0 - k1 <= self.high), (p0 - k1 >= self.low) & (p1 - k0 <= self.high)
+
+
+@dataclass(frozen=True)
+class Step:
+    """p - k is a multiple of `step`."""
+
+    step: int
+
+    def sees(self, p, k):
+        return (p - k) % self.step == 0
+
+    def bounds(self, p0, p1, k0, k1):
+        some = (p1 - k0) // self.step * self.step >= p0 - k1
+        return some, some & (self.step == 1)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """k is among the last `width` of each `every` keys."""
+
+    every: int
+    width: int
+
+    def sees(self, p, k):
+        return k % self.every >= self.every - self.width
+
+    def bounds(self, p0, p1, k0, k1):
+        first = k0 % self.every
+        last = first + k1 - k0
+        return last >= self.every - self.width, (first >= self.every - self.width) & (last < self.every)
+
+
+@dataclass(frozen=True)
+class FirstQueries:
+    """p < count."""
+
+    count: int
+
+    def sees(self, p, k):
+        return p < self.count
+
+    def bounds(self, p0, p1, k0, k1):
+        return p0 < self.count, p1 < self.count
+
+
+@dataclass(frozen=True)
+class FirstKeys:
+    """k < count."""
+
+    count: int
+
+    def sees(self, p, k):
+        return k < self.count
+
+    def bounds(self, p0, p1, k0, k1):
+        return k0 < self.count, k1 < self.count
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """p and k lie in one piece, all pieces of `size`."""
+
+    size: int
+
+    def sees(self, p, k):
+        return p // self.size == k // self.size
+
+    def bounds(self, p0, p1, k0, k1):
+        return _one_piece(p0 // self.size, p1 // self.size, k0 // self.size, k1 // self.size)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Cells of `size` x `size` pairs, each kept or not by a hash: as many of 2^32 as `threshold`."""
+
+    size: int
+    threshold: int
+    seed: int
+
+    def sees(self, p, k):
+        return _hash(p // self.size, k // self.size, self.seed) < self.threshold
+
+    def bounds(self, p0, p1, k0, k1):
+        one = (p0 // self.size == p1 // self.size) & (k0 // self.size == k1 // self.size)
+        kept = self.sees(p0, k0)
+        return kept | ~one, kept & one
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """p and k lie in one document. `number` int32 [positions], of each position's document, rising."""
+
+    number: Tensor
+
+    def sees(self, p, k):
+        number = self.number.to(p.device)
+        return number[p] == number[k]
+
+    def bounds(self, p0, p1, k0, k1):
+        number = self.number.to(p0.device)
+        return _one_piece(number[p0], number[p1], number[k0], number[k1])
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Query q = p - shift and key k as table [q // cell, k // cell], bool."""
+
+    table: Tensor
+    cell: int
+    shift: int
+
+    def sees(self, p, k):
+        return self.table.to(p.device)[(p - self.shift) // self.cell, k // self.cell]
+
+    def bounds(self, p0, p1, k0, k1):
+        q0, q1 = p0 - self.shift, p1 - self.shift
+        one = (q0 // self.cell == q1 // self.cell) & (k0 // self.cell == k1 // self.cell)
+        kept = self.sees(p0, k0)
+        return kept | ~one, kept & one
+
+
+Atom = Band | Step | Columns | FirstQueries | FirstKeys | Diagonal | Cells | Documents | Table
+Rule = tuple[tuple[Atom, ...], ...]  # some term holds; a term holds where each of its atoms does
+
+
+def sees(rule: Rule, p: Tensor, k: Tensor) -> Tensor:
+    """Bool, of the shape that p and k broadcast to."""
+    some = torch.zeros((), dtype=torch.bool, device=p.device)
+    for term in rule:
+        each = torch.ones((), dtype=torch.bool, device=p.device)
+        for atom in term:
+            each = each & atom.sees(p, k)
+        some = some | each
+    return some
+
+
+def bounds(rule: Rule, p0: Tensor, p1: Tensor, k0: Tensor, k1: Tensor) -> tuple[Tensor, Tensor]:
+    """(may, must) of blocks: bool, of the shape that the four broadcast to."""
+    may, must = torch.zeros(2, 1, 1, dtype=torch.bool, device=p0.device)
+    for term in rule:
+        term_may, term_must = torch.ones(2, 1, 1, dtype=torch.bool, device=p0.device)
+        for atom in term:
+            some, each = atom.bounds(p0, p1, k0, k1)
+            term_may, term_must = term_may & some, term_must & each
+        may, must = may | term_may, must | term_must
+    return may, must
+
+
+def _one_piece(p0, p1, k0, k1):
+    # Numbers of pieces rise with the position.
+    return (p0 <= k1) & (k0 <= p1), (p0 == p1) & (k0 == k1) & (p0 == k0)
+
+
+def _hash(i, j, seed: int):
+    # 32 bits in int64, whose products wrap; the mixing is that of Wellons's lowbias32.
+    bits = 0xFFFFFFFF
+    i, j = i.long(), j.long()
+    mixed = (i * 0x9E3779B1 ^ j * 0x85EBCA77 ^ seed * 0xC2B2AE3D) & bits
+    mixed = ((mixed ^ mixed >> 16) * 0x7FEB352D) & bits
+    mixed = ((mixed ^ mixed >> 15) * 0x846CA68B) & bits
+    return mixed ^ mixed >> 16

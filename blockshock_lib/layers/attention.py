@@ -1,0 +1,97 @@
+"""Block-sparse attention: a pattern written once, on the fastest right backend.
+
+from blockshock_lib import attention
+pattern = attention.causal() & attention.window(4096)
+out = attention.sparse_attention(q, k, v, pattern)
+"""
+
+from torch import Tensor
+
+from blockshock_lib.errors import UnsupportedError, allowed
+from blockshock_lib.kernels.attention.backends import BACKENDS
+from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.attention.pattern import (
+    Pattern,
+    block_diagonal,
+    block_lists,
+    by_batch,
+    by_head,
+    causal,
+    dilated_window,
+    documents,
+    from_mask,
+    full,
+    global_local,
+    random,
+    strided,
+    window,
+)
+
+__all__ = [
+    "Pattern",
+    "block_diagonal",
+    "block_lists",
+    "by_batch",
+    "by_head",
+    "causal",
+    "dilated_window",
+    "documents",
+    "from_mask",
+    "full",
+    "global_local",
+    "random",
+    "sparse_attention",
+    "strided",
+    "window",
+]
+
+
+def sparse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern,
+    backend: str = "auto",
+    scale: float | None = None,
+    dropout: float = 0.0,
+    return_lse: bool = False,
+    block: int = 128,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Softmax attention of each query over the keys that `pattern` lets it see.
+
+    q [B, H, S, D]; k and v [B, H / G, S_k, D], G query heads sharing a head of keys; one dtype, one device. `scale`
+    multiplies the scores, 1 / sqrt(D) where not given. Returns out [B, H, S, D], and with `return_lse` the logsumexp of
+    each query's scaled scores too, fp32 (of the reference q's dtype) [B, H, S], base e. A query that sees no key gets 0
+    and -inf. `block`: queries and keys of a block of the lists.
+
+    ValueError where shapes, dtypes or devices do not fit each other or the pattern; UnsupportedError where the backend
+    cannot do it, with its reason.
+    """
+    call = _call(q, k, v, pattern, scale, return_lse, block)
+    if dropout:
+        raise UnsupportedError("dropout: no backend draws the same for the same seed as another; use it on the output")
+    if backend == "auto":
+        backend = "flex" if q.is_cuda and not BACKENDS["flex"].refuse(call) else "reference"
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; {allowed(backend, ['auto', *BACKENDS])}")
+    if why := BACKENDS[backend].refuse(call):
+        raise UnsupportedError(f"backend {backend!r} cannot do this attention: {why}")
+    out, lse = BACKENDS[backend].attend(call)
+    return (out, lse) if return_lse else out
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float | None, lse: bool, block: int) -> Call:
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if not q.dim() == k.dim() == v.dim() == 4 or k.shape != v.shape or not q.numel() or not k.numel():
+        raise ValueError(f"q [B, H, S, D], k and v [B, H / G, S_k, D] are needed, none empty; not {shapes}")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
+        raise ValueError(f"batches and head dimensions must be equal, and q's heads a multiple of k's; not {shapes}")
+    if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point:
+        raise ValueError(f"q, k and v must have one floating dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k and v must lie on one device, not {q.device}, {k.device} and {v.device}")
+    planes = len(pattern.plane), len(pattern.plane[0])
+    if planes[0] not in (1, q.shape[0]) or planes[1] not in (1, q.shape[1]):
+        raise ValueError(f"a pattern of {planes[0]} batch elements and {planes[1]} heads does not fit {shapes}")
+    lists = pattern.lists(q.shape[2], k.shape[2], block, q.device)
+    return Call(q, k, v, pattern, lists, q.shape[3] ** -0.5 if scale is None else scale, lse)

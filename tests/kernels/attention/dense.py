@@ -1,0 +1,22 @@
+"""Attention by a whole mask, in float64: what every kernel is compared with."""
+
+import math
+
+import torch
+
+
+def whole_mask(pattern, q_len, k_len, batch=1, heads=1):
+    """Bool [batch, heads, q_len, k_len], from the rule alone."""
+    q, k = torch.arange(q_len)[:, None], torch.arange(k_len)[None]
+    each = [[pattern.sees(q, k, q_len, k_len, b, h).expand(q_len, k_len) for h in range(heads)] for b in range(batch)]
+    return torch.stack([torch.stack(row) for row in each])
+
+
+def attention(q, k, v, mask, scale):
+    """(out, logsumexp) in float64; a query without keys gets 0 and -inf."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1).double() for x in (k, v))
+    scores = (q.double() @ k.transpose(2, 3) * scale).masked_fill(~mask, -math.inf)
+    empty = ~mask.any(-1)
+    lse = scores.masked_fill(empty[..., None], 0).logsumexp(-1)
+    weights = (scores - lse[..., None]).exp().masked_fill(~mask, 0)
+    return weights @ v, lse.masked_fill(empty, -math.inf)

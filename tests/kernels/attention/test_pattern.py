@@ -1,0 +1,164 @@
+"""Patterns against brute force: their lists say, pair by pair, what their rule says."""
+
+import itertools
+
+import pytest
+import torch
+
+from blockshock_lib.kernels.attention import build, rules
+from blockshock_lib.kernels.attention import pattern as patterns
+from tests.kernels.attention.dense import whole_mask
+
+EACH = {
+    "full": lambda q, k: q < 10**6,
+    "causal": lambda q, k: k <= q,
+    "window": lambda q, k: (q - k).abs() < 5,
+    "dilated_window": lambda q, k: ((q - k).abs() <= 18) & ((q - k) % 3 == 0),
+    "global_local": lambda q, k: (q < 3) | (k < 3) | ((q - k).abs() < 40),
+    "block_diagonal": lambda q, k: q // 50 == k // 50,
+    "strided": lambda q, k: ((q - k).abs() < 9) | (k % 64 >= 59),
+}
+ARGUMENTS = {
+    "window": (5,),
+    "dilated_window": (7, 3),
+    "global_local": (3, 40),
+    "block_diagonal": (50,),
+    "strided": (64, 9, 5),
+}
+LENGTHS = [(1, 1), (1, 200), (33, 33), (200, 200), (130, 257)]
+
+
+def made(name):
+    return getattr(patterns, name)(*ARGUMENTS.get(name, ()))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_pattern_says_what_its_name_says(name):
+    for q_len, k_len in LENGTHS:
+        q, k = torch.arange(q_len)[:, None] + k_len - q_len, torch.arange(k_len)[None]
+        assert torch.equal(whole_mask(made(name), q_len, k_len)[0, 0], EACH[name](q, k).expand(q_len, k_len))
+
+
+def agree(pattern, q_len, k_len, block, batch=1, heads=1):
+    lists = pattern.lists(q_len, k_len, block)
+    mask = whole_mask(pattern, q_len, k_len, batch, heads)
+    plane = lists.plane.expand(batch, heads)
+    for b in range(batch):
+        for h in range(heads):
+            assert torch.equal(lists.mask(int(plane[b, h])), mask[b, h])
+    assert lists.density == pytest.approx(mask.double().mean().item(), abs=1e-12)
+    return lists
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_lists_of_random_patterns_and_lengths_equal_the_rule(seed):
+    draw = torch.Generator().manual_seed(seed)
+
+    def some(low, high):
+        return int(torch.randint(low, high, (), generator=draw))
+
+    kinds = [
+        patterns.causal,
+        lambda: patterns.window(some(1, 90)),
+        lambda: patterns.dilated_window(some(1, 20), some(1, 9)),
+        lambda: patterns.global_local(some(1, 40), some(1, 40)),
+        lambda: patterns.block_diagonal(some(1, 99)),
+        lambda: patterns.strided(every := some(1, 99), some(1, 40), some(1, every + 1)),
+        lambda: patterns.random(some(0, 101) / 100, some(0, 99), some(1, 80)),
+    ]
+    pattern = kinds[some(0, len(kinds))]()
+    for _ in range(some(0, 3)):
+        other = kinds[some(0, len(kinds))]()
+        pattern = pattern & other if some(0, 2) else pattern | other
+    k_len = some(1, 260)
+    agree(pattern, some(1, k_len + 1), k_len, (32, 64)[some(0, 2)])
+
+
+def test_documents_masks_lists_heads_and_batches():
+    documents = patterns.documents([3, 60, 37, 100]) & patterns.causal()
+    agree(documents, 200, 200, 64)
+    agree(documents, 70, 200, 32)
+    mask = torch.rand(2, 3, 70, 90, generator=torch.Generator().manual_seed(0)) < 0.2
+    agree(patterns.from_mask(mask), 70, 90, 32, 2, 3)
+    agree(patterns.from_mask(mask) & patterns.causal(), 70, 90, 32, 2, 3)
+    heads = patterns.by_head([patterns.causal(), patterns.window(9), patterns.causal()])
+    assert agree(heads, 100, 100, 32, 1, 3).planes == 2  # heads with one rule share their lists
+    agree(patterns.by_batch([heads, heads & patterns.window(50), patterns.random(0.5)]), 100, 100, 32, 3, 3)
+    counts, indices = torch.tensor([[[2, 0, 1]]]), torch.tensor([[[[0, 2], [7, 7], [1, 0]]]])
+    whole = agree(patterns.block_lists(counts, indices, 90, 75, 32), 90, 75, 32).mask()
+    assert (
+        whole[:32, :32].all() and whole[:32, 64:].all() and whole[64:, 32:64].all() and whole.sum() == 32 * 43 + 26 * 32
+    )
+
+
+def test_both_directions_hold_the_same_blocks_and_rows_are_ordered_by_work():
+    lists = (patterns.causal() & patterns.strided(64, 9, 32)).lists(300, 300, 32)
+    pairs = []
+    for rows, blocks, turn in ((lists.rows, lists.q_blocks, 1), (lists.columns, lists.k_blocks, -1)):
+        row = torch.arange(blocks).repeat_interleave(rows.partial_at.diff())
+        pairs.append(sorted(zip(*(row, rows.partial)[::turn], rows.tile, strict=True)))
+        work = (rows.full_at.diff() + rows.partial_at.diff())[rows.order[0].long()]
+        assert (work[1:] <= work[:-1]).all()
+        for at, entries in ((rows.full_at, rows.full), (rows.partial_at, rows.partial)):
+            for a, b in itertools.pairwise(at):
+                assert (entries[a:b].diff() > 0).all()
+    assert pairs[0] == pairs[1]
+
+
+def test_equal_tiles_are_held_once_and_a_random_pattern_has_its_density():
+    assert len(patterns.causal().lists(4096).tiles) == 1
+    assert patterns.random(0.1).lists(32768).block_density == pytest.approx(0.1, abs=0.01)
+    assert (
+        patterns.random(0.1, seed=1).lists(2048).rows.full.tolist()
+        != patterns.random(0.1).lists(2048).rows.full.tolist()
+    )
+
+
+def test_tiles_with_one_sum_are_told_apart(monkeypatch):
+    words = torch.randint(-9, 9, (40, 32, 1), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(torch.Tensor, "sum", lambda self, dim: self[:, 0] * 0)
+    tiles, place = build._distinct(words)
+    assert torch.equal(tiles[place], words)
+
+
+class TooNarrow(rules.Band):
+    def bounds(self, p0, p1, k0, k1):
+        may, must = super().bounds(p0, p1, k0, k1)
+        return may & (p0 - k0 <= 0), must
+
+
+def test_a_bound_that_is_not_safe_is_seen():
+    with pytest.raises(AssertionError):
+        agree(patterns.Pattern((((TooNarrow(-32, 32),),),)), 128, 128, 32)
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: patterns.window(0), "size is a positive whole number, not 0"),
+        (lambda: patterns.random(1.5), "a density lies between 0 and 1"),
+        (lambda: patterns.strided(4, 2, 5), "of every 4 keys no 5"),
+        (lambda: patterns.documents([]), "at least one length"),
+        (lambda: patterns.documents([4, 0]), "a document's length is a positive whole number"),
+        (lambda: patterns.documents([4, 4]).lists(9), "8 positions together, not 9"),
+        (lambda: patterns.causal().lists(9, 4), "at most as many; not 9 queries and 4 keys"),
+        (lambda: patterns.causal().lists(0), "at least one query and one key"),
+        (lambda: patterns.causal().lists(64, block=40), "multiple of 32"),
+        (lambda: patterns.from_mask(torch.ones(4, 4)), "a bool mask"),
+        (lambda: patterns.from_mask(torch.ones(4, 4, dtype=torch.bool)).lists(5), "of 4 queries and 4 keys, not of 5"),
+        (lambda: patterns.by_head([]), "one pattern for each head"),
+        (lambda: patterns.by_head([patterns.causal()] * 2) & patterns.by_head([patterns.full()] * 3), "of 2 and of 3"),
+        (lambda: patterns.documents([4]) & patterns.documents([5]), "made for 4 and for 5"),
+        (lambda: lists_of([[0, 3]]), "outside 0 to 1"),
+        (lambda: lists_of([[1, 0]]), "does not rise"),
+        (lambda: lists_of([[1, 1]]), "does not rise"),
+        (lambda: lists_of([[0, 1]], 3), "counts lie between 0 and 2"),
+    ],
+)
+def test_nonsense_is_refused_by_a_sentence(ask, words):
+    with pytest.raises(ValueError, match=words):
+        ask()
+
+
+def lists_of(row, count=2):
+    return patterns.block_lists(torch.tensor([[[count]]]), torch.tensor([[row]]), 32, 64, 32)

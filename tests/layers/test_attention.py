@@ -1,0 +1,109 @@
+"""attention.sparse_attention: each backend against dense attention in float64, and what is refused."""
+
+import math
+
+import pytest
+import torch
+
+from blockshock_lib import attention
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.attention.backends import BACKENDS
+from tests.kernels.attention import dense
+
+PATTERNS = {
+    "causal": attention.causal(),
+    "window": attention.causal() & attention.window(40),
+    "by head": attention.by_head(
+        [attention.full(), attention.random(0.4, 1, 32), attention.random(0.0), attention.window(9)]
+    ),
+    "documents": attention.documents([30, 1, 69]) & attention.causal(),
+}
+
+
+def drawn(q_len=100, k_len=100, heads=4, groups=2, width=16, dtype=torch.float64):
+    draw = torch.Generator().manual_seed(0)
+    shapes = (2, heads, q_len, width), *[(2, heads // groups, k_len, width)] * 2
+    return [torch.randn(shape, generator=draw, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_values_and_gradients_equal_dense_attention(name):
+    made, pattern = drawn(), PATTERNS[name]
+    out, lse = attention.sparse_attention(*made, pattern, "reference", return_lse=True, block=32)
+    right, right_lse = dense.attention(*made, dense.whole_mask(pattern, 100, 100, 2, 4), 0.25)
+    seen = right_lse.isfinite()
+    assert torch.equal(seen, lse.isfinite()) and (lse[~seen] == -math.inf).all() and not out[~seen].any()
+    torch.testing.assert_close((out, lse[seen]), (right, right_lse[seen].to(lse.dtype)), atol=1e-12, rtol=0)
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=out.dtype)
+    each = (
+        torch.autograd.grad((x * upstream).sum() + y[seen].sum(), made) for x, y in ((out, lse), (right, right_lse))
+    )
+    torch.testing.assert_close(*each, atol=1e-12, rtol=0)
+
+
+def test_the_reference_passes_gradcheck_with_fewer_queries_than_keys():
+    made = drawn(5, 9, 2, 2, 3)
+    pattern = attention.causal() & attention.window(4)
+    call = lambda *x: attention.sparse_attention(*x, pattern, "reference", return_lse=True, block=32)  # noqa: E731
+    assert torch.autograd.gradcheck(call, made)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_flex_sees_by_our_lists_and_our_rule(name):
+    made = [x.detach().float() for x in drawn()]
+    both = (attention.sparse_attention(*made, PATTERNS[name], each, return_lse=True) for each in ("flex", "reference"))
+    torch.testing.assert_close(*both, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pattern", [attention.full(), attention.causal()])
+def test_sdpa_is_the_dense_one(pattern):
+    made = drawn()
+    right = attention.sparse_attention(*made, pattern, "reference")
+    torch.testing.assert_close(attention.sparse_attention(*made, pattern, "sdpa"), right)
+
+
+def test_what_is_masked_out_may_be_nan():
+    q, k, v = (x.detach() for x in drawn())
+    k[:, :, 60], v[:, :, 61, 3] = math.nan, math.inf
+    out = attention.sparse_attention(q, k, v, attention.causal(), "reference", block=32)
+    assert out[:, :, :60].isfinite().all() and out[:, :, 61:].isnan().all()
+
+
+def test_auto_takes_a_backend_that_can():
+    made = drawn()
+    right = attention.sparse_attention(*made, PATTERNS["window"], "reference")
+    assert torch.equal(attention.sparse_attention(*made, PATTERNS["window"]), right)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda q, k, v: (q[0], k, v), "are needed, none empty"),
+        (lambda q, k, v: (q, k, v[:, :, 1:]), "are needed, none empty"),
+        (lambda q, k, v: (q, k[:1], v[:1]), "batches and head dimensions must be equal"),
+        (lambda q, k, v: (q[:, :3], k, v), "q's heads a multiple of k's"),
+        (lambda q, k, v: (q[:, :2], k, v), "of 1 batch elements and 4 heads does not fit"),
+        (lambda q, k, v: (q, k.float(), v), "one floating dtype"),
+        (lambda q, k, v: (q, k.to("meta"), v.to("meta")), "on one device"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        attention.sparse_attention(*change(*drawn()), PATTERNS["by head"])
+
+
+def test_what_a_backend_cannot_do_is_refused_by_its_reason():
+    made = drawn()
+    for backend, pattern, options, words in (
+        ("sdpa", PATTERNS["window"], {}, "it is dense"),
+        ("sdpa", attention.causal(), {"return_lse": True}, "no logsumexp"),
+        ("fa4", attention.causal(), {}, "Hopper GPUs only"),
+        ("cudnn", attention.causal(), {}, "Hopper GPUs only"),
+        ("flex", attention.causal(), {}, "no gradients"),
+        ("reference", attention.causal(), {"dropout": 0.1}, "dropout"),
+    ):
+        with pytest.raises(UnsupportedError, match=words):
+            attention.sparse_attention(*made, pattern, backend, **options)
+    with pytest.raises(ValueError, match=r"unknown backend 'flax'.*did you mean 'flex'"):
+        attention.sparse_attention(*made, attention.causal(), "flax")
+    assert all(BACKENDS[name].__doc__ for name in BACKENDS)
