@@ -24,7 +24,7 @@ def written(out: Path, *, failed: str = "") -> workbook.Run:
 def copied(source: Path, target: Path) -> Path:
     """Manifest and records of a run, packed or not, as files that a test may change."""
     target.mkdir(parents=True, exist_ok=True)
-    for name in (manifest.FILE, *records.NAMES):
+    for name in (manifest.FILE, records.PARQUET):
         if (source / name).is_file():
             shutil.copy(source / name, target)
     if (source / "records").is_dir():

@@ -26,7 +26,7 @@ MAX_MANIFEST, MAX_NOTEBOOK = 8 * 2**20, 64 * 2**20
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 # Whether a run has files of this name, relative to its folder.
 is_kind = re.compile(
-    rf"manifest\.json|records\.(?:parquet|jsonl\.gz)|records/{_WORD}\.json|traces/{_WORD}\.json\.gz|"
+    rf"manifest\.json|records\.parquet|records/{_WORD}\.json|traces/{_WORD}\.json\.gz|"
     rf"figures/{_WORD}\.png|{_WORD}\.(?:ipynb|html|png)"
 ).fullmatch
 _FOLDERS = ("records/", "traces/", "figures/")

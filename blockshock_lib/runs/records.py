@@ -1,13 +1,12 @@
 """The records of a run: the only truth of it. docs/records.md has the columns of `load`.
 
-While a run lives it has one file a case and group (see `runs.record`). A finished run has one table instead:
-records.parquet, or records.jsonl.gz where pyarrow is missing. It has the columns of `load`; what else a record holds
-(case, code, machine, libraries) lies in the file's metadata under "blockshock". Its digest stands in the run's manifest
-and is checked before the file is opened: one flipped bit can end a process in pyarrow.
+While a run lives it has one file a case and group (see `runs.record`). A finished run has one table instead, with the
+columns of `load`; what else a record holds (case, code, machine, libraries) lies in the file's metadata under
+"blockshock". Its digest stands in the run's manifest and is checked before the file is opened: one flipped bit can end
+a process in pyarrow.
 """
 
 import contextlib
-import gzip
 import io
 import json
 import warnings
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from blockshock_lib import files
 from blockshock_lib.engine.study import ROW_COLUMNS
@@ -24,7 +25,7 @@ from blockshock_lib.errors import RecordError
 from blockshock_lib.files import shown
 from blockshock_lib.runs import manifest, record
 
-PARQUET, LINES = NAMES = ("records.parquet", "records.jsonl.gz")
+PARQUET = "records.parquet"
 _KEY = b"blockshock"
 MAX_BYTES, MAX_ROWS = 512 * 2**20, 5_000_000  # of a table as it is unpacked: a stranger's may be a bomb
 
@@ -52,11 +53,11 @@ def scan(folder: Path | str) -> tuple[list[dict[str, Any]], dict[str, RecordErro
     folder = Path(folder)
     if not folder.is_dir():
         raise RecordError(f"{folder} is no folder of a run")
-    packed = find(folder)
+    seal = find(folder)
     found, damaged = [], {}
-    for path in packed[:1] if packed else sorted((folder / "records").glob("*.json")):
+    for path in sorted((folder / "records").glob("*.json")) if seal is None else [folder / PARQUET]:
         try:
-            found += read_table(*packed) if packed else [record.read(path)]
+            found += [record.read(path)] if seal is None else read_table(path, seal)
         except record.NewerError:
             raise
         except RecordError as error:
@@ -64,14 +65,11 @@ def scan(folder: Path | str) -> tuple[list[dict[str, Any]], dict[str, RecordErro
     return found, damaged
 
 
-def find(folder: Path) -> tuple[Path, str] | None:
-    """The table of a run, its SHA-256 ("" if unsealed); None while files hold the records, also beside a table."""
+def find(folder: Path) -> str | None:
+    """The SHA-256 of a run's table, "" if unsealed; None while files hold the records, also beside a table."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        sealed = json.loads((folder / manifest.FILE).read_text())["files"]
-        if named := [name for name in NAMES if name in sealed]:
-            return folder / named[0], sealed[named[0]]
-    there = [] if (folder / "records").is_dir() else [folder / name for name in NAMES if (folder / name).is_file()]
-    return (there[0], "") if there else None
+        return json.loads((folder / manifest.FILE).read_text())["files"][PARQUET]
+    return "" if (folder / PARQUET).is_file() and not (folder / "records").is_dir() else None
 
 
 def any_in(folder: Path) -> bool:
@@ -84,13 +82,11 @@ def read_table(path: Path, seal: str) -> list[dict[str, Any]]:
         if files.sha256(data) != seal:
             why = "its content does not match its digest" if seal else "it has no digest"
             raise RecordError(f"{why} in the run's {manifest.FILE}")
-        return _decode(path.name, data)
+        return _decode(data)
     except record.NewerError:
         raise
     except OSError as error:
         raise RecordError(f"{shown(path)} could not be read: {error.strerror or error}") from error
-    except ModuleNotFoundError:
-        raise RecordError(f"{shown(path)} takes pyarrow to open: pip install pyarrow") from None
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, EOFError, RecordError) as error:
         raise RecordError(f"{shown(path)} is damaged: {error}") from error
 
@@ -103,19 +99,15 @@ def pack(folder: Path) -> Path | None:
     whole, damaged = scan(folder)
     if damaged or not whole or find(folder) is not None:
         return None
-    try:
-        name, data = PARQUET, _parquet(whole)
-    except ModuleNotFoundError:
-        lines = b"".join(record.encode(one).replace(b"\n", b"") + b"\n" for one in whole)
-        name, data = LINES, gzip.compress(lines, mtime=0)
-    table, seal = folder / name, files.sha256(data)
+    table, data = folder / PARQUET, _parquet(whole)
+    seal = files.sha256(data)
     files.write_atomic(table, data)
     paths = [record.path_of(folder, one["id"], one["group"]) for one in whole]
     if list(map(record.encode, read_table(table, seal))) != [path.read_bytes() for path in paths]:
         table.unlink()
         raise RecordError(f"{shown(table)} did not hold what the records do, and was removed: they stand")
     # Sealed before the files go, so that at every moment one of the two is the run's records.
-    sealed = manifest.read(folder).get("files", {}) | {name: seal}
+    sealed = manifest.read(folder).get("files", {}) | {PARQUET: seal}
     kept = {file: digest for file, digest in sorted(sealed.items()) if not file.startswith("records/")}
     manifest.note(folder, files=kept)
     for path in (*paths, *(folder / "records").glob("*.part")):
@@ -127,9 +119,9 @@ def pack(folder: Path) -> Path | None:
 
 def unpack(folder: Path) -> None:
     """The opposite of `pack`. An altered table becomes <name>.damaged; RecordError: unsealed, or no way to open it."""
-    if (packed := find(folder)) is None:
+    if (seal := find(folder)) is None:
         return
-    table, seal = packed
+    table = folder / PARQUET
     try:
         whole = read_table(table, seal)
     except RecordError:
@@ -146,9 +138,6 @@ def unpack(folder: Path) -> None:
 
 
 def _parquet(whole: Sequence[dict[str, Any]]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     contexts: list[Any] = []  # few, and long: each stands once
     heads = []
     for one in whole:
@@ -162,14 +151,7 @@ def _parquet(whole: Sequence[dict[str, Any]]) -> bytes:
     return sink.getvalue()
 
 
-def _decode(name: str, data: bytes) -> list[dict[str, Any]]:
-    if name == LINES:
-        text = gzip.GzipFile(fileobj=io.BytesIO(data)).read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise RecordError(f"it unpacks to more than {MAX_BYTES} bytes")
-        return [record.parse(json.loads(line)) for line in text.splitlines()]
-    import pyarrow.parquet as pq
-
+def _decode(data: bytes) -> list[dict[str, Any]]:
     file = pq.ParquetFile(io.BytesIO(data))
     sizes = [file.metadata.row_group(place).total_byte_size for place in range(file.metadata.num_row_groups)]
     if file.metadata.num_rows > MAX_ROWS or sum(sizes) > MAX_BYTES:

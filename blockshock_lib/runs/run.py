@@ -125,7 +125,7 @@ class Run:
         known, current = {(one["id"], one["group"]): one for one in whole}, self.context
         again = {}
         for case, group in self._wanted:
-            torn = {f"{case}-{group}.json", *records.NAMES} & damaged.keys()
+            torn = {f"{case}-{group}.json", records.PARQUET} & damaged.keys()
             made = known.get((case, group))
             again[case, group] = _why(made, current) if made else "damaged" if torn else "missing"
         return {wanted: why for wanted, why in again.items() if why}

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pandas as pd
+import pyarrow.parquet as parquet
 import pytest
 
 from blockshock_lib import files
@@ -45,12 +46,8 @@ def test_a_run_without_records_gives_an_empty_frame_with_the_general_columns(tmp
         records.load(tmp_path / "missing")
 
 
-@pytest.mark.parametrize("form", records.NAMES)
-def test_a_finished_run_is_one_sealed_table_of_the_same_rows_and_can_be_files_again(run, form, monkeypatch):
-    if form == records.LINES:
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
-    elif form == records.PARQUET:
-        pytest.importorskip("pyarrow")
+def test_a_finished_run_is_one_sealed_table_of_the_same_rows_and_can_be_files_again(run):
+    form = records.PARQUET
     before = {path.name: path.read_bytes() for path in (run / "records").iterdir()}
     frame = records.load(run)
     assert records.pack(run) == run / form and records.pack(run) is None
@@ -58,8 +55,7 @@ def test_a_finished_run_is_one_sealed_table_of_the_same_rows_and_can_be_files_ag
     assert manifest.read(run)["files"] == {form: files.sha256(run / form), "n.ipynb": "1"}
     pd.testing.assert_frame_equal(records.load(run, strict=True), frame)
     assert records.any_in(run)
-    if form == records.PARQUET:
-        assert list(pd.read_parquet(run / form).columns) == list(frame.columns), "without this library"
+    assert list(pd.read_parquet(run / form).columns) == list(frame.columns), "without this library"
     records.unpack(run)
     assert {path.name: path.read_bytes() for path in (run / "records").iterdir()} == before
     assert not (run / form).exists() and "files" not in manifest.read(run)
@@ -94,12 +90,8 @@ def test_a_table_without_its_manifest_is_not_opened(run):
         records.load(run, strict=True)
 
 
-@pytest.mark.parametrize("form", records.NAMES)
-def test_a_table_that_unpacks_to_too_much_is_refused(run, form, monkeypatch):
-    if form == records.LINES:
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
+def test_a_table_that_unpacks_to_too_much_is_refused(run, monkeypatch):
     records.pack(run)
-    monkeypatch.undo()
     monkeypatch.setattr(records, "MAX_BYTES", 100)
     with pytest.raises(RecordError, match="unpacks to more than"):
         records.load(run, strict=True)
@@ -116,7 +108,6 @@ def test_a_table_that_unpacks_to_too_much_is_refused(run, form, monkeypatch):
     ],
 )
 def test_a_sealed_table_of_no_records_is_refused(run, change, says):
-    parquet = pytest.importorskip("pyarrow.parquet")
     table = parquet.read_table(packed := records.pack(run))
     about = json.loads(table.schema.metadata[b"blockshock"])
     change(about)
@@ -134,13 +125,9 @@ def test_load_takes_no_torch():
 def test_a_table_that_cannot_be_opened_here_is_left_alone_and_one_that_was_altered_is_put_aside(run, monkeypatch):
     packed = records.pack(run)
     whole = packed.read_bytes()
-
-    def missing(*_):
-        raise ModuleNotFoundError("pyarrow")
-
     with monkeypatch.context() as patch:
-        patch.setattr(records, "_decode", missing)
-        with pytest.raises(RecordError, match="takes pyarrow"):
+        patch.setattr(records, "MAX_BYTES", 100)
+        with pytest.raises(RecordError, match="unpacks to more than"):
             records.unpack(run)
     assert packed.read_bytes() == whole
     packed.write_bytes(whole[:-1])

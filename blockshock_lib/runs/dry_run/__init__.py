@@ -34,16 +34,26 @@ def dry_run(study: Study, params: RunParams, card: dict, out: Path | None = None
         time = f"about {span(guess.seconds)}, likely between {span(guess.low)} and {span(guess.high)}: an estimate, "
         time += f"{guess.why}."
     about = (
-        f"{_count(len(cases), 'case')} in {_count(groups, 'group')} of fresh processes: "
-        f"{_count(len(cases) * groups, 'record')}. Bytes are a rank's, of the lowest to the highest method. run: the "
-        "methods that can run, of those asked for. memory: the most that the case needs at once, an upper estimate."
+        f"cases: {len(cases)}, in {groups} groups of fresh processes: {len(cases) * groups} records. run: the methods "
     )
+    about += "that can run, of those asked for. memory: the most that the case needs at once, an upper estimate."
+    (largest, need), room = max(zip(cases, needs, strict=True), key=lambda pair: pair[1].bytes), []
+    if any(sizes):
+        there = (
+            f"{byte_text(limit)} {'on the smallest GPU' if largest.device == 'cuda' else 'free here'}" if limit else ""
+        )
+        pairs = [(case.label, size) for case, size in zip(cases, sizes, strict=True) if limit and size > limit]
+        room = [f"{one} needs up to {byte_text(size)} of {there}: it cannot be expected to fit." for one, size in pairs]
+        end = f"every case fits: at most {byte_text(max(sizes))} of {there} (an upper estimate)."
+        room = room or [end if limit else f"up to {byte_text(max(sizes))}; what this machine has for it is not known."]
     blocks = [
         _head(study, params, card),
-        f"{_fold('Cases', about)}\n\n{_columns(_case_lines(study, cases, needs, sizes, limit))}",
-        _methods(study, cases, needs),
+        _fold("Cases", about),
+        _columns(_case_lines(study, cases, needs, sizes, limit)),
+        _fold("Methods", f"bytes a rank in the largest case, {largest.label}."),
+        _columns(_methods(study, need)),
         _fold("Time", time),
-        "\n".join(_fold("" if place else "Memory", text) for place, text in enumerate(_memory(cases, sizes, limit))),
+        "\n".join(_fold("" if place else "Memory", text) for place, text in enumerate(room or ["not known."])),
     ]
     return "\n\n".join(blocks)
 
@@ -60,30 +70,15 @@ def machine_bytes(device: str, card: dict) -> int | None:
     return min((gpu["memory_bytes"] for gpu in card["gpus"]), default=None) if device == "cuda" else memory.available()
 
 
-def _memory(cases: Sequence[Any], sizes: Sequence[int], limit: int | None) -> list[str]:
-    most, where = byte_text(max(sizes)), "on the smallest GPU" if cases[0].device == "cuda" else "free here"
-    if not any(sizes):
-        return ["this study does not say what its cases need."]
-    if limit is None:
-        return [f"up to {most}; what this machine has for it is not known."]
-    there = f"{byte_text(limit)} {where}"
-    wide = [
-        f"{case.label} needs up to {byte_text(size)} of {there}: it cannot be expected to fit."
-        for case, size in zip(cases, sizes, strict=True)
-        if size > limit
-    ]
-    return wide or [f"every case fits: at most {most} of {there} (an upper estimate)."]
-
-
 def _head(study: Study, params: RunParams, card: dict) -> str:
     hardware, chosen = params.hardware, params.layers
     files = ["base", study.name, params.phase, f"hardware/{chosen['hardware']}"]
     files += [f"sweeps/{chosen['sweep']}"] if "sweep" in chosen else []
-    ranks = _count(hardware.world_size, "rank") + (" in one process" if hardware.emulated else "")
+    ranks = f"{hardware.world_size} rank{'s' * (hardware.world_size > 1)}" + " in one process" * hardware.emulated
     lines = [
-        _fold(f"{params.phase}", f"{study.phases[params.phase].question} A dry run: nothing is started or written."),
-        _fold("Parameters", f"params/: {' < '.join(files)} < --set"),
-        _fold("Machine", f"{card['title']}; {ranks}" + (", no claim about speed" if hardware.device == "cpu" else "")),
+        _fold(params.phase, f"{study.phases[params.phase].question} A dry run: nothing is started or written."),
+        _fold("Parameters", f"params/: {' < '.join(files)} < what is chosen by name < --set"),
+        _fold("Machine", f"{card['title']}; {ranks}" + ", no claim about speed" * (hardware.device == "cpu")),
     ]
     try:
         admit(params, card)
@@ -101,30 +96,25 @@ def _case_lines(
     for case, need, size in zip(cases, needs, sizes, strict=True):
         own = study.columns(case.as_dict())
         line = {axes.header(name): str(own[name]) for name in (axes.x, axes.y)} | {"dtype": case.dtype}
-        line |= {axes.header(name): axes.word(name, own[name]) for name in others if own[name] != ""}
+        line |= {axes.header(name): axes.word(name, own[name]) if own[name] != "" else "none" for name in others}
         line["run"] = f"{sum(not why for why in need.unsupported.values())}/{len(need.unsupported)}"
-        for what in dict.fromkeys(what for held in need.held.values() for what in held):
-            line[what] = _range([held[what] for held in need.held.values()])
         line["memory"] = byte_text(size) if size else "?"
         line["fits"] = "?" if limit is None or not size else "yes" if size <= limit else "NO"
-        line[axes.header(first)] = axes.word(first, own[first]) if first else ""
-        lines.append(line)
-    frame = pd.DataFrame(lines).fillna("none")
-    alike = [name for name in map(axes.header, others) if name in frame and frame[name].nunique() == 1]
+        lines.append(line | {axes.header(first): axes.word(first, own[first]) if first else ""})
+    frame = pd.DataFrame(lines)
+    alike = [name for name in map(axes.header, others) if frame[name].nunique() == 1]
     *keys, last = frame.columns.drop([*alike, "memory"])
     merged = frame.groupby(keys, sort=False).agg({"memory": "last", last: ", ".join}).reset_index()
     return merged[[*keys[:-1], "memory", "fits", last]]
 
 
-def _methods(study: Study, cases: Sequence[Any], needs: Sequence[Need]) -> str:
-    case, need = max(zip(cases, needs, strict=True), key=lambda pair: pair[1].bytes)
+def _methods(study: Study, need: Need) -> pd.DataFrame:
     rows = []
     for name, reason in need.unsupported.items():
         held = {what: byte_text(value) for what, value in need.held.get(name, {}).items()}
         rows.append({"method": study.axes.label(name)} | held | {"": f"cannot run: {reason}" if reason else ""})
     frame = pd.DataFrame(rows, dtype=object).fillna("")
-    frame = frame[[*frame.columns.drop(""), ""]]
-    return f"{_fold('Methods', f'bytes a rank in the largest case, {case.label}.')}\n\n{_columns(frame)}"
+    return frame[[*frame.columns.drop(""), ""]]
 
 
 def _columns(frame: pd.DataFrame) -> str:
@@ -139,23 +129,11 @@ def _columns(frame: pd.DataFrame) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _range(values: Sequence[float]) -> str:
-    """65536, 131072 -> "64–128 KiB", three digits each."""
-    (low, unit), (high, larger) = (byte_text(value).split() for value in (min(values), max(values)))
-    low, high = (f"{float(number):.3g}" if float(number) < 1000 else number for number in (low, high))
-    small = low if unit == larger or low == "0" else f"{low} {unit}"
-    return f"{low} {unit}" if (low, unit) == (high, larger) else f"{small}–{high} {larger}"
-
-
 def span(seconds: float) -> str:
     """17.4 -> "17 s", 754 -> "13 min", 9000 -> "2.5 h"."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _fold(name: str, text: str) -> str:

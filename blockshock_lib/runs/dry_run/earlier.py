@@ -67,35 +67,31 @@ class Known(NamedTuple):
 def known_ceilings(
     device: str, dtype: str, *, machine: str = "", ranks: int = 2, out: Path | None = None
 ) -> Known | None:
-    """The newest ceilings of that machine, else of a shipped run of that device kind; in the asked dtype first."""
+    """The newest ceilings of that machine, else of a shipped run of that device kind; in the asked dtype first. Medians
+    over a run's fresh groups, each of which measures them once and repeats them in each record.
+    """
     timed = [run for run in runs(device, machine=machine, out=out) if run.phase.timed]
-    asked = itertools.product((True, False), (dtype, ""), timed)
-    for run, kind in ((run, kind) for here, kind, run in asked if (run.machine == machine) is here):
-        if found := _measured(run, kind):
-            (ceilings, measured_in), linked = found, run.hardware["world_size"]
-            notes = {
-                f"of another machine, {run.machine}": run.machine != machine,
-                f"measured in {measured_in}, not {dtype}": measured_in != dtype,
-                f"the link's between {linked} ranks, not {ranks}": linked != ranks,
-            }
-            return Known(ceilings, run.machine, shown(run.folder), "; ".join(text for text, so in notes.items() if so))
+    for here, kind in itertools.product((True, False), (dtype, "")):
+        for run in (run for run in timed if (run.machine == machine) is here):
+            asked = run.manifest["params"]
+            if kind and kind not in (asked.get("sweep", {}).get("dtypes") or [asked.get("dtype")]):
+                continue
+            frame = records.load(run.folder)
+            rows = frame[
+                frame["method"].eq(CEILING) & frame["status"].eq("ok") & frame["metric"].isin(Ceilings._fields)
+            ]
+            first = rows[rows["dtype"].eq(kind) | (kind == "")].drop_duplicates(["group", "metric"])
+            middle = first.groupby("metric")["value"].median()
+            if {"copy_bandwidth", "gemm_rate"} <= set(middle.index):
+                measured_in, linked = first["dtype"].iloc[0], run.hardware["world_size"]
+                notes = {
+                    f"of another machine, {run.machine}": not here,
+                    f"measured in {measured_in}, not {dtype}": measured_in != dtype,
+                    f"the link's between {linked} ranks, not {ranks}": linked != ranks,
+                }
+                found = Ceilings(*(float(middle.get(name, 0.0)) for name in Ceilings._fields))
+                return Known(found, run.machine, shown(run.folder), "; ".join(text for text, so in notes.items() if so))
     return None
-
-
-def _measured(run: Earlier, dtype: str) -> tuple[Ceilings, str] | None:
-    """Median over the run's fresh groups, and the dtype; a group measures them once and repeats them in each record."""
-    asked = run.manifest["params"]
-    if dtype and dtype not in (asked.get("sweep", {}).get("dtypes") or [asked.get("dtype")]):
-        return None
-    frame = records.load(run.folder)
-    rows = frame[frame["method"].eq(CEILING) & frame["status"].eq("ok") & frame["metric"].isin(Ceilings._fields)]
-    if dtype:
-        rows = rows[rows["dtype"].eq(dtype)]
-    first = rows.drop_duplicates(["group", "metric"])
-    middle = first.groupby("metric")["value"].median()
-    if not {"copy_bandwidth", "gemm_rate"} <= set(middle.index):
-        return None
-    return Ceilings(*(float(middle.get(name, 0.0)) for name in Ceilings._fields)), first["dtype"].iloc[0]
 
 
 def measured_times(
@@ -137,34 +133,28 @@ def estimate(study: Study, params: RunParams, card: dict, out: Path | None = Non
     found = runs(params.hardware.device, machine=card["title"], out=out)
     found = [run for run in found if run.study.name == study.name]
     for run in sorted(found, key=lambda run: run.phase.name != params.phase):
-        try:
-            middle = COMMAND_SECONDS + _scaled(study, params, run)
-        except (KeyError, TypeError, ValueError):
-            continue  # its parameters or its times are not told
-        here, alike = run.machine == card["title"], run.phase.name == params.phase
-        wide = (1.5 if alike else 2.0) if here else (2.5 if alike else 4.0)
-        why = f"scaled from {shown(run.folder)}, {'this machine' if here else run.machine}"
-        return Estimate(middle, middle / wide, middle * wide, why)
+        # Its parameters or its times may not be told; one that was resumed did only the rest between start and end.
+        with suppress(KeyError, TypeError, ValueError):
+            if not run.manifest.get("resumed"):
+                middle, here = COMMAND_SECONDS + _scaled(study, params, run), run.machine == card["title"]
+                wide = (1.5 if here else 2.5) if run.phase.name == params.phase else 4.0
+                why = f"scaled from {shown(run.folder)}, {'this machine' if here else run.machine}"
+                return Estimate(middle, middle / wide, middle * wide, why)
     return None
 
 
 def _scaled(study: Study, params: RunParams, run: Earlier) -> float:
-    if run.manifest.get("resumed"):
-        raise ValueError("it did only the rest of its work between start and end")
     started, ended = (dt.datetime.fromisoformat(run.manifest[key]) for key in ("started", "ended"))
-    whole = (ended - started).total_seconds()
     before = study.params.model_validate(run.manifest["params"])
     measured, groups = study.expand(before), before.timing.groups
+    each = (ended - started).total_seconds() / groups
     work, known = (
         study.axes.work(pd.DataFrame([study.columns(case.as_dict()) for case in cases])).to_numpy(dtype=float)
         for cases in (study.expand(params), measured)
     )
     told = run.manifest.get("seconds") or {}  # case -> median over the groups; older runs did not note it
-    if set(told) >= {case.id for case in measured}:
-        seconds = np.array([told[case.id] for case in measured])
-    else:  # half of the time is every case's alike, half goes with the work
-        seconds = whole / groups * 0.5 * (1 / len(known) + known / known.sum())
-    rest = max(0.0, whole - groups * seconds.sum()) / groups  # starts, the notebook
+    seconds = np.array([told.get(case.id, each / len(measured)) for case in measured])
+    rest = max(0.0, each - seconds.sum())  # starts, the notebook
     nearest = np.abs(np.log(work[:, None] / known[None, :])).argmin(axis=1)
     larger = np.maximum(1.0, work / known[nearest])
     samples = 1.0
