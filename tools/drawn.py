@@ -34,7 +34,7 @@ def outputs(notebook: Path) -> list[tuple[str, str]]:
     for cell in json.loads(notebook.read_text())["cells"]:
         for output in cell.get("outputs", []):
             if output["output_type"] == "stream":
-                shown.append((output["name"], _plain("".join(output["text"]))))
+                shown.append((output["name"], plain("".join(output["text"]))))
             elif output["output_type"] == "error":
                 shown.append(("error", f"{output['ename']}: {output['evalue']}"))
             else:
@@ -46,12 +46,12 @@ def _data(data: dict) -> list[tuple[str, str]]:
     if "image/png" in data:
         return [("figure", _pixels("".join(data["image/png"])))]
     if "text/html" not in data:
-        return [("text", _plain("".join(data.get("text/plain", ""))))]
+        return [("text", plain("".join(data.get("text/plain", ""))))]
     text = "".join(data["text/html"])
     figures = [
-        part for alt, image in _PICTURE.findall(text) for part in (("figure", _pixels(image)), ("alt", _plain(alt)))
+        part for alt, image in _PICTURE.findall(text) for part in (("figure", _pixels(image)), ("alt", plain(alt)))
     ]
-    return [*figures, ("html", _plain(_PICTURE.sub("", text)))]
+    return [*figures, ("html", plain(_PICTURE.sub("", text)))]
 
 
 def _pixels(image: str) -> str:
@@ -62,7 +62,7 @@ def _pixels(image: str) -> str:
     return f"{picture.width}x{picture.height} {hashlib.sha256(picture.tobytes()).hexdigest()[:16]}"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """`text` as it is read: a table with a line a row, without tags, and without what may differ."""
     if "<" in text:
         text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)

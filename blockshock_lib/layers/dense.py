@@ -133,7 +133,7 @@ class PermutedDenseLinear(TermParallelLinear):
 
     @classmethod
     def unsupported(cls, mask: Mask, device: torch.device, dtype: torch.dtype, **options) -> str:
-        return "" if mask.periodic else f"mask {mask.name} is not periodic, so no permutation makes its terms dense"
+        return "" if mask.periodic else f"mask {mask.name} is not periodic: D permutes masks that repeat one 4x4 tile"
 
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
         self.classes = classes_of(self.mask, part.term)

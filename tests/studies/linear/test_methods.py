@@ -13,7 +13,7 @@ from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.methods.dense import RowParallel
 from blockshock_lib.studies.linear.report import FIGURES, TABLES
 from tests.cases import case, write
-from tests.studies.linear.measuring import asked, measured
+from tests.studies.linear.measuring import asked, measured, picked
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -71,6 +71,8 @@ def test_rows_and_a_maker_are_enough_for_a_new_family_of_masks(monkeypatch, phas
     twin = {"twin": "ok"} if phase != "phase0" else {}
     assert checks == dict.fromkeys(methods, "ok") | {"permuted_dense": "unsupported"} | twin
     assert all(row["value"] == 1 for row in rows if row["metric"] == "check" and row["status"] == "ok")
+    (refused,) = picked(rows, "permuted_dense", "check")
+    assert refused["reason"] == "mask blocks is not periodic: D permutes masks that repeat one 4x4 tile"
     for metric in ("weight_bytes", "copies_bytes"):
         held, formula = (
             [r["value"] for r in rows if (r["method"], r["metric"]) == ("block_shock", name)]

@@ -171,30 +171,32 @@ def _pieces_title(table: pd.DataFrame, what: str, bias: str) -> str:
 
 def where_figure(frame: pd.DataFrame) -> Figure:
     """Parts of a forward, and of a training step, in the largest case of each: bars a method, B1's whole is 1."""
-    parts = build.largest(law.pieces(frame))
-    parts = parts[parts["method"].isin(_WHERE_METHODS) & parts["part"].isin(list(_WHERE_LOOKS))]
-    wholes = [part for _, part in parts.groupby(["work", "optimizer", "shape", "batch"], sort=False)]
+    table = build.largest(law.pieces(frame))
+    table = table[table["method"].isin(_WHERE_METHODS)]
+    known = [name for name in law.PARTS if name in _WHERE_LOOKS and table[name].notna().any()]
+    wholes = [part for _, part in table.groupby(["work", "optimizer", "shape", "batch"], sort=False)]
     wholes.sort(key=lambda part: (part["work"].iloc[0], -ord(part["optimizer"].iloc[0][:1] or " ")))
-    if not wholes:
+    if not known:
         return figures.empty("Where the time goes", "no case holds the kernel times of its parts")
-    no_claim, works = frames.no_claim(parts), law.codes(frame) if parts["work"].nunique() > 1 else {}
-    called, methods, told = piece_names(frame), [part["method"].nunique() for part in wholes], []
-    for (work, optimizer, method), rows in parts.groupby(["work", "optimizer", "method"], sort=False):
-        times = ", ".join(f"{called.get(r.part, r.part)} {r.ms:.3g}" for r in rows.itertuples(index=False))
-        told.append(f"{listed(work, optimizer_name(optimizer), AXES.label(method), by=' ')}: {times} ms.")
-    products = parts[parts["work"].eq("forward") & parts["part"].eq("forward product")].set_index("method")["ms"]
+    no_claim, works = frames.no_claim(table), law.codes(frame) if table["work"].nunique() > 1 else {}
+    called, told = piece_names(frame), []
+    for row in table.to_dict("records"):
+        times = ", ".join(f"{called.get(name, name)} {row[name]:.3g}" for name in known if pd.notna(row[name]))
+        whose = listed(row["work"], optimizer_name(row["optimizer"]), AXES.label(row["method"]), by=" ")
+        told.append(f"{whose}: {times} ms.")
+    products = table[table["work"].eq("forward")].set_index("method")["forward product"]
     title = "Where the time goes" + (": no claim" if no_claim else "")
     if not no_claim and {B1, OURS} <= set(products.index):
         title += f": Block-Shock's product alone takes {products[OURS] / products[B1]:.2f} times B1's"
     with figures.drawing(
-        *(9.2, 0.5 + sum(0.5 + 0.3 * count for count in methods), title, no_claim),
-        frames.setting(dict(parts.iloc[0]) | {"optimizer": ""}, AXES),
+        *(9.2, 0.5 + sum(0.5 + 0.3 * len(part) for part in wholes), title, no_claim),
+        frames.setting(dict(table.iloc[0]) | {"optimizer": ""}, AXES),
         alt=" ".join(told),
         note="Each part as it was measured alone; the number is their sum, so what a step overlaps is in it twice. "
         "Hatched: a collective, alone. A forward beyond its product: what its collective adds, and other work. "
         + law.codes_sentence(works),
         rows=len(wholes),
-        height_ratios=[count + 1 for count in methods],
+        height_ratios=[len(part) + 1 for part in wholes],
     ) as (fig, grid):
         for ax, part in zip(grid[:, 0], wholes, strict=True):
             first = part.iloc[0]
@@ -202,18 +204,19 @@ def where_figure(frame: pd.DataFrame) -> Figure:
             _where_panel(ax, part)
             ax.set_title(f"{work}, {AXES.case(first)}")
         grid[-1, 0].set_xlabel("time over B1's (×)")
-        known = {name: look for name, look in _WHERE_LOOKS.items() if name in set(parts["part"])}
-        keys = swatches(known, called, linewidth=0.4)
+        looks = {name: look for name, look in _WHERE_LOOKS.items() if name in known}
+        keys = swatches(looks, called, linewidth=0.4)
         grid[0, 0].legend(handles=keys, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8.5)
     return fig
 
 
 def _where_panel(ax: Axes, case: pd.DataFrame) -> None:
-    methods, whole = AXES.ordered(case["method"])[::-1], case.groupby("method")["ms"].sum()
+    methods = AXES.ordered(case["method"])[::-1]
+    wide = case.set_index("method").loc[methods, list(_WHERE_LOOKS)]
+    whole = wide.sum(axis=1)
     unit = whole.get(B1, whole.min())
     most = whole.max() / unit
-    wide = case.pivot(index="method", columns="part", values="ms").reindex(methods) / unit
-    ends = stack(ax, wide, {name: look for name, look in _WHERE_LOOKS.items() if name in wide}, 0.66)
+    ends = stack(ax, wide / unit, _WHERE_LOOKS, 0.66)
     for place, end in enumerate(ends):
         ax.text(end + 0.01 * most, place, f"{end:.2f}", va="center", fontsize=8, color=MUTED)
     ax.set_yticks(range(len(methods)), [AXES.label(name) for name in methods])

@@ -64,13 +64,14 @@ def medians(frame: pd.DataFrame, columns: Mapping[str, Metric]) -> pd.DataFrame:
     return add_medians(table.drop_duplicates(KEYS), frame, columns)
 
 
-def by_case(frame: pd.DataFrame, rows: Mapping[str, Mapping], columns: Sequence[str] = ()) -> pd.DataFrame:
-    """A row a case of `rows`, in order: the case's columns, `size`, and what `rows` says of it."""
-    if not rows:
-        return pd.DataFrame(columns=[*AXES.case_columns, "size", *columns])
-    cases = frames.complete(frame, AXES).drop_duplicates("case").set_index("case", drop=False)[AXES.case_columns]
-    table = pd.DataFrame([cases.loc[case].to_dict() | dict(row) for case, row in rows.items()])
-    return in_order(table.assign(size=AXES.size(table)), "size", "batch", "optimizer")
+def wide(frame: pd.DataFrame, metrics: Mapping[str, Metric], methods: Mapping[str, str]) -> pd.DataFrame:
+    """A row a case, in order: its columns, `size`, and the median "<method><metric>" by these short names, or NaN."""
+    found = medians(frame, metrics)
+    table = found.drop_duplicates("case")[[*AXES.case_columns, "size"]]
+    for short, method in methods.items():
+        part = found.loc[found["method"].eq(method), ["case", *metrics]].set_index("case").add_prefix(short)
+        table = table.join(part, on="case")
+    return in_order(table, "size", "batch", "optimizer")
 
 
 def in_order(table: pd.DataFrame, *by: str) -> pd.DataFrame:
@@ -99,13 +100,10 @@ def speeds(frame: pd.DataFrame, over: str, methods: Iterable[str], metric: str) 
     return pd.DataFrame(found, columns=[*KEYS, "speed", "claim"], dtype=object)
 
 
-def speeds_of_ways(frame: pd.DataFrame, metric: str, over: str, under: str) -> pd.DataFrame:
-    """Speed of one way over another of the same metric of a method, in words: columns case, method, `speed`."""
-    found = []
-    for method, rows in frame.groupby("method"):
-        named = pd.concat([of_detail(rows, metric, way).assign(method=way) for way in (over, under)])
-        found.append(speeds(named, over, [under], metric).assign(method=method))
-    return stacked(found)[[*KEYS, "speed"]]
+def speed_of_way(rows: pd.DataFrame, metric: str, over: str, under: str) -> pd.DataFrame:
+    """`verdicts.ratio` of one way over another of the same metric of one method, whose `rows` are given."""
+    named = pd.concat([of_detail(rows, metric, way).assign(method=way) for way in (over, under)])
+    return verdicts.ratio(named, AXES, over, under, metric)
 
 
 def interval(row: Mapping, name: str = "") -> str:

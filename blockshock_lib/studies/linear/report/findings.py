@@ -5,17 +5,18 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report import verdicts
 from blockshock_lib.report.tables import ABSENT, rounded
 from blockshock_lib.report.verdicts import Verdict
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.hypotheses import HYPOTHESES
 from blockshock_lib.studies.linear.report import build, law
-from blockshock_lib.studies.linear.report.build import B1, OURS, T1, A, C, interval, largest, text
-from blockshock_lib.studies.linear.report.law import NAME, STEPS
+from blockshock_lib.studies.linear.report.build import OURS, C, interval, largest, text
+from blockshock_lib.studies.linear.report.law import STEPS
 from blockshock_lib.studies.linear.report.training import piece_names
 
 CODE = "measured with different code: compare within one"
+_STEPS_OVER_B1, _ENDS = {"t3": "packed", "t1": "recompress"}, ("", "_low", "_high")
 _FORWARDS, _STEPS = "A, B1 and Block-Shock: make phase1", "B1, T1 and T3: make phase3"
 
 
@@ -85,19 +86,17 @@ def step_law_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def where_table(frame: pd.DataFrame) -> pd.DataFrame:
     """`law.pieces` of the largest case, ms: a row a (work, method), a column a part."""
-    parts = largest(law.pieces(frame))
-    if parts.empty:
+    table = build.in_order(largest(law.pieces(frame)), "work", "optimizer", "method")
+    if table.empty:
         return _missing("kernel time of its parts: make phase1")
-    keys = ["work", "shape", "batch", "optimizer", "method"]
-    wide = parts.pivot_table(index=keys, columns="part", values="ms", sort=False).reset_index()
-    wide = build.in_order(wide, "work", "optimizer", "method").rename(columns={"batch": "B"})
     called, works = piece_names(frame), law.codes(frame)
-    for name in dict.fromkeys(parts["part"]):
-        wide[f"{called.get(name, name)} (ms)"] = text(wide.pop(name))
-    if wide["work"].nunique() > 1 and works:
-        wide[CODE] = wide["work"].map(works)
-    wide["optimizer"], wide["method"] = wide["optimizer"].map(optimizer_name), wide["method"].map(AXES.label)
-    return wide.drop(columns=[] if wide["optimizer"].any() else "optimizer")
+    found = table[["work", "shape"]].assign(B=table["batch"], optimizer=table["optimizer"].map(optimizer_name))
+    found["method"] = table["method"].map(AXES.label)
+    for name in (name for name in law.PARTS if table[name].notna().any()):
+        found[f"{called.get(name, name)} (ms)"] = text(table[name])
+    if found["work"].nunique() > 1 and works:
+        found[CODE] = found["work"].map(works)
+    return found.drop(columns=[] if found["optimizer"].any() else "optimizer").rename_axis(columns="part")
 
 
 def needs_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -154,20 +153,13 @@ def stretches(batch: np.ndarray, ratio: np.ndarray) -> tuple[tuple[float, float]
 
 
 def compress_needs(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a case of phase 3 with B1, T1 and T3: medians of their steps, `compress` and `remask` of T1, and `for_t3`,
-    `for_b1`: the compress time at which T1's step is as long as theirs; ms.
+    """The cases of `law.step_pieces` with B1, T1 and T3; `compress` of T1, and `for_t3`, `for_b1`: the compress time at
+    which T1's step is as long as theirs; ms.
     """
-    rows, found = law.rows_of(frame, "step"), {}
-    metrics = {"compress": "compress_kernel", "remask": "remask_kernel"}
-    metrics["step"] = frames.time_metric(rows, "step_kernel")
-    for case, part in build.medians(rows, metrics).groupby("case", sort=False):
-        by = part.set_index("method")
-        if set(STEPS.values()) <= set(by["step"].dropna().index):
-            found[case] = {short: by["step"][method] for short, method in STEPS.items()}
-            found[case] |= {name: by[name].fillna(0.0)[T1] for name in ("compress", "remask")}
-    table = build.by_case(frame, found, [*STEPS, "compress", "remask"])
-    rest = table["t1"] - table["compress"]
-    return table.assign(for_t3=table["t3"] - rest, for_b1=table["b1"] - rest)
+    table = law.step_pieces(frame).dropna(subset=list(STEPS)).reset_index(drop=True)
+    compress = table["t1_compress"].fillna(0.0)
+    rest = table["t1"] - compress
+    return table.assign(compress=compress, for_t3=table["t3"] - rest, for_b1=table["b1"] - rest)
 
 
 def compress_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -176,7 +168,7 @@ def compress_table(frame: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return _missing(_STEPS)
     names = {"t1": "T1's step (ms)", "t3": "T3's (ms)", "b1": "B1's (ms)", "compress": "compress (ms)"}
-    columns = {title: rounded(table[name].astype(float)) for name, title in names.items()}
+    columns = {title: rounded(table[name]) for name, title in names.items()}
     for name, rival in (("for_t3", "T3"), ("for_b1", "B1")):
         allowed = table[name].where(table[name] > 0)
         columns[f"allowed for parity with {rival} (ms)"] = text(allowed, none="none: even free compression loses")
@@ -187,9 +179,11 @@ class WhatIf:
     """Speed over B1 if some numbers of `frame` were others."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
-        self.law, self.steps, self.works = law.law_rows(frame), compress_needs(frame), law.codes(frame)
-        self.pieces = {case: law.by_part(part) for case, part in law.pieces(frame).groupby("case")}
-        self.ratios = law.training_ratios(frame).set_index("case")
+        self.law, self.works = law.law_rows(frame), law.codes(frame)
+        ratios = law.training_ratios(frame).set_index("case")[
+            [f"{n}{e}" for n in _STEPS_OVER_B1.values() for e in _ENDS]
+        ]
+        self.steps = compress_needs(frame).join(ratios, on="case")
 
     def __call__(self, s: float = 0.0, link: float = 0.0, compress: float = 1.0) -> pd.DataFrame:
         """A row a (case, `work`, method): `ratio` of medians as measured, `then`, and `low` and `high`: the ends of the
@@ -199,40 +193,36 @@ class WhatIf:
         measured. `compress` is a factor on T1's compress time. Times change by what their parts change: a step's
         collectives are taken not to be hidden by anything.
         """
-        table, about = self.law, [*AXES.case_columns, "size"]
+        table, steps, about = self.law, self.steps, [*AXES.case_columns, "size"]
         slower = table["reduce"] * ((table["bus"] / link if link else 1.0) - 1)
         ours = table["ours_forward"] + slower + table["ours"] * ((table["s"] / s if s else 1.0) - 1)
         ratio, then = table["b1_forward"] / table["ours_forward"], (table["b1_forward"] + slower) / ours
         ends = {end: then * table[end] / table["ratio"] for end in ("low", "high")}
-        forwards, steps = table[about].assign(work="forward", method=OURS, ratio=ratio, then=then, **ends), []
-        for row in self.steps.to_dict("records"):
-            measured, after = self.ratios.loc[row["case"]], {}
-            for short, method in STEPS.items():
-                after[short] = row[short] + _step_change(self.pieces[row["case"]], method, row, s, link)
-            after["t1"] += row["compress"] * (compress - 1)
-            for short, name in (("t3", "packed"), ("t1", "recompress")):
-                one = {key: row[key] for key in about} | dict(work="step", method=STEPS[short])
-                one |= dict(ratio=row["b1"] / row[short], then=after["b1"] / after[short])
-                ends = {end: one["then"] * measured[f"{name}_{end}"] / measured[name] for end in ("low", "high")}
-                steps.append(one | ends)
-        table = build.stacked([forwards, pd.DataFrame(steps)])
+        forwards, found = table[about].assign(work="forward", method=OURS, ratio=ratio, then=then, **ends), []
+        after = {short: steps[short] + _step_change(steps, short, s, link) for short in STEPS}
+        after["t1"] += steps["compress"] * (compress - 1)
+        for short, name in _STEPS_OVER_B1.items():
+            then = after["b1"] / after[short]
+            ends = {end: then * steps[f"{name}_{end}"] / steps[name] for end in ("low", "high")}
+            one = steps[about].assign(work="step", method=STEPS[short], ratio=steps["b1"] / steps[short], then=then)
+            found.append(one.assign(**ends))
+        table = pd.concat([forwards, pd.concat(found).sort_index(kind="stable")], ignore_index=True)
         table.attrs["works"] = self.works
         return table
 
 
-def _step_change(by: dict, method: str, row: dict, s: float, link: float) -> float:
-    """ms that a step of `method` gets longer by, with products at `s` and collectives at `link`."""
-    change, ranks = 0.0, row["world_size"]
-    product = by.get((method, NAME["compute"]), 0.0)
-    if s and product and method != B1:
-        now = by.get((A, NAME["compute"]), np.nan) / product / (ranks / 2)
-        change += (product + by.get((method, NAME["dx"]), 0.0)) * (now / s - 1)
+def _step_change(steps: pd.DataFrame, short: str, s: float, link: float) -> pd.Series:
+    """ms that the step of `short` gets longer by, with products at `s` and collectives at `link`."""
+    change, ranks = pd.Series(0.0, steps.index), steps["world_size"].astype(float)
+    if s and short != "b1":
+        product = steps[f"{short}_compute"]
+        now = steps["a_compute"] / product / (ranks / 2)
+        change += (product + steps[f"{short}_dx"].fillna(0.0)) * (now / s - 1)
     # Of 16-bit values, [B, out_features] forward and [B, in_features] backward.
-    for stem, features in (("reduce", "out_features"), ("reduce_dx", "in_features")):
-        ms = by.get((method, NAME[stem]), 0.0)
-        if link and ms:
-            # B1 gathers its dX, half the bytes of an all-reduce: its ranks hold different columns, to be put side by
-            # side; the two terms of Block-Shock each give a partial sum of all of it.
-            passes = 1 if (method, stem) == (B1, "reduce_dx") else 2
-            change += passes * 2 * row["batch"] * row[features] * (ranks - 1) / ranks / link / 1e6 - ms
+    for stem, features in (("reduce", "out_features"), ("reduce_dx", "in_features")) if link else ():
+        # B1 gathers its dX, half the bytes of an all-reduce: its ranks hold different columns, to be put side by side;
+        # the two terms of Block-Shock each give a partial sum of all of it.
+        passes = 1 if (short, stem) == ("b1", "reduce_dx") else 2
+        sent = passes * 2 * steps["batch"] * steps[features] * (ranks - 1) / ranks / link / 1e6
+        change += (sent - steps[f"{short}_{stem}"]).fillna(0.0)
     return change

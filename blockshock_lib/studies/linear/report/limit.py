@@ -60,8 +60,8 @@ def product_table(frame: pd.DataFrame) -> pd.DataFrame:
     columns["dense half, % of floor"] = rounded(100 / best["case"].map(by["dense"]["over"]), 3)
     columns["best 2:4, % of floor"] = rounded(100 / best["over"], 3)
     columns["best 2:4 (GB/s)"] = rounded((best["read"] + best["written"]) / best["median"] / 1e6, 3)
-    over = build.speeds_of_ways(frame[frame["method"].eq(OURS)], "product_by_kernel", "cslt", "small")
-    columns["small-batch over planned"] = best["case"].map(over.set_index("case")["speed"]).astype(object)
+    over = build.speed_of_way(frame[frame["method"].eq(OURS)], "product_by_kernel", "cslt", "small")
+    columns["small-batch over planned"] = _by_case(best, over)
     for method in build.newcomers(frame):
         rows = frame[frame["method"].eq(method)]
         times = build.medians(rows, {"time": "compute_kernel", "floor": "floor_compute"}).set_index("case")
@@ -72,26 +72,27 @@ def product_table(frame: pd.DataFrame) -> pd.DataFrame:
     return shown(best, columns, method=False)
 
 
+def _by_case(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.Series:
+    words = [build.interval(row) for row in ratios.to_dict("records")]
+    return table["case"].map(dict(zip(ratios["case"], words, strict=True))).astype(object)
+
+
 def gain_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Speed of Block-Shock's forward, and of newcomers', over its own stock path: as an eager call and as kernels."""
-    products = frames.complete(frame, AXES).query("metric == 'compute_kernel'")
-    engines = products.loc[products["method"].eq(OURS), "detail"].fillna("")
-    if products["method"].eq(STOCK).any() and not engines.any():
-        return pd.DataFrame({"over the stock op": ["not measured: these records are older than the engine"]})
-    metrics, more = {"eager call": "forward_call", "kernel": "forward_kernel"}, build.newcomers(frames.complete(frame))
+    rows, metrics = frames.complete(frame, AXES), {"eager call": "forward_call", "kernel": "forward_kernel"}
+    more = build.newcomers(rows)
     parts = {name: build.speeds(frame, STOCK, [OURS, *more], metric) for name, metric in metrics.items()}
-    keys = pd.concat([part[KEYS] for part in parts.values()]).drop_duplicates()
-    if keys.empty:
+    table = build.medians(rows[rows["method"].isin([OURS, *more])], metrics)
+    table = table[table["case"].isin(pd.concat([part["case"] for part in parts.values()]))]
+    if table.empty:
         return nothing(frame, "over the stock op", "PyTorch has no 2:4 op for a CPU")
-    cases = frames.complete(frame, AXES).drop_duplicates("case")[AXES.case_columns]
-    table, columns = keys.merge(cases, on="case"), {}
-    table["size"] = AXES.size(table)
+    columns = []
     for name, part in parts.items():
-        if len(part):
-            of = {f"{name}, over the stock op": "speed", f"{name}: claim": "claim"}
-            table = table.merge(part.rename(columns={old: new for new, old in of.items()}), on=KEYS, how="left")
-            columns |= {new: table[new] for new in of}
-    return shown(table, columns, method=bool(more))
+        columns += [f"{name}, over the stock op", f"{name}: claim"] if len(part) else []
+        table = table.merge(
+            part.set_axis([*KEYS, *(f"{name}, over the stock op", f"{name}: claim")], axis=1), how="left"
+        )
+    return shown(table, table[columns], method=bool(more))
 
 
 def call_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -116,19 +117,18 @@ def host_table(frame: pd.DataFrame) -> pd.DataFrame:
     one is A's, which like ours is the product alone: B1's also finds where the ranks add up.
     """
     rows, found = frames.samples(frame, "host_us"), []
-    of_way = dict(list(rows[rows["method"].isin([OURS, STOCK, A])].groupby("detail")))
-    named = [("dense (A)" if way == "dense" else WAYS[way], of_way[way]) for way in WAYS if way in of_way]
-    named += [
-        (f"{AXES.label(method)}{': ' * bool(way)}{WAYS.get(way, way) if way else ''}", mine)
-        for method in build.newcomers(rows)
-        for way, mine in rows[rows["method"].eq(method)].groupby("detail")
-    ]
-    for name, mine in named:
-        cells = mine.groupby("case")["value"].median()
-        low, middle, high = mine["value"].quantile([0.1, 0.5, 0.9])
-        row = {"product": name, "host (µs)": middle}
-        row |= {"p10–p90 (µs)": f"{low:.3g}–{high:.3g}", "least of a cell (µs)": cells.min()}
-        found.append(row | {"most of a cell (µs)": cells.max(), "cells": len(cells)})
+    more = {method: f"{AXES.label(method)}: " for method in build.newcomers(rows)}
+    rows = rows[rows["method"].isin([OURS, STOCK, A, *more])]
+    names = WAYS | {"dense": "dense (A)"}
+    for whose in ("", *more.values()):
+        of_whom = dict(list(rows[rows["method"].map(more).astype(object).fillna("").eq(whose)].groupby("detail")))
+        for way in sorted(of_whom, key=[*WAYS, *of_whom].index):
+            mine = of_whom[way]
+            cells = mine.groupby("case")["value"].median()
+            low, middle, high = mine["value"].quantile([0.1, 0.5, 0.9])
+            row = {"product": whose + (WAYS if whose else names).get(way, way), "host (µs)": middle}
+            row |= {"p10–p90 (µs)": f"{low:.3g}–{high:.3g}", "least of a cell (µs)": cells.min()}
+            found.append(row | {"most of a cell (µs)": cells.max(), "cells": len(cells)})
     if not found:
         return nothing(frame, "host time of a call", "there the host makes the product itself")
     return rounded(pd.DataFrame(found), 3)
@@ -141,9 +141,10 @@ def compression_table(frame: pd.DataFrame) -> pd.DataFrame:
     table, columns = against_floor(rows, "compression", metrics)
     if table.empty:
         return nothing(frame, "compression", "nothing was packed")
-    over = build.speeds_of_ways(rows, "compress_by_kernel", "library", "by mask")
-    over = table[KEYS].merge(over, on=KEYS, how="left")["speed"].set_axis(table.index)
-    columns["over cuSPARSELt"] = over.where(table["compression"].eq(names["by mask"]), ABSENT).astype(object)
+    for method, own in table.groupby("method"):
+        over = build.speed_of_way(rows[rows["method"].eq(method)], "compress_by_kernel", "library", "by mask")
+        table.loc[own.index, "over"] = _by_case(own, over)
+    columns["over cuSPARSELt"] = table["over"].where(table["compression"].eq(names["by mask"]), ABSENT)
     return shown(table, columns).drop(columns="B")
 
 

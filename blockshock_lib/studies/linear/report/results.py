@@ -1,7 +1,5 @@
 """The answer of the study in Markdown: every number is read from the records of one machine."""
 
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
 
@@ -90,14 +88,13 @@ def _weights(frame: pd.DataFrame) -> str:
 
 def _engine(rows: pd.DataFrame) -> pd.DataFrame:
     """The pieces of the 2:4 engine against what they replace."""
-    made = (limit.product_table, limit.compression_table, limit.reduce_table, limit.host_table)
-    product, packed, reduce, host = (table(rows) for table in made)
-    gain = [_numbers(limit.gain_table(rows).get(f"{name}, over the stock op", ())) for name in ("kernel", "eager call")]
+    packed, reduce, host = (table(rows) for table in (limit.compression_table, limit.reduce_table, limit.host_table))
+    gain = [verdicts.ratio(rows, AXES, STOCK, OURS, f"forward_{kind}")["ratio"] for kind in ("kernel", "call")]
     faster = f"kernels {_span(gain[0])} times as fast, eager calls {_span(gain[1])}"
     found = [("whole forward", "the same by the stock op", faster)]
-    small = product.assign(over=_numbers(product.get("small-batch over planned", [])).reindex(product.index))
-    for batch, part in small.dropna(subset="over").groupby("B") if "B" in small else ():
-        best = f"{_span(part['over'])} times as fast"
+    ways = build.speed_of_way(rows[rows["method"].eq(OURS)], "product_by_kernel", "cslt", "small")
+    for batch, part in ways.groupby("batch"):
+        best = f"{_span(part['ratio'])} times as fast"
         found.append((f"small-batch product, B = {batch}", "cuSPARSELt's best algorithm", best))
     if "time / floor" in packed:
         for name, part in packed.groupby("compression", sort=False):
@@ -107,9 +104,8 @@ def _engine(rows: pd.DataFrame) -> pd.DataFrame:
         best = reduce["nccl (µs)"] / reduce[ours].min(axis=1)
         found.append(("all-reduce", "NCCL", f"{_span(best)} times as fast, by the fastest of its ways"))
     for row in host.to_dict("records") if "host (µs)" in host else ():
-        found.append(
-            (f"host time of a call: {row['product']}", "", f"{row['host (µs)']:.3g} µs ({row['p10–p90 (µs)']})")
-        )
+        time = f"{row['host (µs)']:.3g} µs ({row['p10–p90 (µs)']})"
+        found.append((f"host time of a call: {row['product']}", "", time))
     return pd.DataFrame(found, columns=["piece", "against", "measured"])
 
 
@@ -135,11 +131,6 @@ def _tables(frame: pd.DataFrame) -> list[str]:
 def markdown(table: pd.DataFrame) -> list[str]:
     rows = [list(table), ["---"] * table.shape[1], *table.astype(str).to_numpy().tolist()]
     return ["| " + " | ".join(row) + " |" for row in rows]
-
-
-def _numbers(texts: Iterable) -> pd.Series:
-    """The ratio of each "1.2x [1.1, 1.3]"; nan for other words."""
-    return pd.to_numeric(pd.Series(texts, dtype=object).astype(str).str.extract(r"^([\d.]+)x")[0])
 
 
 def _span(values: pd.Series, digits: int = 0) -> str:

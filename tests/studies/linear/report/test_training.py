@@ -6,9 +6,9 @@ import pytest
 
 from blockshock_lib.studies.linear.axes import AXES
 from blockshock_lib.studies.linear.report import FIGURES, TABLES, bars, training
-from blockshock_lib.studies.linear.report.memory import memory_bars, training_memory, training_memory_table
+from blockshock_lib.studies.linear.report.memory import training_memory_table
 from tests.report import frames
-from tests.report.frames import title, words
+from tests.report.frames import words
 from tests.studies.linear.report.training_frames import METHODS, training_frame
 
 ALL = ("tensors", "how dX is made", "pieces", "stages", "dW", "order", "break-even", "loss", "largest N", "step memory")
@@ -83,18 +83,6 @@ def test_unsupported_and_out_of_memory_are_said_of_every_tensor(phase3):
     assert field(table, "dense", "dW") == "out of memory" and field(table, "masked_dense", "y") == "unsupported"
 
 
-def test_the_whole_table_gives_ratio_claim_and_tokens_a_second(phase3):
-    table = training.whole_table(phase3, "step")
-    assert len(table) == 8 * len(METHODS)
-    assert np.allclose(table["tokens/s"], 1e3 * table["B"] / table["step (ms)"], rtol=2e-3)
-    own = table["method"].eq("B1 row-parallel")
-    assert set(table.loc[own, "vs B1"]) == {"1 (itself)"}
-    interval = table.loc[~own, "vs B1"].str.extract(r"\[(.+), (.+)\]").astype(float)
-    assert (table.loc[~own, "claim"].eq("slower") == interval[1].lt(1)).all()
-    first = table[table["shape"].eq("4096x4096") & table["B"].eq(256)]
-    assert list(first["optimizer"].unique()) == ["SGD", "AdamW"], "the two never share a row, and SGD comes first"
-
-
 def test_the_largest_gap_of_a_loss_is_found_at_its_step():
     frame = training_frame((4096,), optimizers=("sgd",), groups=2, repeats=2)
     hit = frame["metric"].eq("loss") & frame["method"].eq("block_shock") & frame["repeat"].eq(17)
@@ -136,15 +124,6 @@ def test_no_records_of_training_give_an_empty_table(name, phase3):
     TABLES[name](frames.make((4096,), (16,), groups=1, repeats=1))
 
 
-def test_dw_strategies_are_told_apart_and_the_taken_one_is_named(phase3):
-    table = TABLES["dW"](phase3)
-    assert np.allclose(table["full (ms)"] / table["periodic (ms)"], 2, rtol=0.01)
-    assert np.allclose(table["exchange (ms)"] / table["periodic (ms)"], 1.2, rtol=0.01)
-    assert set(table["method"]) == {AXES.label(m) for m in METHODS[5:]}
-    stock = table["method"].eq(AXES.label("block_shock_torch"))
-    assert set(table.loc[stock, "taken"]) == {"full"} and set(table.loc[~stock, "taken"]) == {"periodic"}
-
-
 @pytest.mark.parametrize("name", DRAWN)
 def test_no_data_gives_a_figure_that_says_so(name, phase3):
     nothing = frames.make((4096,), (16,), groups=1, repeats=1)
@@ -181,18 +160,3 @@ def test_pieces_rest_and_hidden_add_up_to_the_whole(phase3):
     slow = phase3["value"].mask(phase3["metric"].eq("step_kernel"), phase3["value"] * 3)
     table = bars.step_pieces(phase3.assign(value=slow))
     assert (table[bars.HIDDEN] == 0).all() and (table[bars.REST] > 0).all()
-
-
-def test_memory_bars_are_as_long_as_their_parts(phase3):
-    fig = training_memory(phase3)
-    reach = max(patch.get_x() + patch.get_width() for patch in fig.axes[1].patches)
-    formula = phase3[phase3["metric"].eq("peak_bytes_formula") & phase3["batch"].eq(4096) & phase3["n"].eq(16384)]
-    rows = formula[formula["method"].eq("block_shock_recompress") & formula["optimizer"].eq("adamw")]
-    assert reach == pytest.approx(rows["value"].max() / 2**30)
-    assert fig.axes[1].get_xlim()[1] > reach
-    assert "within 3.0% of the formula" in words(fig)
-
-
-def test_memory_says_what_share_of_dense_is_held():
-    held = "Block-Shock holds 1.758 GiB of weights, 0.5625 of dense's 3.125 GiB; B1 holds 1.562 GiB"
-    assert title(memory_bars(frames.make((40960,), (4096,), repeats=2))) == held
