@@ -15,7 +15,7 @@ from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.attention.rules import FAR, Rule
 
 MOST_TERMS = 64
-KEPT = 4  # lists of one pattern: decoding asks for others with each token
+KEPT = 16  # lists of one pattern: decoding asks for others with each token
 
 
 @dataclass(frozen=True, eq=False)

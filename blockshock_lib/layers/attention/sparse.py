@@ -1,49 +1,11 @@
-"""Block-sparse attention: a pattern written once, on the fastest right backend.
-
-from blockshock_lib import attention
-pattern = attention.causal() & attention.window(4096)
-out = attention.sparse_attention(q, k, v, pattern)
-"""
+"""Attention over the keys that a pattern lets each query see, on the fastest right backend."""
 
 from torch import Tensor
 
 from blockshock_lib.errors import UnsupportedError, allowed
 from blockshock_lib.kernels.attention.backends import BACKENDS
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.kernels.attention.pattern import (
-    Pattern,
-    block_diagonal,
-    block_lists,
-    by_batch,
-    by_head,
-    causal,
-    dilated_window,
-    documents,
-    from_mask,
-    full,
-    global_local,
-    random,
-    strided,
-    window,
-)
-
-__all__ = [
-    "Pattern",
-    "block_diagonal",
-    "block_lists",
-    "by_batch",
-    "by_head",
-    "causal",
-    "dilated_window",
-    "documents",
-    "from_mask",
-    "full",
-    "global_local",
-    "random",
-    "sparse_attention",
-    "strided",
-    "window",
-]
+from blockshock_lib.kernels.attention.pattern import Pattern
 
 
 def sparse_attention(

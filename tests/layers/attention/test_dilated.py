@@ -1,0 +1,78 @@
+"""Dilated attention against its oracle: one softmax over all keys, each weighted by how many pairs hold it."""
+
+import math
+
+import pytest
+import torch
+
+from blockshock_lib import attention
+from blockshock_lib.layers.attention import dilated
+
+
+def oracle(q, k, v, lengths, rates, causal):
+    """p_ij ~ M_ij exp(s_ij), M the number of pairs in which head h sees key j from query i."""
+    heads, size = q.shape[1:3]
+    k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    i, j = torch.arange(size)[:, None], torch.arange(size)[None]
+    times = torch.zeros(heads, size, size, dtype=q.dtype)
+    for head in range(heads):
+        for length, rate in zip(lengths, rates, strict=True):
+            held = [(x % length % rate == head % rate) for x in (i, j)]
+            times[head] += (i // length == j // length) & held[0] & held[1] & ((j <= i) | (not causal))
+    scores = q @ k.transpose(2, 3) / q.shape[3] ** 0.5
+    weight = times * (scores - scores.amax(-1, keepdim=True)).exp()
+    total = weight.sum(-1, keepdim=True)
+    none, total = total == 0, total.masked_fill(total == 0, 1)
+    lse = (total.log() + scores.amax(-1, keepdim=True)).masked_fill(none, -math.inf)
+    return weight / total @ v, lse[..., 0]
+
+
+def drawn(size=90, heads=4, groups=1):
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(2, count, size, 8) for count in (heads, heads // groups, heads // groups)]
+    return [torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+CASES = [
+    ([32], [1]),
+    ([16, 32, 64], [1, 2, 4]),
+    ([16, 50, 90], [1, 6, 12]),  # rates that do not divide, and more than there are heads
+    ([20, 40], [2, 3]),  # no rate of 1: some positions are held by none
+    ([200], [3]),  # longer than the sequence
+]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("lengths", "rates"), CASES)
+def test_values_and_gradients_equal_the_oracle(lengths, rates, causal):
+    made = drawn(groups=2)
+    out, lse = attention.dilated_attention(*made, lengths, rates, causal, "reference", return_lse=True)
+    right, right_lse = oracle(*made, lengths, rates, causal)
+    torch.testing.assert_close((out, lse), (right, right_lse))
+    upstream, seen = torch.randn_like(out), lse.isfinite()
+    each = [
+        torch.autograd.grad((x * upstream).sum() + y[seen].sum(), made) for x, y in ((out, lse), (right, right_lse))
+    ]
+    torch.testing.assert_close(*each)
+
+
+def test_averaging_the_pairs_or_dropping_the_gradient_of_their_weights_is_seen(monkeypatch):
+    made = drawn()
+    right = oracle(*made, [16, 64], [1, 2], True)[0]
+    grads = torch.autograd.grad(right.square().sum(), made)
+    merge = dilated.merge
+    monkeypatch.setattr(dilated, "merge", lambda outs, lses: (sum(outs) / len(outs), lses[0]))
+    assert (attention.dilated_attention(*made, [16, 64], [1, 2]) - right).abs().max() > 0.1
+    monkeypatch.setattr(dilated, "merge", lambda outs, lses: merge(outs, [lse.detach() for lse in lses]))
+    wrong = torch.autograd.grad(attention.dilated_attention(*made, [16, 64], [1, 2]).square().sum(), made)
+    assert (wrong[0] - grads[0]).norm() > 0.05 * grads[0].norm()
+
+
+def test_nonsense_is_refused():
+    made = drawn()
+    for lengths, rates in (([16], [1, 2]), ([], []), ([0], [1]), ([16], [0])):
+        with pytest.raises(ValueError, match="as many positive segment lengths"):
+            attention.dilated_attention(*made, lengths, rates)
+    with pytest.raises(ValueError, match="of one length"):
+        attention.dilated_attention(made[0][:, :, 1:], *made[1:], [16], [1])
+    assert attention.dilated_attention(*made, [16], [1]).isfinite().all()
