@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from blockshock_lib import studies
 from blockshock_lib.errors import BlockShockError, ParamsError
@@ -18,9 +17,7 @@ from blockshock_lib.notebook import terminal
 from blockshock_lib.runs import manifest
 from blockshock_lib.runs.manifest import OUTPUTS
 
-if TYPE_CHECKING:  # what a verb needs it imports itself: pandas and torch take seconds, and a list needs neither
-    from blockshock_lib.notebook import workbook
-
+# What a verb needs it imports itself: pandas and torch take seconds, and a list needs neither.
 DONE, WRONG, REFUSED, STOPPED = 0, 1, 2, 130  # 130: what a shell says of Ctrl-C
 LIST = ("started", "study", "phase", "status", "verdict", "machine", "folder")
 
@@ -162,7 +159,7 @@ def _run(args: argparse.Namespace) -> int:
     return status
 
 
-def _say(outcome: workbook.Outcome | None) -> int:
+def _say(outcome) -> int:
     if outcome is None:  # a rank that another one speaks for
         return DONE
     terminal.say(terminal.coloured(outcome.text()))

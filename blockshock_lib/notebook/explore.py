@@ -65,10 +65,10 @@ def runs_view(*folders: str, figure: str = "") -> None:
 
 def _listed() -> dict[str, Path]:
     """What a list shows of each run, the newest first, and its folder."""
-    every = pd.concat([workbook.runs(place) for place in (OUTPUTS, REFERENCE)]).drop_duplicates("folder")
-    every = every.sort_values(["started", "folder"], ascending=False)
-    when = "{0.started:.16} · {0.phase} · {0.machine} · {0.status} · {0.folder}"
-    return {when.format(row).replace("T", " ", 1): ROOT / row.folder for row in every.itertuples()}
+    found = {folder: noted for place in (REFERENCE, OUTPUTS) for folder, noted in manifest.every(place)}
+    newest = sorted(found, key=lambda folder: (found[folder]["started"], folder), reverse=True)
+    facts = "{started:.16} · {phase} · {machine[title]} · {status} · "
+    return {facts.format_map(found[one]).replace("T", " ", 1) + shown(one): one for one in newest}
 
 
 def _look_again(select: widgets.SelectMultiple) -> None:

@@ -236,26 +236,14 @@ def _say_cell(cell: dict, cell_index: int) -> None:
     terminal.note(f"notebook, cell {cell_index + 1}{f': {line:.60}' if cell['cell_type'] == 'code' else ''}")
 
 
-def runs(out: Path = OUTPUTS) -> pd.DataFrame:
-    """Every run under `out`, newest first."""
-    columns = ["started", "phase", "machine", "status", "verdict", "folder"]
-    facts = [
-        {"verdict": ""} | found | {"machine": found["machine"]["title"], "folder": shown(folder)}
-        for folder, found in manifest.every(out)
-    ]
-    return pd.DataFrame(facts, columns=columns).sort_values(["started", "folder"], ascending=False, ignore_index=True)
-
-
 def _measured(run: Run) -> Callable[[], tuple[int, int, str]]:
-    """How many of how many records are there, and the case that is being measured: what a bar shows."""
+    """How many of how many records are there, and the case that is being measured."""
     total = 0 if run.redrawn else len(run.cases) * run.params.timing.groups
-    labels, most = {case.id: case.label for case in run.cases}, 0
+    labels = {case.id: case.label for case in run.cases}
 
     def look() -> tuple[int, int, str]:
-        nonlocal most
-        names = os.listdir(run.folder / "records") if (run.folder / "records").is_dir() else []
-        most = max(most, sum(name.endswith(".json") for name in names))  # a finished run packs them
+        names = os.listdir(run.folder / "records")  # OSError before the first and once all are packed
         begun = [labels.get(name.partition("-")[0], "") for name in names if name.endswith(".part")]
-        return most, total, ", ".join(begun)
+        return sum(name.endswith(".json") for name in names), total, ", ".join(begun)
 
     return look

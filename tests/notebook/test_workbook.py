@@ -200,7 +200,7 @@ def test_ctrl_c_ends_every_process_and_is_noted_as_interrupted(outputs):
     assert process.returncode == 130 and "phase0 interrupted" in said
 
 
-def test_runs_come_newest_first_and_a_damaged_manifest_is_skipped_with_a_warning(tmp_path):
+def test_a_damaged_manifest_is_skipped_with_a_warning(tmp_path):
     known = {"run": "x", "phase": "phase0", "status": "completed", "params": {}, "machine": {"title": "CPU"}}
     whole = {f"d{day}": json.dumps(known | {"started": f"2030-01-0{day}T00:00:00+00:00"}) for day in (2, 3, 1)}
     odd = {"null": json.dumps(known | {"started": "2030", "redrawn_from": "\0"}), "deep": "[" * 200_000}
@@ -209,8 +209,7 @@ def test_runs_come_newest_first_and_a_damaged_manifest_is_skipped_with_a_warning
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text(text)
     with pytest.warns(UserWarning, match="holds no readable manifest") as warned:
-        found = workbook.runs(tmp_path)
-    assert [Path(folder).name for folder in found["folder"]] == ["d3", "d2", "d1"]
+        assert [folder.name for folder, _ in manifest.every(tmp_path)] == ["d1", "d2", "d3"]
     assert {Path(str(w.message).split(" holds")[0]).name for w in warned} == {"cut", *odd}
 
 

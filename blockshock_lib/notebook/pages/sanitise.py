@@ -36,7 +36,7 @@ _WITH_CONTENT = _words(
 _VOID = _words("area base br col embed hr img input link meta param source track wbr")
 # The classes that the style knows: ours, pandas', and the short ones of pygments.
 _CLASS = re.compile(
-    r"left|right|center|short|long|dataframe|scroll|table|figure|note|heading|highlight|bs-figure|same|new|pin|anchor|muted|"
+    r"left|right|center|short|long|dataframe|scroll|table|figure|note|heading|highlight|bs-figure|same|pin|anchor|muted|"
     r"answer|sentence|chip|claim|good|bad|warn|supported|refuted|undecided|[a-z][a-z0-9]{0,2}"
 )
 FIGURE = "bs-figure"  # an image of ours, which changes with the page's colours

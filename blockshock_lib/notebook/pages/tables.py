@@ -31,15 +31,18 @@ def prepare(table: Tag) -> None:
         _fill(body)
         _one_head(head)
         _drop_index(head, body)
-        for cells in _columns(head, body):
-            _align(cells)
         _scale(head, body)
+        for column in zip(*map(_cells, body), strict=False):  # pandas puts words at the right, like numbers
+            if not all(len(_text(cell)) < 40 and _NUMBER.match(_text(cell)) for cell in column):
+                for cell in column:
+                    cell["class"] = ["left"]
+        before: list[str] = []
         for row in body:
-            for cell in _cells(row):
-                _say(cell)
-        _group(table, body)
+            before = _say(_cells(row), before)
+        first = [_text(_cells(row)[0]) for row in body if _cells(row)]
+        table["class"] = [*table.get("class", []), *["pin"] * all(len(text) < 30 for text in first)]
     for cell in table.find_all(["td", "th"]):
-        length = len(cell.get_text().strip())
+        length = len(_text(cell))
         if wanted := "long" if length > 60 else "short" if length < 30 and cell.get("scope") != "col" else "":
             cell["class"] = [*cell.get("class", []), wanted]
 
@@ -84,31 +87,17 @@ def _drop_index(head: list[Tag], body: list[Tag]) -> None:
             cells[0].decompose()
 
 
-def _columns(head: list[Tag], body: list[Tag]) -> list[tuple[Tag, ...]]:
-    rows = [_cells(row) for row in (*head, *body)]
-    width = max(map(len, rows), default=0)
-    return list(zip(*(row for row in rows if len(row) == width), strict=True))
-
-
-def _align(cells: tuple[Tag, ...]) -> None:
-    """Words stand at the left; pandas puts them at the right, like numbers."""
-    texts = [_text(cell) for cell in cells if cell.get("scope") != "col"]
-    if texts and not all(len(text) < 40 and _NUMBER.match(text) for text in texts):
-        for cell in cells:
-            cell["class"] = ["left"]
-
-
 def _scale(head: list[Tag], body: list[Tag]) -> None:
     """All times of a table in µs where half of them are below 1 ms, so that its columns can be compared."""
-    times = [cells for cells in _columns(head, body) if len(head) == 1 and _text(cells[0]).endswith(_TIME)]
-    numbers = [abs(float(number)) for _, *cells in times for cell in cells for number in _numbers(cell)]
-    if not numbers or statistics.median(numbers) >= 1:
-        return
-    for header, *cells in times:
-        header.string = _text(header).removesuffix(_TIME) + " (µs)"
-        for cell in cells:
-            if _numbers(cell):
-                cell.string = _PLAIN.sub(lambda found: str(1000 * Decimal(found[0])), _text(cell))
+    headers = _cells(head[0]) if len(head) == 1 else []
+    places = [place for place, header in enumerate(headers) if _text(header).endswith(_TIME)]
+    times = [cells[place] for cells in map(_cells, body) if len(cells) == len(headers) for place in places]
+    numbers = [abs(float(number)) for cell in times for number in _numbers(cell)]
+    if numbers and statistics.median(numbers) < 1:
+        for place in places:
+            headers[place].string = _text(headers[place]).removesuffix(_TIME) + " (µs)"
+        for cell in filter(_numbers, times):
+            cell.string = _PLAIN.sub(lambda found: str(1000 * Decimal(found[0])), _text(cell))
 
 
 def _numbers(cell: Tag) -> list[str]:
@@ -117,11 +106,18 @@ def _numbers(cell: Tag) -> list[str]:
     return parts if all(_PLAIN.fullmatch(part) for part in parts) else []
 
 
-def _say(cell: Tag) -> None:
-    if _text(cell) in _ABSENT:
-        cell.string = "–"
-    elif numbers := _numbers(cell):
-        cell.string = "–".join(map(_readable, numbers))
+def _say(cells: list[Tag], before: list[str]) -> list[str]:
+    """Writes a row's numbers as people do; that with which the row `before` began too, it says faintly."""
+    same = len(cells) > 1
+    for place, cell in enumerate(cells):
+        if _text(cell) in _ABSENT:
+            cell.string = "–"
+        elif numbers := _numbers(cell):
+            cell.string = "–".join(map(_readable, numbers))
+        same = same and place < len(cells) - 1 and before[place : place + 1] == [_text(cell)]
+        if same:
+            cell["class"] = [*cell.get("class", []), "same"]
+    return [_text(cell) for cell in cells]
 
 
 def _readable(text: str) -> str:
@@ -132,23 +128,3 @@ def _readable(text: str) -> str:
         return f"{digits}e{int(power)}"
     plain = f"{value:,f}" if abs(value) >= 10_000 else f"{value:f}"
     return plain.rstrip("0").rstrip(".") if "." in plain else plain
-
-
-def _group(table: Tag, body: list[Tag]) -> None:
-    """Of a run of rows that begin with the same words, all but the first say them faintly."""
-    before: list[str] = []
-    begins = []
-    for row in body:
-        texts = [_text(cell) for cell in _cells(row)]
-        same = 0
-        while same < min(len(texts), len(before)) - 1 and texts[same] == before[same]:
-            same += 1
-        for cell in _cells(row)[:same]:
-            cell["class"] = [*cell.get("class", []), "same"]
-        begins += [row] * (bool(before) and not same)
-        before = texts
-    for row in begins if len(begins) < len(body) - 1 else ():
-        row["class"] = ["new"]
-    first = [_text(_cells(row)[0]) for row in body if _cells(row)]
-    if all(len(text) < 30 for text in first):
-        table["class"] = [*table.get("class", []), "pin"]
