@@ -41,15 +41,18 @@ def others(folder: Path, about: Mapping[str, Any]) -> list[Path]:
 
 def differs(about: Mapping[str, Any], code: Mapping[str, Any], card: Mapping[str, Any]) -> str:
     """What forbids that this code on this machine measures the run `about` once more; "" where nothing does."""
-    then, kinds = about["machine"], []
-    for one in (then, card):
-        gpus = Counter(f"{gpu['name']} ({gpu.get('power_limit_w')} W)" for gpu in one["gpus"])
-        kinds.append(" + ".join(f"{count}x {name}" for name, count in sorted(gpus.items())) or one["cpu"]["model"])
-    was, now = then["libraries"], card["libraries"]
-    changed = [name for name in sorted({*was, *now}) if was.get(name, "") != now.get(name, "")]
-    faults = {
-        "it was measured by other code": (about.get("code") or {}).get("sources") != code["sources"],
-        f"it was measured on {kinds[0]}, this is {kinds[1]}": kinds[0] != kinds[1],
-        f"it was measured with another {', '.join(changed)}": bool(changed),
-    }
+    try:
+        then, kinds = about["machine"], []
+        for one in (then, card):
+            gpus = Counter(f"{gpu['name']} ({gpu.get('power_limit_w')} W)" for gpu in one["gpus"])
+            kinds.append(" + ".join(f"{count}x {name}" for name, count in sorted(gpus.items())) or one["cpu"]["model"])
+        was, now = then["libraries"], card["libraries"]
+        changed = [name for name in sorted({*was, *now}) if was.get(name, "") != now.get(name, "")]
+        faults = {
+            "it was measured by other code": (about.get("code") or {}).get("sources") != code["sources"],
+            f"it was measured on {kinds[0]}, this is {kinds[1]}": kinds[0] != kinds[1],
+            f"it was measured with another {', '.join(changed)}": bool(changed),
+        }
+    except (AttributeError, KeyError, TypeError):
+        return "its manifest does not say by what and where it was measured"
     return next((fault for fault, here in faults.items() if here), "")

@@ -54,7 +54,7 @@ def test_a_record_of_the_first_schema_is_of_the_linear_study_and_keeps_its_bytes
 
 
 def test_the_same_content_in_other_bytes_is_not_what_was_written(tmp_path):
-    # A cut record and a flipped bit: tests/faults/test_damaged_records.py.
+    # A cut record and a flipped bit: tests/faults/test_fuzz.py.
     path = written(tmp_path)
     data = path.read_bytes()
     others = [data + b"\n", json.dumps(json.loads(data)).encode(), data.replace(b'"rank":-1', b'"rank":-01', 1)]
