@@ -72,35 +72,30 @@ def unsupported(device: torch.device) -> str:
     return _compiler_missing()
 
 
+@functools.cache
 def kernel(
-    path: Path, name: str, *, device: torch.device | None = None, prelude: str = "", specific: bool = False, **defines
+    path: Path, name: str, *, device: torch.device, prelude: str = "", specific: bool = False, **defines: int
 ) -> Kernel:
-    """The kernel `name` of the file `path`, compiled at the first call with these defines, name -> int, and `prelude`
-    before the source; `specific`: for exactly this generation, with its own instructions ("sm_90a"). UnsupportedError
-    for what `unsupported` says, and where it is not compiled while a CUDA graph is captured; CompileError.
+    """The kernel `name` of the file `path`, compiled at the first call with these defines, and `prelude` before the
+    source, for a device with its index; `specific`: for exactly this generation, with its own instructions ("sm_90a").
+    UnsupportedError for what `unsupported` says, and where it is not compiled while a CUDA graph is captured;
+    CompileError.
     """
-    index = torch.cuda.current_device() if device is None or device.index is None else device.index
-    key = (Path(path), name, index, prelude, specific, tuple(sorted(defines.items())))
-    return _kernels.get(key) or _kernels.setdefault(key, _build(*key))
-
-
-_kernels: dict[tuple, Kernel] = {}
-
-
-def _build(path: Path, name: str, index: int, prelude: str, specific: bool, defines: tuple) -> Kernel:
-    if reason := unsupported(torch.device("cuda", index)):
+    if reason := unsupported(device):
         raise UnsupportedError(reason)
     torch.cuda.init()
-    major, minor = torch.cuda.get_device_capability(index)
+    major, minor = torch.cuda.get_device_capability(device)
     options = [f"--gpu-architecture=sm_{major}{minor}{'a' if specific else ''}", "--std=c++17"]
+    options += [f"-D{key}={value}" for key, value in sorted(defines.items())]
     driver, _ = _bindings()
-    with torch.cuda.device(index):
+    with torch.cuda.device(device):
         if torch.cuda.is_current_stream_capturing():
             raise UnsupportedError(f"kernel {name!r} cannot be compiled in a CUDA graph's capture: call it once before")
-        cubin = _compile(prelude + path.read_text(encoding="utf-8"), options + [f"-D{k}={v}" for k, v in defines])
+        cubin = _compile(prelude + path.read_text(encoding="utf-8"), options)
         torch.cuda.current_stream().synchronize()  # PyTorch's context is the thread's current one from here on
         module = _done(driver.cuModuleLoadData(cubin))
-        return Kernel(_done(driver.cuModuleGetFunction(module, name.encode())), index, _done(driver.cuCtxGetCurrent()))
+        function, context = _done(driver.cuModuleGetFunction(module, name.encode())), _done(driver.cuCtxGetCurrent())
+        return Kernel(function, device.index, context)
 
 
 def _compile(source: str, options: list[str]) -> bytes:

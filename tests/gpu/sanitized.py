@@ -98,7 +98,8 @@ def race() -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "racy.cu"
         source.write_text(RACY)
-        compiled.kernel(source, "racy")((1, 1, 1), 256, 0, torch.empty(256, dtype=torch.int32, device="cuda"))
+        out = torch.empty(256, dtype=torch.int32, device="cuda")
+        compiled.kernel(source, "racy", device=out.device)((1, 1, 1), 256, 0, out)
 
 
 CLEAN = {"products": products, "compression": compression, "sums": sums}

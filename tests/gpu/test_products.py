@@ -14,7 +14,7 @@ CSLT = backends.BACKENDS["cslt"]
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
-    monkeypatch.setattr(tune, "chosen", {})
+    tune.choice.cache_clear()
 
 
 def backend_for(name, dtype=torch.bfloat16):

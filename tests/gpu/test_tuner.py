@@ -23,7 +23,7 @@ KINDS = {"cslt": (Setting,), "small": (Config,), "tuned": (Setting, Config)}
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
-    monkeypatch.setattr(tune, "chosen", {})
+    tune.choice.cache_clear()
 
 
 def device():

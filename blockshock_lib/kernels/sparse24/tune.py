@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.files import canonical
 from blockshock_lib.kernels.compiled import CompileError
 from blockshock_lib.kernels.sparse24 import cslt, small
 from blockshock_lib.kernels.sparse24.packing import Packed, check_input
@@ -33,7 +32,6 @@ OWN_SEARCH, COUNT = "mm_search", "mm_search for the number of algorithms"
 COMPILING = "compiling the small-batch kernel"
 
 STORE = store.Store("sparse24", KINDS)
-chosen: dict[tuple[str, Kinds], Way] = {}  # by this process: more copies of a weight ask no file
 
 
 def tune(x: Tensor, packed: Packed, kinds: Kinds = (Setting, Config)) -> None:
@@ -46,15 +44,17 @@ def tune(x: Tensor, packed: Packed, kinds: Kinds = (Setting, Config)) -> None:
     rows = cslt.padded(x.shape[0])
     if rows in packed.extra or (kinds == (Config,) and x.shape[0] > small.MOST_ROWS):
         return
-    problem = problem_of(packed.shape, rows, packed.dtype, x.device)
-    key = canonical(problem), kinds
-    if key not in chosen:
-        kept = {way: ms for way, ms in STORE.find(problem, versions(x.device)).items() if isinstance(way, kinds)}
-        chosen[key] = min(kept, key=kept.get) if kept else _best(searched(problem, x.device), problem, kinds)
-    packed.extra[rows] = chosen[key]
+    packed.extra[rows] = choice(packed.shape, rows, packed.dtype, x.device, kinds)
 
 
-def _best(found: Found, problem: dict, kinds: Kinds) -> Way:
+@functools.cache  # more copies of a weight ask no file
+def choice(shape: tuple[int, int], rows: int, dtype: torch.dtype, device: torch.device, kinds: Kinds) -> Way:
+    """The way for a weight [N, K] and a padded batch; see `tune`."""
+    problem = problem_of(shape, rows, dtype, device)
+    kept = {way: ms for way, ms in STORE.find(problem, versions(device)).items() if isinstance(way, kinds)}
+    if kept:
+        return min(kept, key=kept.get)
+    found = searched(problem, device)
     if best := found.best(*kinds):
         return best.way
     what, reason = words(problem), found.failed or "nothing that was tried gave right values"

@@ -41,38 +41,3 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(small.cslt, "unsupported", lambda device, dtype: "")
     monkeypatch.setattr(small.compiled, "unsupported", lambda device: "cuda.bindings is not installed")
     assert small.unsupported(CUDA, torch.bfloat16) == "cuda.bindings is not installed"
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """What the kernel would be given: (grid, threads, shared, *arguments) of each launch."""
-    calls = []
-    monkeypatch.setattr(small, "_kernel", lambda *_: lambda *args: calls.append(args))
-    return calls
-
-
-def test_the_kernel_is_told_where_the_values_and_the_metadata_begin(launched):
-    n, k, rows = 192, 256, 5
-    buffer, x, bias = torch.zeros(n, k * 9 // 16).bfloat16(), torch.zeros(rows, k).bfloat16(), torch.zeros(n).bfloat16()
-    config = small.Config(1, 2, 1, 3, 2)
-    y = small.multiply(x, buffer, (n, k), config, None, bias)
-    ((grid, threads, shared, values, metadata, given, out, added, *numbers),) = launched
-    assert (grid, threads, shared) == ((2, 2, 1), 256, config.shared(1))  # the last block has rows beyond the weight
-    assert values == buffer.data_ptr() and metadata == buffer.view(-1)[n * k // 2 :].data_ptr()
-    assert given is x and out is y and added is bias and numbers == [n, k, rows, k]
-
-
-@pytest.mark.parametrize(
-    ("x", "copied"),
-    [
-        (torch.ones(8, 384).bfloat16()[:, 192:], False),
-        (torch.ones(8, 388).bfloat16()[:, :192], True),  # rows at 8 bytes
-        (torch.ones(8, 384).bfloat16()[:, 4:196], True),  # begins at 8 bytes
-        (torch.ones(192, 8).bfloat16().t(), True),
-    ],
-)
-def test_an_input_whose_rows_do_not_begin_at_16_bytes_is_copied(launched, x, copied):
-    small.multiply(x, torch.zeros(128, 108).bfloat16(), (128, 192))
-    given, stride = launched[0][5], launched[0][-1]
-    assert (given is not x) is copied and torch.equal(given, x)
-    assert given.stride() == (stride, 1) and not stride % 8 and not given.data_ptr() % 16

@@ -41,7 +41,7 @@ def tuned(tmp_path, monkeypatch):
     monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
     monkeypatch.setattr(tune, "versions", lambda device: {"driver": "580"})
-    monkeypatch.setattr(tune, "chosen", {})
+    tune.choice.cache_clear()
     trials = (Trial(CONFIGS[1], RIGHT, 0.2), Trial(Setting(17, 2, 1), RIGHT, 0.5), Trial(Setting(), RIGHT, 0.9))
     planned = SimpleNamespace(count=0, found=Found(trials))
 
@@ -53,14 +53,6 @@ def tuned(tmp_path, monkeypatch):
     return planned
 
 
-def test_a_tuned_product_uses_its_choice_for_that_batch_size_only(tuned, matmul):
-    backend, x, packed = given()
-    backend.tune(x, packed)
-    for rows in (16, 15, 8):  # 15 are padded to 16
-        backend.linear(x[:rows], packed)
-    assert matmul.calls == [(17, 2, 1), (17, 2, 1), (0, 1, -1)]
-
-
 def test_one_search_serves_all_backends_and_further_processes(tuned):
     for _ in range(2):
         for name in (*BEST, *BEST):
@@ -68,7 +60,7 @@ def test_one_search_serves_all_backends_and_further_processes(tuned):
             backend.tune(x, packed)
             backend.tune(x, packed)
             assert packed.extra == {16: BEST[name]}
-        tune.chosen.clear()  # as in another process
+        tune.choice.cache_clear()  # as in another process
     assert tuned.count == 1
 
 
