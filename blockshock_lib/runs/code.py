@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import json
 import os
 import subprocess
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from blockshock_lib import studies
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from blockshock_lib.engine.study import Study
 
 HERE = Path(__file__).resolve().parents[2]
+_DECIDE = ("frames.py", "interval.py", "reruns.py", "verdicts.py")  # of the report: valid samples, intervals, verdicts
 
 
 def library(root: Path = HERE) -> dict[str, str]:
@@ -87,10 +90,15 @@ def version(study: Study | None = None, root: Path = HERE) -> dict[str, Any]:
 
 
 def rules(study: Study, root: Path = HERE) -> dict[str, str]:
-    """The file in which the study's verdicts are ruled, its digest, and the commit it stands in: "" where it is other
-    than committed, or outside git. A rule counts for data that came after that commit.
+    """The files that decide the study's verdicts: its rules, what these call of the study, and what the report makes
+    intervals and verdicts with; their digest, and the commit they stand in: "" where they are other than committed, or
+    outside git. A rule counts for data that came after that commit.
     """
-    found = {func.__code__.co_filename for some in study.hypotheses.values() for func in some}
+    funcs = [func for some in study.hypotheses.values() for func in some]
+    seen = [one for func in funcs for one in func.__globals__.values() if isinstance(one, FunctionType | ModuleType)]
+    own = [one for one in seen if getattr(one, "__module__", one.__name__).startswith(studies.module_of(study.name))]
+    found = {inspect.getfile(one) for one in (*funcs, *own)}
+    found.update(str(HERE / "blockshock_lib" / "report" / name) for name in _DECIDE)
     names = [Path(os.path.relpath(path, root)).as_posix() for path in sorted(found)]
     digests = [sha256(root / name) for name in names]
     clean = names and not _git(root, "status", "--porcelain", "--", *names)

