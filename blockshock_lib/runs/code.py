@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -29,14 +29,11 @@ _DECIDE = ("frames.py", "interval.py", "reruns.py", "verdicts.py")  # of the rep
 
 
 def library(root: Path = HERE) -> dict[str, str]:
-    return _digests(root, (root / "blockshock_lib").rglob("*.*"))
-
-
-def _digests(root: Path, paths: Iterable[Path]) -> dict[str, str]:
     found = {}
-    for path in sorted(path for path in paths if path.suffix in (".py", ".cu")):
+    for path in sorted((root / "blockshock_lib").rglob("*.*")):
         with contextlib.suppress(FileNotFoundError):  # an editor may be replacing it
-            found[path.relative_to(root).as_posix()] = sha256(path)
+            if path.suffix in (".py", ".cu"):
+                found[path.relative_to(root).as_posix()] = sha256(path)
     return found
 
 
@@ -65,7 +62,8 @@ def _outside(study: Study | None) -> dict[str, str]:
     place = Path(source or __file__).resolve()
     if place.is_relative_to(HERE / "blockshock_lib"):
         return {}
-    return _digests(place.parent, place.parent.rglob("*.*") if place.name == "__init__.py" else [place])
+    paths = sorted(place.parent.rglob("*.py")) if place.name == "__init__.py" else [place]
+    return {path.relative_to(place.parent).as_posix(): sha256(path) for path in paths}
 
 
 def cells(data: bytes) -> bytes:
@@ -85,7 +83,7 @@ def version(study: Study | None = None, root: Path = HERE) -> dict[str, Any]:
         digits["imported"] = digest(study, AT_IMPORT)
     # Only this project's own repository: installed elsewhere, git would speak of whatever folder surrounds it.
     commit = _git(root, "rev-parse", "--verify", "HEAD") if (root / ".git").exists() else ""
-    dirty = any(_differs(root, name, study) for name in _touched(root)) if commit else None
+    dirty = _dirty(root, study) if commit else None
     return {"commit": commit or os.environ.get("BLOCKSHOCK_COMMIT", ""), "dirty": dirty, **digits}
 
 
@@ -106,20 +104,22 @@ def rules(study: Study, root: Path = HERE) -> dict[str, str]:
     return {"file": ", ".join(names), "digest": sha256(canonical(digests))[:12], "commit": commit}
 
 
-def _touched(root: Path) -> list[str]:
+def _dirty(root: Path, study: Study | None) -> bool:
+    """Whether a file that git calls changed, or does not know, can change what a run of the study does."""
     asked = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--")
     found = _git(root, *asked, "blockshock_lib", "notebooks", "params").split("\0")
-    return [line.lstrip()[2:].lstrip() for line in found if line]
-
-
-def _differs(root: Path, name: str, study: Study | None) -> bool:
-    """Whether a file that git calls changed, or does not know, can change what a run of the study does."""
-    if name.startswith("notebooks/"):  # opened and saved, it has other outputs; one that is not committed runs nothing
-        then, path = _git(root, "show", f"HEAD:{name}"), root / name
-        return bool(then) and (not path.exists() or cells(path.read_bytes()) != cells(then.encode()))
-    if name.startswith("params/"):
-        return name.endswith(".yaml")
-    return Path(name).suffix in (".py", ".cu") and _counts(name, study)
+    for name in (line.lstrip()[2:].lstrip() for line in found if line):
+        path = root / name
+        if name.startswith("notebooks/"):  # opened and saved, it has other outputs; one not committed runs nothing
+            then = _git(root, "show", f"HEAD:{name}")
+            counts = then and (not path.exists() or cells(path.read_bytes()) != cells(then.encode()))
+        elif name.startswith("params/"):
+            counts = path.suffix == ".yaml"
+        else:
+            counts = path.suffix in (".py", ".cu") and _counts(name, study)
+        if counts:
+            return True
+    return False
 
 
 def _git(root: Path, *args: str) -> str:

@@ -17,7 +17,6 @@ from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import CompareError, RecordError
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.report import changes, figures, frames, reruns
-from blockshock_lib.report.axes import Axes
 from blockshock_lib.runs import manifest, record, records, reference
 from blockshock_lib.runs.run import OUTPUTS
 
@@ -161,9 +160,9 @@ def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
     if one.study is not other.study:
         raise CompareError(f"{names} share no case: they are of {one.study.name} and {other.study.name}")
     known = [changes.cases(side.frame, axes).set_index("case", drop=False) for side in sides]
-    phases = [" and ".join(sorted(set(found["phase"]))) for found in known]
-    if not {*known[0]["phase"]} & {*known[1]["phase"]}:
-        raise CompareError(f"{names} share no case: they are of {phases[0]} and {phases[1]}")
+    phases = [set(found["phase"]) for found in known]
+    if not phases[0] & phases[1]:
+        raise CompareError(f"{names} share no case: they are of {' and '.join(sorted(phases[0] | phases[1]))}")
     alike = changes.pairs(*known, changes.LOOSE["dtype"])
     dtypes = Counter((known[0].loc[mine, "dtype"], known[1].loc[theirs, "dtype"]) for theirs, mine in alike.items())
     parts = ((part, text, other.hardware[part]) for part, text in one.hardware.items())
@@ -181,7 +180,7 @@ def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
         raise CompareError(f"{names} are not compared unless told (allow {','.join(refused)}): {why}")
     loose = [name for kind in allow for name in changes.LOOSE.get(kind, ())]
     if not changes.pairs(*known, loose):
-        raise CompareError(f"{names} share no case: {_what(known[0], axes)} in a, {_what(known[1], axes)} in b")
+        raise CompareError(f"{names} share no case")
     if more:
         one = dataclasses.replace(one, frame=pd.concat([side.frame for side in (one, *more)], ignore_index=True))
     found = changes.compare(one.frame, other.frame, axes, loose=loose, b_short=bool(other.lost))
@@ -241,8 +240,3 @@ def _notes(a: Side, b: Side, found: changes.Compared) -> list[str]:
         notes.append(f"only in {run}: {len(part)} cells ({methods})")
     facts = {name: (a.facts.get(name, "none"), b.facts.get(name, "none")) for name in a.facts | b.facts}
     return notes + [f"{name} {one} → {other}" for name, (one, other) in facts.items() if one != other]
-
-
-def _what(cases: pd.DataFrame, axes: Axes) -> str:
-    values = [sorted(set(cases[key].astype(str))) for key in ("phase", "device", "dtype", axes.rows[0], axes.x)]
-    return ", ".join("/".join(found if len(found) < 5 else [*found[:4], "..."]) for found in values)

@@ -54,13 +54,12 @@ def probe() -> dict[str, Any]:
     cannot run here -> why).
     """
     gpus, links, driver = _gpus(_gpu_count())
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cpu = {"model": _cpu_model(), "cores": cores}
+    cpu = {"model": _cpu_model(), "cores": len(os.sched_getaffinity(0))}
     libraries, unsupported = _software(gpus)
-    names = Counter(gpu["name"] for gpu in gpus)
-    title = " + ".join(f"{count}x {name}" for name, count in names.items())
-    card = {"title": title or f"CPU, {cores} cores: {cpu['model']}", "gpus": gpus, "links": links, "driver": driver}
-    return card | {"cpu": cpu, "libraries": libraries, "unsupported": unsupported}
+    title = " + ".join(f"{count}x {name}" for name, count in Counter(gpu["name"] for gpu in gpus).items())
+    title = title or "CPU, {cores} cores: {model}".format_map(cpu)
+    card = {"title": title, "gpus": gpus, "links": links, "driver": driver, "cpu": cpu}
+    return card | {"libraries": libraries, "unsupported": unsupported}
 
 
 def fingerprint(card: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ only, no study and no seconds; its records are read as they are.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -153,29 +153,28 @@ def parse(document: Any) -> dict[str, Any]:
         if not isinstance(found, dict) or set(found) != keys:
             raise RecordError(f"a {what} has exactly the keys {', '.join(sorted(keys))}")
     record["rows"] = [*record["rows"], *(row for one in series for row in _unfold(one))]
-    if fault := _head_fault(record):
-        raise RecordError(f"its {fault} cannot be so")
+    for name, right in _head(record):  # what follows is looked at only where this is right
+        if not right:
+            raise RecordError(f"its {name} cannot be so")
     validate(record["rows"], study_of(record["study"]).metrics)
     return record
 
 
-def _head_fault(record: Mapping[str, Any]) -> str:
-    """The first key whose value no run writes; what stands in a frame's columns must be fit for tables."""
+def _head(record: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Each key, and whether a run writes such a value; what stands in a frame's columns must be fit for tables."""
     context, case, seconds = record["context"], record["case"], record["seconds"]
     for key, kind in (("code", dict), ("machine", str), ("libraries", dict), ("emulated", bool)):
-        if not isinstance(context[key], kind):
-            return f"context.{key}"
-    fit = {name: _fit(record[name]) for name in ("run", "phase", "id")} | {"case": isinstance(case, dict)}
-    fit |= {"group": _whole(record["group"], 0)}
-    fit |= {"seconds": seconds is None or (type(seconds) in (int, float) and 0 <= seconds < math.inf)}
-    if wrong := [name for name, right in fit.items() if not right]:
-        return wrong[0]
-    kinds = get_type_hints(study_of(record["study"]).case)
-    for name in {name for name, kind in kinds.items() if kind in (int, str, bool)} & case.keys():
-        if type(case[name]) is not kinds[name] or (kinds[name] is int and not _whole(case[name], 0)):
-            return f"case.{name}"
-    columns = case_columns(record).items()
-    return next((k for k, v in columns if not _fit(v) and not isinstance(v, int | float | None)), "")
+        yield f"context.{key}", isinstance(context[key], kind)
+    for key in ("run", "phase", "id"):
+        yield key, _fit(record[key])
+    yield "group", _whole(record["group"], 0)
+    yield "seconds", seconds is None or (type(seconds) in (int, float) and 0 <= seconds < math.inf)
+    yield "case", isinstance(case, dict)
+    for name, kind in get_type_hints(study_of(record["study"]).case).items():
+        if name in case and kind in (int, str, bool):
+            yield f"case.{name}", type(case[name]) is kind and (kind is not int or _whole(case[name], 0))
+    for name, value in case_columns(record).items():
+        yield name, _fit(value) or isinstance(value, int | float | None)
 
 
 def _fold(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]]]:
