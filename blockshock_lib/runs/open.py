@@ -121,10 +121,12 @@ def latest(out: Path, phase: str, job: str = "") -> Path:
     has begun. RecordError where there is none.
     """
     wanted = studies.of_phase(phase).name, phase.rpartition("/")[2]
-    runs = ((folder, noted) for folder, noted in manifest.every(out) if (noted["study"], noted["phase"]) == wanted)
-    stopped = ((folder, noted) for folder, noted in runs if noted["status"] != "completed")
-    stopped = ((folder, noted) for folder, noted in stopped if not job or noted.get("job") == job)
-    found = [(noted["started"], folder) for folder, noted in stopped if not noted.get("redrawn_from")]
+    found = [
+        (noted["started"], folder)
+        for folder, noted in manifest.every(out)
+        if (noted["study"], noted["phase"]) == wanted and noted["status"] != "completed"
+        if not noted.get("redrawn_from") and job in ("", noted.get("job"))
+    ]
     if not found:
         raise RecordError(f"{shown(out)} holds no run of {wanted[1]} that was stopped: nothing to resume")
     return max(found)[1]
@@ -134,12 +136,14 @@ def _again(study: Study, phase: str, text: str, card: dict | None) -> tuple[para
     folder, earlier, effective = _earlier(study, phase, text)
     card = card or machine.probe()
     machine.admit(effective, card)
-    faults = {f"its status is {earlier['status']}": earlier["status"] != "completed"}
-    faults["it only redraws another"] = bool(earlier.get("redrawn_from"))
-    kept = effective.hardware.device == "cuda" and not earlier.get("reference")
-    faults["it took kernels that were chosen before it"] = kept
-    why = next((fault for fault, here in faults.items() if here), "")
-    if why := why or reference.differs(earlier, code.version(study), card):
+    faults = {
+        f"its status is {earlier['status']}": earlier["status"] != "completed",
+        "it only redraws another": earlier.get("redrawn_from"),
+        "it took kernels that were chosen before it": effective.hardware.device == "cuda"
+        and not earlier.get("reference"),
+        (other := reference.differs(earlier, code.version(study), card)): other,
+    }
+    if why := next((fault for fault, here in faults.items() if here), ""):
         raise RecordError(f"{shown(folder)} cannot be measured once more: {why}; begin a new reference by --again N")
     return effective, card, {"reference": reference.name_of(earlier), "again": earlier.get("again") or shown(folder)}
 
@@ -184,9 +188,8 @@ def _resumed(study: Study, phase: str, text: str, out: Path, card: dict | None, 
 
 def _earlier(study: Study, phase: str, text: str) -> tuple[Path, dict, params.RunParams]:
     folder, earlier = ROOT / text, manifest.read(ROOT / text)
-    for mine, what, name in ((study.name, "the study ", earlier["study"]), (phase, "", earlier["phase"])):
-        if mine != name:
-            raise RecordError(f"{text} is a run of {what}{name}, not of {mine}")
+    if (earlier["study"], earlier["phase"]) != (study.name, phase):
+        raise RecordError(f"{text} is a run of {earlier['study']}/{earlier['phase']}, not of {study.name}/{phase}")
     try:
         return folder, earlier, study.params.model_validate(earlier["params"])
     except ValueError as error:

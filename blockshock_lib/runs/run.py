@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime as dt
+import itertools
 import os
 import re
 import warnings
@@ -254,19 +255,18 @@ def _why(record: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     sources = made["code"]["sources"]
     if not sources or sources != now["code"]["sources"]:
         return "of other code"
-    return "" if made["code"].get("imported", sources) == sources else "of a stale kernel"
+    return "" if made["code"].get("imported") == sources else "of a stale kernel"
 
 
 def new_folder(out: Path, *words: str) -> Path:
     """<out>/<date>/<time>-<study>-<phase>-<hardware>, made; numbered when two runs start in the same second."""
     name = re.sub(r"[^\w.-]+", "-", "-".join(words))  # one component, whatever the words hold
     base = Path(out) / f"{dt.datetime.now():%Y-%m-%d/%H%M%S}-{name}"
-    for number in range(1, 1000):
+    for number in itertools.count(1):
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
         with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-    raise ParamsError(f"{shown(base)} and 998 more like it exist already")
 
 
 def now() -> str:

@@ -224,7 +224,7 @@ def test_a_redraw_that_cannot_be_is_refused_and_makes_no_folder(outputs, tmp_pat
 
     refused(ParamsError, "leave hardware and settings out", settings={"seed": 1})
     refused(ParamsError, "leave hardware and settings out", hardware="cpu")
-    refused(RecordError, "is a run of phase0, not of phase1", phase="phase1")
+    refused(RecordError, "is a run of linear/phase0, not of linear/phase1", phase="phase1")
     refused(RecordError, "holds no readable manifest", redraw=str(outputs / "nowhere"))
     refused(ParamsError, "holds the records of a run", redraw="", hardware="cpu", settings=TINY, run_dir=source.name)
     manifest.note(source.folder, params=manifest.read(source.folder)["params"] | {"novel": 1})
