@@ -173,7 +173,7 @@ class BlockShockLinear(TermParallelLinear):
             return self.store.layout(dense, out=dense)
         mine = self._half(self.term)
         if self._theirs is None:
-            self._theirs = self.pattern.rows(mine).complement()
+            self._theirs = Pattern.of(~self.pattern.rows(mine).mask())
         dense = torch.mm(dy[:, mine].t(), x)
         grad = dense.new_empty(self.out_features, dense.shape[1] // 2)
         self.pattern.rows(mine).gather(dense, out=grad[mine])

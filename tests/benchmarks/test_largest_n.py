@@ -34,33 +34,23 @@ def test_the_first_n_is_the_librarys_own(name, device):
     assert (training.LIBRARY in bounds) == (device == "cuda" and name != "row_parallel")
 
 
-def searched(monkeypatch, most, fault=""):
-    """(row, ceiling, the N tried) of a search that trains up to the N `most` and ends by a fault beyond."""
-    seen = []
+@pytest.mark.parametrize("share", [1, 2, 0.9])
+def test_n_goes_one_step_up_where_it_trains_and_down_by_4_percent_where_it_fails(monkeypatch, share):
+    formula, tried = largest(of("block_shock"), memory.GIB, 128), []
 
     def attempt(one, n, room, seconds):
-        seen.append(n)
-        return Attempt("block_shock", one.optimizer, n, 1.0, outcome="trained" if n <= most else fault)
+        tried.append(n)
+        return Attempt("block_shock", one.optimizer, n, 1.0, "trained" if n <= share * formula else "out of memory")
 
     monkeypatch.setattr(largest_n, "attempt", attempt)
-    return *search(of("block_shock"), memory.GIB, 128, 1, 1 << 30), seen
-
-
-def test_where_the_formulas_n_trains_one_more_step_is_tried(monkeypatch):
-    formula = largest(of("block_shock"), memory.GIB, 128)
-    row, _, seen = searched(monkeypatch, formula, "out of memory in a step")
-    assert seen == [formula, formula + 128] and row["largest"]["n"] == row["foretold_n"] == formula
-    assert row["above"] == "out of memory in a step"
-    row, _, seen = searched(monkeypatch, 1 << 30)
-    assert row["largest"]["n"] == formula + 128 and row["above"] == "not tried"
-
-
-def test_where_it_fails_n_goes_down_by_4_percent_until_it_trains(monkeypatch):
-    formula = largest(of("block_shock"), memory.GIB, 128)
-    row, ceiling, seen = searched(monkeypatch, 0.9 * formula - 1, "crashed")
-    assert row["largest"]["n"] == seen[-1] < 0.9 * formula <= seen[-2] and row["above"] == "crashed"
-    assert all(n % 128 == 0 and 0.02 < 1 - n / last < 0.06 for last, n in pairwise(seen))
-    assert ceiling == 1 << 30
+    row, ceiling = search(of("block_shock"), memory.GIB, 128, 1, 1 << 30)
+    assert row["foretold_n"] == formula and row["above"] == ("not tried" if share == 2 else "out of memory")
+    assert row["largest"]["n"] == (formula + 128 if share == 2 else tried[-1 if share < 1 else 0])
+    if share < 1:
+        assert all(n % 128 == 0 and 0.02 < 1 - n / last < 0.06 for last, n in pairwise(tried))
+        assert tried[-1] <= share * formula < tried[-2] and ceiling == 1 << 30
+    else:
+        assert tried == [formula, formula + 128]
 
 
 @pytest.mark.long

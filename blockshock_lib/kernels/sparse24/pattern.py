@@ -124,10 +124,6 @@ class Pattern:
             tiles[:, part] = self.tables.numbers[words]
         return Pattern(tiles, None) if self.tile is None else _of_tiles(tiles)
 
-    def complement(self) -> "Pattern":
-        """The other term's pattern."""
-        return Pattern.of(self.mask().logical_not_())
-
     def rows(self, rows: slice) -> "Pattern":
         """The pattern of some rows; a view of this one. ValueError unless the slice is of whole tiles."""
         start, stop, step = rows.indices(self.shape[0])

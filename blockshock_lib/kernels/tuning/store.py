@@ -33,8 +33,7 @@ def driver_version() -> str:
         import pynvml
 
         pynvml.nvmlInit()
-        version = pynvml.nvmlSystemGetDriverVersion()
-        return version if isinstance(version, str) else version.decode()
+        return pynvml.nvmlSystemGetDriverVersion()
     except Exception:  # no NVML library, no driver: the module raises its own kind for each
         return ""
 

@@ -30,11 +30,10 @@ class Library:
     ComputeType = SimpleNamespace(COMPUTE_32F=1)
     MatmulAlg = SimpleNamespace(DEFAULT=0)
     MatmulAlgAttribute = SimpleNamespace(CONFIG_ID="alg_id", SPLIT_K="split_k", SPLIT_K_MODE="split_k_mode")
-    MatmulDescAttribute = SimpleNamespace(BIAS_POINTER="bias")
 
     def __init__(self):
         self.fails, self.taken, self.left = "", [], []
-        self.numbers, self.made, self.freed, self.attributes, self.ran = itertools.count(1), {}, [], {}, []
+        self.numbers, self.made, self.freed, self.ran = itertools.count(1), {}, [], []
 
     def _make(self, name, handle, *args):
         if self.fails == name:
@@ -55,11 +54,8 @@ class Library:
     def matmul_get_workspace(self, handle, plan):
         return 64
 
-    def _set(self, handle, thing, attribute, address, size):
-        kind = ctypes.c_int if size == 4 else ctypes.c_void_p
-        self.attributes.setdefault(thing, {})[attribute] = kind.from_address(address).value
-
-    matmul_alg_set_attribute = matmul_desc_set_attribute = _set
+    def matmul_alg_set_attribute(self, handle, thing, attribute, address, size):
+        assert (attribute, size) == ("alg_id", 4) and ctypes.c_int.from_address(address).value in (3, 9)
 
     def _free(self, thing):
         self.freed.append(thing)
@@ -95,10 +91,10 @@ def library(monkeypatch):
     return fake
 
 
-def run(rows=16, shape=(128, 192), setting=Setting(), bias=None, x=None):  # noqa: B008
+def run(rows=16, shape=(128, 192), setting=Setting(), x=None):  # noqa: B008
     x = torch.randn(rows, shape[1]).bfloat16() if x is None else x
     out = torch.empty(rows, shape[0], dtype=x.dtype)
-    return plans.multiply(x, torch.empty(1), shape, setting, out, bias)
+    return plans.multiply(x, torch.empty(1), shape, setting, out)
 
 
 def test_a_plan_is_made_once_for_a_shape_a_batch_a_dtype_a_stride_and_a_setting(library):
@@ -116,14 +112,6 @@ def test_the_library_is_called_on_the_device_of_the_tensors(library, monkeypatch
     with current(lambda: 3):
         run()
     assert seen == [None]  # the index of a CPU's tensor
-
-
-def test_a_bias_is_read_where_it_lies_now(library):
-    first, second = torch.randn(128).bfloat16(), torch.randn(128).bfloat16()
-    for bias in (first, second, first):
-        run(bias=bias)
-        _, (product, _) = library.made[library.ran[-1].plan]
-        assert library.attributes[product] == {"bias": bias.data_ptr()}
 
 
 def test_plans_are_bounded_and_the_one_unused_for_longest_is_freed_whole(library, monkeypatch):
