@@ -1,16 +1,18 @@
 """What an ill-meaning colleague would send: a notebook whose outputs try to act, and zips that try to get out.
 
-Whatever manages to run sets `window.owned`, or makes the file that a fixture watches.
+Whatever manages to run sets `window.owned`, or makes CANARY.
 """
 
 import hashlib
+import io
 import json
 import os
 import pickle
 import shutil
 import stat
+import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -126,73 +128,60 @@ def contents(path: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def write_zip(path: Path, files: dict[str, bytes], entries: list[tuple[zipfile.ZipInfo | str, bytes]] = ()) -> Path:
-    """A zip of `files`, the manifest's digests made right, and of `entries`, which no manifest tells of."""
-    known = json.loads(files[manifest.FILE])
-    others = {name: data for name, data in files.items() if name != manifest.FILE}
-    known["files"] |= {name: hashlib.sha256(data).hexdigest() for name, data in others.items()}
-    return _plain_zip(path, [*others.items(), (manifest.FILE, json.dumps(known).encode()), *entries])
-
-
-def _plain_zip(path: Path, entries: Iterable[tuple[zipfile.ZipInfo | str, bytes]]) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in entries:
+def zipped(files: dict[str, bytes], *entries: tuple, told: dict = {}, honest: bool = True, **facts) -> bytes:  # noqa: B006
+    """A zip of `files`, the manifest's digests made right and its `facts` others, and of `entries`, of which it tells
+    what is `told`.
+    """
+    if honest:
+        others = {name: data for name, data in files.items() if name != manifest.FILE}
+        known = json.loads(files[manifest.FILE]) | facts
+        known["files"] |= {name: hashlib.sha256(data).hexdigest() for name, data in others.items()} | told
+        files = others | {manifest.FILE: json.dumps(known).encode()}
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in (*files.items(), *entries):
             archive.writestr(name, data)
-    return path
+    return made.getvalue()
+
+
+CANARY = Path(tempfile.gettempdir()) / f"canary-{os.getpid()}"  # there once a pickle was opened
 
 
 class _Bomb:
-    def __init__(self, canary: Path):
-        self.canary = canary
-
     def __reduce__(self):
-        return os.system, (f"touch '{self.canary}'",)
+        return os.system, (f"touch '{CANARY}'",)
 
 
-# Each of these gives a function (path of the zip to write, files of a good one, file that must not appear).
-def _added(name: str, data: bytes | None = b"{}", mode: int = stat.S_IFREG | 0o644) -> Callable:
-    """One more file, by default a pickle; told of in the manifest, so that only its name, mode or content is wrong."""
+PICKLE = pickle.dumps(_Bomb())
 
-    def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
-        content = pickle.dumps(_Bomb(canary)) if data is None else data
-        known, entry = json.loads(files[manifest.FILE]), zipfile.ZipInfo(name)
-        known["files"][name] = hashlib.sha256(content).hexdigest()
-        entry.external_attr, entry.create_system = mode << 16, 3
-        write_zip(path, files | {manifest.FILE: json.dumps(known).encode()}, [(entry, content)])
 
-    return change
+# Each of these gives a function: files of a good zip -> bytes of a bad one.
+def _added(name: str, data: bytes = b"{}", mode: int = stat.S_IFREG | 0o644) -> Callable:
+    """One more file; told of in the manifest, so that only its name, mode or content is wrong."""
+    entry = zipfile.ZipInfo(name)
+    entry.external_attr, entry.create_system = mode << 16, 3
+    return lambda files: zipped(files, (entry, data), told={name: hashlib.sha256(data).hexdigest()})
 
 
 def _with(**facts: object) -> Callable:
-    def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
-        known = json.loads(files[manifest.FILE]) | facts
-        write_zip(path, files | {manifest.FILE: json.dumps(known).encode()})
-
-    return change
+    return lambda files: zipped(files, **facts)
 
 
-def _changed(start: str, change_data: Callable[[bytes], bytes | None], honest: bool = False) -> Callable:
-    def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
+def _changed(start: str, change: Callable[[bytes], bytes | None], honest: bool = False) -> Callable:
+    def changed(files: dict[str, bytes]) -> bytes:
         name = min(name for name in files if name.startswith(start))
-        files = files | {name: change_data(files[name])}
-        files = {name: data for name, data in files.items() if data is not None}
-        write_zip(path, files) if honest else _plain_zip(path, files.items())
+        found = files | {name: change(files[name])}
+        return zipped({name: data for name, data in found.items() if data is not None}, honest=honest)
 
-    return change
+    return changed
 
 
 def _untold(name: str) -> Callable:
-    def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
-        write_zip(path, files, [(name, b"{}")])
-
-    return change
+    return lambda files: zipped(files, (name, b"{}"))
 
 
-def _bytes(change_bytes: Callable[[bytes], bytes]) -> Callable:
-    def change(path: Path, files: dict[str, bytes], canary: Path) -> None:
-        path.write_bytes(change_bytes(write_zip(path, files).read_bytes()))
-
-    return change
+def _bytes(change: Callable[[bytes], bytes]) -> Callable:
+    return lambda files: change(zipped(files))
 
 
 def _directory(*changes: tuple[int, bytes]) -> Callable:
@@ -226,9 +215,9 @@ ZIPS: dict[str, tuple[Callable, str]] = {
     "device": (_added("records/a.json", b"", stat.S_IFCHR | 0o666), "plain file"),
     "set-user-id": (_added("records/a.json", b"", stat.S_IFREG | 0o4755), "plain file"),
     "folder entry": (_added("logs/", b"", stat.S_IFDIR | 0o755), "no folder"),
-    **{name: (_added(name, None), "no file of a run") for name in STRANGERS},
-    "pickle as a picture": (_added("figure.png", None), "no PNG"),
-    "pickle as a trace": (_added("traces/a.json.gz", None), "no whole trace"),
+    **{name: (_added(name, PICKLE), "no file of a run") for name in STRANGERS},
+    "pickle as a picture": (_added("figure.png", PICKLE), "no PNG"),
+    "pickle as a trace": (_added("traces/a.json.gz", PICKLE), "no whole trace"),
     "one name twice": (_untold(NOTEBOOK), "twice"),
     "one name in two cases": (_untold("PHASE1_forward.ipynb"), "twice"),
     "record altered": (_changed("records/", lambda data: data.replace(b"1", b"2", 1)), "not the file"),

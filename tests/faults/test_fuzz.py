@@ -174,7 +174,7 @@ def of_zips(tmp_path):
             path.write_bytes(bitten(data, draw))
         else:
             with contextlib.suppress(AttributeError, KeyError, TypeError):  # the manifest has no files to sign
-                hostile.write_zip(path, inside | {manifest.FILE: json.dumps(spoilt(known, draw)).encode()})
+                path.write_bytes(hostile.zipped(inside | {manifest.FILE: json.dumps(spoilt(known, draw)).encode()}))
         with contextlib.suppress(ShareError):
             place = share.unpack(path, tmp_path / "received" / "run")
             assert manifest.read(place) and records.load(place) is not None

@@ -16,12 +16,6 @@ from tests.processes import living
 # (how, ranks, the rank that fails): most in a pair, whose other rank waits in a collective for the one that failed.
 PLACES = ((2, 0), (2, 1), (1, 0))
 FAULTS = list(itertools.islice(itertools.cycle(itertools.product(failing.HOWS, PLACES)), 100))
-TOLD = {
-    "raise": ("ValueError", "planted", r"in fails_on[\s\S]*in _raise[\s\S]*ValueError: planted"),
-    "SIGKILL": ("SIGKILL", "ended by SIGKILL", r"\(last lines of its log\)\nlast words"),
-    "SIGSEGV": ("SIGSEGV", "ended by SIGSEGV", r"Fatal Python error[\s\S]*in fails_on"),
-    "exit": ("SystemExit", "3", r"in fails_on[\s\S]*SystemExit: 3"),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -36,14 +30,14 @@ def assert_named(group, how, rank, log):
     with pytest.raises(RankError) as caught:
         group.call(failing.fails_on, rank, how, seconds=60)
     late = time.monotonic() - float(re.search(r"last words at ([\d.]+)", log.read_text())[1])
-    kind, message, told = TOLD[how]
+    _, kind, message, told = failing.HOWS[how]
     error, where = caught.value, f"{how} on rank {rank}, after {late:.2f} s"
-    assert (error.rank, error.kind) == (rank, kind) and message in error.message, where
+    assert error.rank == rank and re.fullmatch(kind, error.kind) and message in error.message, where
     assert re.search(told, error.traceback), f"{where}:\n{error}"
     assert late < 2 and not living(group.pids), where
 
 
-@pytest.mark.parametrize("how", ["raise", "SIGKILL", "exit"])
+@pytest.mark.parametrize("how", ["raise", "SIGKILL", "exit", "no pickle"])
 def test_a_rank_that_fails_is_named(how, tmp_path, light):
     assert_named(WorkerGroup(3, logs=tmp_path), how, 1, tmp_path / "rank1.log")
 
@@ -54,7 +48,7 @@ def test_a_hundred_workers_that_raise_exit_or_are_killed(tmp_path, monkeypatch):
     fork = multiprocessing.get_context("fork")
     with ThreadPoolExecutor(1) as thread:  # what is forked here has a short stack, so a log's last lines tell of it
         for number, (how, (ranks, rank)) in enumerate(FAULTS):
-            if number == len(TOLD) * len(PLACES):
+            if number == len(failing.HOWS) * len(PLACES):
                 monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork)
             logs = tmp_path / str(number)
             assert_named(thread.submit(WorkerGroup, ranks, logs=logs).result(), how, rank, logs / f"rank{rank}.log")

@@ -1,78 +1,14 @@
-"""Task functions for the tests of groups and runs: a worker can only run what it can import."""
+"""Fake cases for the tests of runs, and what measures them: nothing, or with a fault. Ranks import this file."""
 
 import os
 import signal
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 
 import torch
-import torch.distributed as dist
 
-from blockshock_lib.ranks import worker
 from tests.cases import row
-
-
-def rank_and(ctx, *values):
-    return (ctx.rank, ctx.world_size, *values)
-
-
-def total_of_ranks(ctx):
-    x = torch.tensor([float(ctx.rank + 1)], device=ctx.device)
-    dist.all_reduce(x)
-    return x
-
-
-def process_facts(ctx):
-    print(f"said by rank {ctx.rank}")
-    os.system("echo said by a program")
-    return {"threads": torch.get_num_threads(), "device": str(ctx.device), "pid": os.getpid()}
-
-
-def cannot_be_sent_back(ctx):
-    return lambda: None
-
-
-def raises_on(ctx, rank):
-    if ctx.rank == rank:
-        raise ValueError(f"planted in rank {rank}\nwith a second line")
-
-
-def exits(ctx):
-    sys.exit(3)
-
-
-def emits(ctx, count):
-    for number in range(count):
-        ctx.emit(number)
-    return ctx.rank, ctx.world_size
-
-
-def waits_for_a_loss(ctx, rank):
-    """The given rank dies; the others wait until they are told, and say of whom."""
-    if ctx.rank == rank:
-        os.kill(os.getpid(), signal.SIGKILL)
-    while not ctx.lost():
-        time.sleep(0.01)
-    return sorted(ctx.lost())
-
-
-def adds_up_without(ctx, rank):
-    """The given rank raises while the others wait for it in a sum: whom they lost, and what the sum raised."""
-    raises_on(ctx, rank)
-    try:
-        total_of_ranks(ctx)
-    except RuntimeError as error:
-        worker.leave()  # the other may wait for this rank, and not for the one that has gone
-        return waits_for_a_loss(ctx, -1), type(error).__name__
-
-
-def complains_before_the_cause_dies(ctx):
-    if ctx.rank == 0:
-        raise RuntimeError("[pair.cc:534] Connection closed by peer")
-    time.sleep(0.1)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
