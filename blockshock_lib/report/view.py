@@ -53,6 +53,8 @@ class View:
         display(static(self.name, self.figure.value))
         display(self.box)
 
+    _ipython_display_ = show
+
 
 def box(name: str, lines: Iterable[Iterable[widgets.Widget]], shown: widgets.Widget) -> widgets.VBox:
     """The widget of a view: rows of controls above what they show; it hides the view's static figure."""

@@ -12,7 +12,7 @@ from blockshock_lib.runs import manifest
 from blockshock_lib.runs import open as opening
 from blockshock_lib.runs.dry_run import earlier
 from blockshock_lib.studies.linear import STUDY
-from blockshock_lib.studies.linear.explore import make_floors, make_masks
+from blockshock_lib.studies.linear.explore import floors_view, masks_view
 
 REFERENCE = files.ROOT / "outputs" / "reference"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -26,7 +26,7 @@ def within(widget):
 
 @pytest.fixture
 def views(tmp_path):
-    return {"masks": make_masks(), "floors": make_floors(earlier, out=tmp_path)}
+    return {"masks": masks_view(), "floors": floors_view(earlier, out=tmp_path)}
 
 
 def test_a_change_draws_once_a_drag_never_and_a_value_seen_before_is_not_drawn_again(views):
@@ -41,15 +41,12 @@ def test_a_change_draws_once_a_drag_never_and_a_value_seen_before_is_not_drawn_a
     assert v.drawn == 2 and v.figure.value == first
 
 
-def test_unticking_square_keeps_the_size_and_ticking_takes_it_back(views):
+def test_a_weight_is_square_until_another_number_of_rows_is_chosen(views):
     controls = views["floors"].controls
     controls["n"].value = 8192
-    controls["square"].value = False
-    assert (controls["in_features"].value, controls["out_features"].value) == (8192, 8192)
     assert "8192x8192" in views["floors"].figure.value
-    controls["in_features"].value = 512
-    controls["square"].value = True
-    assert controls["n"].value == 512 and "512x512" in views["floors"].figure.value
+    controls["out_features"].value = 512
+    assert "512x8192" in views["floors"].figure.value
 
 
 def test_a_floor_has_the_measured_time_beside_it_where_a_record_holds_the_case(views):

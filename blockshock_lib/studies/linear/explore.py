@@ -1,4 +1,4 @@
-"""Views of the linear study for a notebook that is kept open; `make_*` gives one that is not displayed yet."""
+"""Views of the linear study for a notebook that is kept open: each shows itself where it ends a cell."""
 
 import html
 import math
@@ -15,7 +15,7 @@ from blockshock_lib.errors import RecordError
 from blockshock_lib.kernels.sparse24.mask import MASKS
 from blockshock_lib.report import figures, machine_plots
 from blockshock_lib.report.figures import byte_text, milliseconds
-from blockshock_lib.report.view import View, check, choice, steps, table
+from blockshock_lib.report.view import View, choice, steps, table
 from blockshock_lib.studies.linear.axes import AXES
 from blockshock_lib.studies.linear.costs import floor_rows
 from blockshock_lib.studies.linear.methods import METHODS
@@ -34,12 +34,9 @@ LINKS = {"as measured": 0.0} | {f"{gbs}": float(gbs) for gbs in (25, 50, 100, 20
 FACTORS = {"free": 0.0, "x 0.1": 0.1, "x 0.25": 0.25, "x 0.5": 0.5, "as measured": 1.0, "x 2": 2.0}
 
 
-def masks_view(mask: str = "transposable_random", corner: int = 32) -> None:
+def masks_view(mask: str = "transposable_random", corner: int = 32) -> View:
     """One mask: a corner of so many outputs and inputs (a multiple of 8), and the 4x4 tiles that it is made of."""
-    make_masks(mask, corner).show()
 
-
-def make_masks(mask: str = "transposable_random", corner: int = 32) -> View:
     def draw(tile_mask: str, tile_corner: int, tile_seed: int) -> str:
         mask0 = gallery.corners([MASKS[tile_mask]], tile_corner, tile_seed)[tile_mask].numpy()
         return figures.show(tiles_figure(mask0, tile_mask)).data
@@ -52,12 +49,8 @@ def make_masks(mask: str = "transposable_random", corner: int = 32) -> View:
     return View("masks", controls, draw)
 
 
-def what_if_view(frame: pd.DataFrame, s: float = 2.0) -> None:
+def what_if_view(frame: pd.DataFrame, s: float = 2.0) -> View:
     """Block-Shock's speed over B1 with another `s` (of SPEEDS), link or compress time; records of phase 1, and 3."""
-    make_what_if(frame, s).show()
-
-
-def make_what_if(frame: pd.DataFrame, s: float = 2.0) -> View:
     what_if = findings.WhatIf(frame)
     options = {"s": SPEEDS, "link (GB/s)": LINKS, "compress time": FACTORS}
 
@@ -74,12 +67,7 @@ def make_what_if(frame: pd.DataFrame, s: float = 2.0) -> View:
     return View("what-if", controls, draw)
 
 
-def floors_view(earlier: ModuleType, *first: Any, **others: Any) -> None:
-    """Bytes of every method, its floor and what binds it. `earlier`: runs.dry_run.earlier; then as `make_floors`."""
-    make_floors(earlier, *first, **others).show()
-
-
-def make_floors(
+def floors_view(
     earlier: ModuleType,
     n: int = 4096,
     b: int = 256,
@@ -88,7 +76,7 @@ def make_floors(
     world_size: int = 2,
     out: Path | None = None,
 ) -> View:
-    # `out` is where earlier runs are looked for.
+    """Bytes of every method, its floor and what binds it. `earlier`: runs.dry_run.earlier; `out`: where it looks."""
     machines = {card["title"]: (device, card) for device, card in earlier.known_machines(out)}
     if not machines:
         raise RecordError("no run knows a machine's ceilings; run phase 1, or restore outputs/reference")
@@ -97,10 +85,9 @@ def make_floors(
     def known(title: str, kind: str, ranks: int) -> Any:
         return earlier.known_ceilings(machines[title][0], kind, machine=title, ranks=ranks, out=out)
 
-    def draw(n, square, in_features, out_features, b, mask, machine, work, **fields) -> str:
+    def draw(n, out_features, b, mask, machine, work, **fields) -> str:
         (phase, optimizer), (device, card) = work, machines[machine]
-        inputs, outputs = (n, n) if square else (in_features, out_features)
-        fields |= dict(phase=phase, optimizer=optimizer, in_features=inputs, out_features=outputs, batch=b)
+        fields |= dict(phase=phase, optimizer=optimizer, in_features=n, out_features=out_features or n, batch=b)
         fields |= dict(mask=MASKS[mask], workload=Workload(name="gaussian", distribution="gaussian"), bias=False)
         # Without training, a layer that recompresses is the same as one that does not.
         fields["methods"] = tuple(name for name in METHODS if optimizer or name != "block_shock_recompress")
@@ -114,10 +101,8 @@ def make_floors(
         return _page(frame.assign(measured=frame["method"].map(times)), found, run)
 
     controls = {
-        "n": steps("N (in = out)", SIZES, n, "in and out features of a square weight"),
-        "square": check("square", True, "untick to choose in and out features apart"),
-        "in_features": steps("in features", SIZES, n, "columns of the weight"),
-        "out_features": steps("out features", SIZES, n, "rows of the weight"),
+        "n": steps("N (in features)", SIZES, n, "columns of the weight"),
+        "out_features": steps("out features", [("= N", 0), *((str(n), n) for n in SIZES)], 0, "rows of the weight"),
         "b": steps("B", BATCHES, b, "rows of the input: tokens in a batch", "240px"),
         "dtype": choice("dtype", ("bf16", "fp16", "fp32"), dtype, "of weights and inputs", "130px"),
         "mask": choice("mask", MASKS, mask, "how the weight is split into two terms", "230px"),
@@ -125,19 +110,7 @@ def make_floors(
         "machine": choice("ceilings of", machines, next(iter(machines)), "measured by an earlier run", "330px"),
         "work": choice("work", WORKS.items(), WORKS["a forward"], "what the floor is of", "270px"),
     }
-    rows = (("n", "square", "in_features", "out_features", "work"), ("b", "dtype", "mask", "world_size", "machine"))
-    square, side, others = controls["square"], controls["n"], (controls["in_features"], controls["out_features"])
-
-    def show_sides(change=None) -> None:
-        for control in (side, *others):
-            control.layout.display = "" if (control is side) == square.value else "none"
-        if change and square.value:
-            side.value = others[0].value
-        for control in others if change and not square.value else ():
-            control.value = side.value  # the size stays; from here the two go their own ways
-
-    square.observe(show_sides, "value")
-    show_sides()
+    rows = (("n", "out_features", "work"), ("b", "dtype", "mask", "world_size", "machine"))
     return View("floors", controls, draw, rows=rows)
 
 

@@ -1,7 +1,7 @@
 import pandas as pd
 import pytest
 
-from blockshock_lib.studies.linear.explore import make_what_if
+from blockshock_lib.studies.linear.explore import what_if_view
 from tests.report import frames
 from tests.studies.linear.report.training_frames import training_frame
 
@@ -13,11 +13,11 @@ def frame():
 
 
 def test_a_faster_kernel_lifts_every_case(frame):
-    view = make_what_if(frame, s=1.0)
+    view = what_if_view(frame, s=1.0)
     assert "faster than B1 in 0 of 4 cases" in view.figure.value
     view.controls["s"].value = 3.0
     assert "faster than B1 in 4 of 4 cases" in view.figure.value
 
 
 def test_without_records_of_phase_1_it_says_that_there_is_nothing():
-    assert "nothing to draw" in make_what_if(pd.DataFrame()).figure.value
+    assert "nothing to draw" in what_if_view(pd.DataFrame()).figure.value
