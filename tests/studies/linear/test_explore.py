@@ -3,13 +3,13 @@ import pytest
 
 from blockshock_lib.studies.linear.explore import what_if_view
 from tests.report import frames
-from tests.studies.linear.report.training_frames import training_frame
+from tests.studies.linear.report.shipped import shipped
 
 
 @pytest.fixture(scope="module")
 def frame():
     first = frames.make((4096, 16384), (16, 4096), groups=3, repeats=3, noise=0.001)
-    return pd.concat([first, training_frame((16384,), (4096,), groups=2, repeats=2)], ignore_index=True)
+    return pd.concat([first, shipped("phase3-cuda")], ignore_index=True)
 
 
 def test_a_faster_kernel_lifts_every_case(frame):

@@ -10,7 +10,7 @@ from blockshock_lib.studies.linear.axes import AXES
 from blockshock_lib.studies.linear.hypotheses import HYPOTHESES, h1, h3, summary
 from blockshock_lib.studies.linear.report.findings import numbers, words
 from tests.report import frames
-from tests.studies.linear.report.training_frames import training_frame
+from tests.studies.linear.report.shipped import faster, shipped
 
 
 def one_line(frame):
@@ -116,28 +116,23 @@ def test_the_last_line_says_checks_and_verdicts():
 
 def test_h1_and_h3_read_no_forward_of_a_run_that_keeps_what_backward_needs():
     forward = frames.make(**SMALL)
-    both = pd.concat([forward, training_frame(ns=(16384,), speedup={("block_shock", "forward_kernel"): 9})])
+    both = pd.concat([forward, faster(shipped("phase3-cuda"), 9, "block_shock", "forward_kernel")])
     for rule in (h1, h3):
         assert rule(both) == rule(forward)
 
 
 def test_each_phase_speaks_of_its_own_hypotheses():
-    small = dict(ns=(4096,), bs=(256,), methods=("row_parallel", "block_shock", "block_shock_recompress"))
-    forward, step = frames.make(**SMALL), training_frame(**small)
+    forward, step = frames.make(**SMALL), shipped("phase3-cuda")
     assert list(numbers(forward).index) == ["H1", "H3"] and list(numbers(step).index) == ["H2"]
     assert list(numbers(pd.concat([step, forward])).index) == ["H1", "H2", "H3"]
-    pd.testing.assert_frame_equal(words(step), words(training_frame(**small, seed=5)))
-    line = one_line(step)
-    assert line.startswith(
-        "phase3: PASS · checks: 18 passed, 0 failed, 0 unsupported · H2 not applicable: f lies below 1 in all "
-    )
+    pd.testing.assert_frame_equal(words(step), words(shipped("phase3-cuda", repeats=2)))
+    assert " · H2 not applicable: f lies below 1 in all 6 cases" in one_line(step)
 
 
 def test_the_line_of_phase_2_gives_the_pass_in_its_largest_cell():
-    small = dict(phase="phase2", ns=(4096, 16384), bs=(256,), methods=("row_parallel", "block_shock"))
-    frame = training_frame(**small)
+    frame = shipped("phase2-cuda")
     row = ratio(frame, AXES, "row_parallel", "block_shock", "pass_kernel").iloc[-1]
-    said = f"forward + dX of Block-Shock: {interval_text(row)} of B1's speed at 16384x16384, B=256, slower"
+    said = f"forward + dX of Block-Shock: {interval_text(row)} of B1's speed at 40960x40960, B=4096, slower"
     assert one_line(frame).endswith(said)
     assert one_line(frame.assign(device="cpu")).endswith("forward + dX against B1: no claim about speed: CPU")
     assert "no case holds" in one_line(frames.fail(frame, "row_parallel"))

@@ -8,11 +8,10 @@ from blockshock_lib.studies.linear.hypotheses import h2
 from blockshock_lib.studies.linear.report import build, law
 from blockshock_lib.studies.linear.report.law import training_ratios
 from tests.report import frames
-from tests.studies.linear.report.training_frames import training_frame
+from tests.studies.linear.report.shipped import faster, shipped
 
 T1, T3 = "block_shock_recompress", "block_shock"
-THREE = dict(methods=("row_parallel", T3, T1), ns=(4096,), bs=(256, 4096))
-AHEAD = {(T3, "forward_kernel"): 3}  # an advantage that training may shrink
+THREE = ("row_parallel", T3, T1)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,10 @@ def frame():
 
 @pytest.fixture(scope="module")
 def three():
-    return training_frame(**THREE, speedup=AHEAD)
+    """With an advantage that training may shrink, which the shipped run has not."""
+    frame = faster(shipped("phase3-cuda"), 3, T3, "forward_kernel")
+    times = ["check", *(f"{work}_{kind}" for work in ("forward", "step") for kind in ("kernel", "call"))]
+    return frame[frame["method"].isin(THREE) & frame["metric"].isin(times)].reset_index(drop=True)
 
 
 def test_a_machine_that_obeys_the_law_leaves_nothing_over():
@@ -75,50 +77,42 @@ def test_works_of_different_sources_are_named_whatever_the_commit(first, last, t
     assert law.codes(pd.DataFrame({"phase": ["phase1", "phase3"], "code": [first, last]})) == told
 
 
-def faster(frame, by, **where):
-    """`frame` with the steps of T1 in those rows `by` times as fast."""
-    hit = frame["method"].eq(T1) & frame["metric"].eq("step_kernel")
-    for name, value in where.items():
-        hit &= frame[name].eq(value)
-    return frame.assign(value=frame["value"].mask(hit, frame["value"] / by))
-
-
 def test_h2_is_supported_where_t1_loses_and_t3_does_not_in_the_largest_case_of_every_optimizer(three):
     verdict = h2(three)
     assert verdict.verdict == "supported" and verdict.high < 1
-    assert verdict.line.startswith("H2 supported: s1/f ") and "at 4096x4096, B=4096" in verdict.why
+    assert verdict.line.startswith("H2 supported: s1/f ") and "at 40960x40960, B=4096" in verdict.why
     # A smaller case may differ.
-    smaller = h2(faster(three, 5, batch=256))
-    assert smaller.verdict == "supported" and "2 of 4 cases agree" in smaller.why
+    smaller = h2(faster(three, 5, T1, in_features=4096))
+    assert smaller.verdict == "supported" and "4 of 6 cases agree" in smaller.why
 
 
 def test_h2_is_not_applicable_where_the_forward_has_no_advantage_that_training_could_shrink(three):
-    slow = h2(training_frame(**THREE))
-    row = slow.cells[slow.cells["batch"].eq(4096)].sort_values("shrink_high").iloc[-1]
+    frame = shipped("phase3-cuda")
+    slow = h2(frame)
+    row = slow.cells[slow.cells["in_features"].eq(40960)].sort_values("shrink_high").iloc[-1]
     assert slow.line.startswith(
-        "H2 not applicable: f lies below 1 in all 4 cases, no advantage was there to shrink; s1/f"
+        "H2 not applicable: f lies below 1 in all 6 cases, no advantage was there to shrink; s1/f"
     )
     assert f", s3/f {build.interval(row, 'keep')}, s3/s1 " in slow.why and slow.high == row["shrink_high"]
     assert (h2(three).cells["forward_low"] > 1).all() and "no advantage" not in h2(three).why
-    mixed = training_frame(**THREE, speedup=AHEAD).assign(batch=lambda rows: rows["batch"].replace(256, 128))
-    both = pd.concat([training_frame(**THREE), mixed[mixed["batch"].eq(128)]], ignore_index=True)
-    assert h2(both).verdict == "supported", "one case with an advantage is enough to ask"
+    mixed = faster(frame, 3, T3, "forward_kernel", in_features=4096)
+    assert h2(mixed).verdict == "supported", "one case with an advantage is enough to ask"
 
 
 def test_one_optimizer_that_does_not_support_leaves_h2_undecided(three):
-    undecided = h2(faster(three, 5, optimizer="adamw"))
+    undecided = h2(faster(three, 5, T1, optimizer="adamw"))
     assert undecided.verdict == "undecided"
     assert undecided.high > 1, "what is shown is the optimizer that stands in the way"
 
 
 def test_an_optimizer_that_ran_smaller_cases_alone_counts_with_the_largest_of_them(three):
-    less = three[~(three["optimizer"].eq("adamw") & three["batch"].eq(4096))]
-    assert h2(less).verdict == "supported" and h2(faster(less, 5, optimizer="adamw")).verdict == "undecided"
+    less = three[~(three["optimizer"].eq("adamw") & three["in_features"].eq(40960))]
+    assert h2(less).verdict == "supported" and h2(faster(less, 5, T1, optimizer="adamw")).verdict == "undecided"
 
 
-@pytest.mark.parametrize("speedup", [{(T1, "step_kernel"): 5}, {(T3, "step_kernel"): 0.2}])
-def test_h2_is_refuted_where_the_step_gains_on_the_forward_or_recompression_costs_nothing_in_every_case(speedup):
-    assert h2(training_frame(**THREE, speedup=AHEAD | speedup)).verdict == "refuted"
+@pytest.mark.parametrize("change", [(5, T1), (0.2, T3)])
+def test_h2_is_refuted_where_the_step_gains_on_the_forward_or_recompression_costs_nothing_in_every_case(three, change):
+    assert h2(faster(three, *change)).verdict == "refuted"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +122,7 @@ def test_h2_is_refuted_where_the_step_gains_on_the_forward_or_recompression_cost
         (lambda frame: frame.assign(emulated=True), "emulated on one GPU"),
         (lambda frame: frame[frame["group"].eq(0)], "a single group"),
         (lambda frame: frame[~frame["metric"].str.endswith("_kernel")], "kernel time"),
-        *((lambda frame, name=name: frames.fail(frame, name), "no case") for name in THREE["methods"]),
+        *((lambda frame, name=name: frames.fail(frame, name), "no case") for name in THREE),
         (lambda frame: pd.DataFrame(), "no case"),
         (lambda frame: frames.make((4096,), (16,), groups=2, repeats=2), "no case"),
     ],
@@ -140,10 +134,9 @@ def test_h2_stays_undecided_and_says_why(three, change, why):
     assert why not in ("CPU", "emulated on one GPU") or set(verdict.cells["outcome"]) == {"no claim"}
 
 
-def test_what_a_group_shares_cancels_in_the_quotients():
-    frame = training_frame(**THREE, noise=1e-4)
-    lift = frame["value"].where(frame["unit"].ne("ms"), frame["value"] * (1 + frame["group"]))
-    still, lifted = training_ratios(frame), training_ratios(frame.assign(value=lift))
+def test_what_a_group_shares_cancels_in_the_quotients(three):
+    lift = three["value"].where(three["unit"].ne("ms"), three["value"] * (1 + three["group"]))
+    still, lifted = training_ratios(three), training_ratios(three.assign(value=lift))
     ends = [f"{name}_{end}" for name in ("shrink", "keep", "gain") for end in ("low", "high")]
     assert np.allclose(still[ends], lifted[ends])
 

@@ -1,4 +1,6 @@
-"""Every table, figure and last line of a shipped run is what its committed notebook shows, drawn by earlier code."""
+"""Every table and figure of a shipped run is what its committed notebook shows, drawn by earlier code. Verdicts follow
+rules, which may change after a run was drawn: they have tests of their own.
+"""
 
 import html
 import json
@@ -7,13 +9,11 @@ import re
 import pandas as pd
 import pytest
 
-from blockshock_lib.files import ROOT
-from blockshock_lib.report import verdicts
 from blockshock_lib.runs import records
 from blockshock_lib.studies.linear import STUDY
+from tests.studies.linear.report.shipped import REFERENCE
 from tools.drawn import plain
 
-REFERENCE = ROOT / "outputs" / "reference"
 PHASES = [f"phase{number}-{device}" for device in ("cpu", "cuda") for number in range(4)]
 ASKED = re.compile(r'\.(table|figure)\("([^"]+)"(, run\.source)?\)')
 
@@ -30,7 +30,7 @@ def differing(frame, folder, kind):
     made, wrong, count = {"table": STUDY.tables, "figure": STUDY.figures}[kind], [], 0
     with pd.option_context("display.max_colwidth", None, "display.max_rows", None):
         for what, name, traced, shown in cells(folder):
-            if what != kind:
+            if what != kind or name in ("hypotheses", "numbers"):
                 continue
             drawn, count = made[name](frame, *[folder] * bool(traced)), count + 1
             if kind == "table":
@@ -43,11 +43,9 @@ def differing(frame, folder, kind):
 
 
 @pytest.mark.parametrize("run", [*PHASES[:7], pytest.param(PHASES[7], marks=pytest.mark.long)])
-def test_a_shipped_runs_tables_and_last_line_are_those_of_its_notebook(run):
+def test_a_shipped_runs_tables_are_those_of_its_notebook(run):
     frame = records.load(REFERENCE / run)
     assert differing(frame, REFERENCE / run, "table") == []
-    line = verdicts.one_line(frame, STUDY.axes, STUDY.hypotheses, STUDY.summary)
-    assert json.loads((REFERENCE / run / "manifest.json").read_text())["verdict"].startswith(line)
 
 
 @pytest.mark.long
