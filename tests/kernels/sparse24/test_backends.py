@@ -3,7 +3,6 @@ import torch
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import backends
-from blockshock_lib.kernels.sparse24.pattern import Pattern
 
 from .problems import problem
 
@@ -37,16 +36,6 @@ def test_the_reference_product_is_right(dtype, seed):
     y = REFERENCE.linear(x, packed)
     assert y.dtype == dtype and y.shape == (len(x), 128) and y.is_contiguous()
     assert passes_gate(y, x, weight, mask)
-
-
-def test_values_written_into_a_blank_give_the_packed_weight():
-    x, weight, mask = problem()
-    weight.masked_fill_(torch.rand(weight.shape, generator=torch.Generator().manual_seed(1)) < 0.3, 0)
-    blank = REFERENCE.blank(Pattern.of(mask), weight.dtype)
-    blank.values.copy_(weight[mask].view_as(blank.values))
-    for ours, packed in zip(blank.data, REFERENCE.pack(weight, mask).data, strict=True):
-        assert torch.equal(ours, packed)
-    assert passes_gate(REFERENCE.linear(x, blank), x, weight, mask)
 
 
 def test_packed_bytes_are_those_of_the_storage_each_counted_once():

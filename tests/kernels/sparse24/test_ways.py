@@ -40,17 +40,15 @@ def test_the_way_that_was_tuned_for_the_padded_batch_is_taken(taken, rows, way, 
     assert taken == [(product, x, form.data[0], (N, K), way, out, bias)]
 
 
-@pytest.mark.parametrize(("rows", "product"), [(1, small), (128, small), (129, cslt), (200, cslt)])
-def test_a_batch_that_nobody_tuned_goes_by_its_size(taken, rows, product):
+@pytest.mark.parametrize(
+    ("rows", "missing", "product"),
+    [(1, "", small), (128, "", small), (129, "", cslt), (200, "", cslt), (16, "no compiler", cslt)],
+)
+def test_a_batch_that_nobody_tuned_goes_by_its_size_and_by_what_runs_here(taken, monkeypatch, rows, missing, product):
+    monkeypatch.setattr(small, "unsupported", lambda device, dtype: missing)
     ways.linear(torch.zeros(rows, K).bfloat16(), packed())
     ((one, _, _, _, way, *_),) = taken
     assert one is product and way == (Setting() if product is cslt else small.default((N, K), cslt.padded(rows)))
-
-
-def test_a_batch_that_nobody_tuned_goes_by_cusparselt_where_the_kernel_cannot_run(taken, monkeypatch):
-    monkeypatch.setattr(small, "unsupported", lambda device, dtype: "no compiler")
-    ways.linear(torch.zeros(16, K).bfloat16(), packed())
-    assert taken[0][0] is cslt
 
 
 @pytest.fixture
