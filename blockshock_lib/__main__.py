@@ -12,7 +12,7 @@ from pathlib import Path
 
 from blockshock_lib import studies
 from blockshock_lib.errors import BlockShockError, ParamsError
-from blockshock_lib.files import shown, write_atomic
+from blockshock_lib.files import shown
 from blockshock_lib.notebook import terminal
 from blockshock_lib.runs import manifest
 from blockshock_lib.runs.manifest import OUTPUTS
@@ -78,7 +78,6 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     add("b", metavar="B", help="folder of the newer run")
     add("--allow", default="", metavar="WHAT", help="compare all the same: any of hardware,dtype,dirty, by commas")
     add("--all", action="store_true", help="list what is the same, too")
-    add("--figure", type=Path, metavar="PNG", help="keep the figure")
 
     add = verb("share", _share, "write index.html of all runs; or pack one run as a zip")
     add("run", nargs="?", type=Path, metavar="RUN", help="folder of the run to pack")
@@ -192,12 +191,9 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from blockshock_lib.report.figures import png
     from blockshock_lib.runs.compare import compare
 
     found = compare(args.a, args.b, allow=tuple(filter(None, args.allow.split(","))))
-    if args.figure:
-        write_atomic(args.figure, png(found.figure()))
     terminal.say(found.text(whole=args.all))
     return DONE if found.ok else WRONG
 

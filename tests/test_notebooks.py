@@ -5,8 +5,6 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from blockshock_lib.files import ROOT
 from blockshock_lib.studies.linear import STUDY
 from blockshock_lib.studies.linear.report import FIGURES, TABLES
-from tests.nbval_runs import differs, pytest_runtest_setup
+from tests.nbval_runs import differs
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 IGNORED = "nbval-ignore-output"
@@ -136,17 +134,8 @@ def test_nbval_sees_one_altered_word_of_a_committed_table_and_says_where_it_stan
         output.data[kind] = output.data[kind].replace("pass", "FAIL", 1)
     nbformat.write(notebook, tmp_path / "altered.ipynb")
     shutil.rmtree(own := ROOT / ".cache" / "nbval" / "altered", ignore_errors=True)
-    line = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--nbval",
-        *("--junitxml=report.xml", "--color=no"),
-        *("-p", "tests.nbval_runs"),
-        "-p",
-        "no:cacheprovider",
-        "altered.ipynb",
-    ]
+    options = "--nbval --junitxml=report.xml --color=no -p tests.nbval_runs -p no:cacheprovider altered.ipynb"
+    line = [sys.executable, "-m", "pytest", *options.split()]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     ran = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     cases = ElementTree.parse(tmp_path / "report.xml").findall(".//testcase")
@@ -167,14 +156,3 @@ def test_tables_of_other_shapes_or_text_are_told_apart_by_lines():
         *("- what is committed, + what is now", "  N 128", "- N 256")
     ]
     assert differs(shows("one"), shows("two")) == ["row 0 (), column 0: committed 'one', now 'two'"]
-
-
-@pytest.mark.parametrize("name", ["a", "b"])
-def test_a_committed_notebook_is_checked_without_gpus_and_with_outputs_of_its_own(name):
-    before = dict(os.environ)
-    hook = pytest_runtest_setup(SimpleNamespace(path=Path(f"notebooks/{name}.ipynb")))
-    next(hook)
-    assert os.environ["BLOCKSHOCK_OUTPUTS"] == f".cache/nbval/{name}" and os.environ["CUDA_VISIBLE_DEVICES"] == ""
-    with pytest.raises(StopIteration):
-        hook.send(None)
-    assert dict(os.environ) == before

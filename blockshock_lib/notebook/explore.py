@@ -152,9 +152,7 @@ class LiveView:
         self.box = view.box("live", [asked.values(), begun.values()], self.rows)
 
     def begin(self) -> None:
-        """Starts a run of seconds, unless one goes on."""
-        if self.thread is not None and self.thread.is_alive():
-            return
+        """Starts a run of seconds; until it has ended, the button does nothing."""
         self._stop.clear()
         self.run, self.rows.value, self.bar.value = None, "", 0
         self._busy(True)

@@ -203,13 +203,13 @@ STRANGERS = (
 )
 # What is wrong -> how such a zip is made, and what the refusal says.
 ZIPS: dict[str, tuple[Callable, str]] = {
-    "absolute path": (_added("/tmp/evil.json"), "relative path"),
-    "path that leads out": (_added("records/../../evil.json"), "leads out"),
-    "path that leads out at once": (_added("../evil.json"), "leads out"),
-    "drive letter": (_added("C:evil.json"), "relative path"),
-    "backslash": (_added("records\\..\\..\\evil.json"), "relative path"),
-    "control character": (_added("records/a\n.json"), "character"),
-    "not ASCII": (_added("records/\u202egpj.json"), "character"),
+    "absolute path": (_added("/tmp/evil.json"), "no file of a run"),
+    "path that leads out": (_added("records/../../evil.json"), "no file of a run"),
+    "path that leads out at once": (_added("../evil.json"), "no file of a run"),
+    "drive letter": (_added("C:evil.json"), "no file of a run"),
+    "backslash": (_added("records\\..\\..\\evil.json"), "no file of a run"),
+    "control character": (_added("records/a\n.json"), "no file of a run"),
+    "not ASCII": (_added("records/\u202egpj.json"), "no file of a run"),
     "symlink": (_added("records/a.json", b"/etc/passwd", stat.S_IFLNK | 0o777), "link"),
     "symlink to a folder": (_added("records", b"/tmp", stat.S_IFLNK | 0o777), "link"),
     "device": (_added("records/a.json", b"", stat.S_IFCHR | 0o666), "plain file"),

@@ -157,15 +157,6 @@ def test_stop_ends_it_after_the_case_and_the_manifest_says_interrupted(live):
     assert not live.start.disabled
 
 
-def test_a_second_click_starts_no_second_run(live, monkeypatch):
-    started = []
-    monkeypatch.setattr(opening, "open_run", lambda *_, **__: started.append(1) or time.sleep(0.3) or 1 / 0)
-    live.begin()
-    live.begin()
-    live.thread.join(10)
-    assert started == [1]
-
-
 @pytest.mark.parametrize("error", [LaunchError("no <b>group</b>\nmore of it"), ZeroDivisionError("x"), SystemExit(3)])
 def test_an_error_is_shown_in_the_view(live, monkeypatch, error):
     def fail(*_, **__):

@@ -10,7 +10,7 @@ from PIL import Image
 
 from blockshock_lib import files
 from blockshock_lib.errors import ShareError
-from blockshock_lib.notebook import share, workbook
+from blockshock_lib.notebook import share
 from blockshock_lib.notebook.pages import page
 from blockshock_lib.runs import lock, manifest, records
 from tests.faults import hostile
@@ -111,14 +111,6 @@ def test_a_zip_is_unpacked_once_and_never_over_something_else(run, tmp_path):
     assert (into / "phase1_forward.ipynb").read_text() == "edited"
     (tmp_path / "taken").write_text("a file")
     assert share.unpack(path, tmp_path / "taken") == tmp_path / "taken-2"
-
-
-def test_a_received_run_is_drawn_again(outputs):
-    path = share.pack(hostile.REFERENCE.with_name("phase0-cpu"), outputs / "theirs.zip")
-    folder = share.unpack(path, outputs / "received" / "theirs")
-    outcome = workbook.execute("phase0", redraw=files.shown(folder), out=outputs)
-    assert outcome.ok and "checks: 195 passed, 0 failed" in outcome.verdict
-    assert share.unpack(path, outputs / "received" / "theirs") == folder, "drawing has changed it"
 
 
 def test_the_list_has_the_shipped_answers_first_and_then_every_run_newest_first(tmp_path):

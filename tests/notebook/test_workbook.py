@@ -19,7 +19,7 @@ import pytest
 from blockshock_lib import files
 from blockshock_lib.errors import ParamsError, RecordError
 from blockshock_lib.notebook import workbook
-from blockshock_lib.runs import machine, manifest, measure, records
+from blockshock_lib.runs import machine, manifest, records
 from blockshock_lib.runs import run as run_module
 from blockshock_lib.studies.linear import STUDY
 from tests.small_runs import TINY, written
@@ -112,31 +112,6 @@ def test_a_redrawn_run_makes_the_same_tables_and_measures_nothing(done, outputs)
         assert before[cell] and before[cell] == after[cell], cell
     assert noted_by(again)["redrawn_from"] == noted_by(done)["run"]
     assert str(files.ROOT) not in again.notebook.read_text()
-
-
-def test_a_redrawn_run_never_reaches_the_launcher(done, outputs, monkeypatch):
-    monkeypatch.setattr(measure, "run", lambda *_, **__: pytest.fail("measured"))
-    run = workbook.open_run("phase0", redraw=str(done.notebook.parent), out=outputs)
-    assert run.redrawn and run.measure(progress=False) is run and len(run.frame)
-    with pytest.raises(pytest.fail.Exception, match="measured"):
-        workbook.open_run("phase0", hardware="cpu", settings=TINY, out=outputs).measure(progress=False)
-
-
-def test_one_failed_check_makes_the_outcome_bad_though_every_cell_ran(outputs):
-    source = written(outputs, failed="block_shock")
-    outcome = workbook.execute("phase0", redraw=source.name, out=outputs)
-    assert outcome.status == "completed" and not outcome.ok
-    assert "FAIL" in outcome.verdict and "1 failed" in outcome.verdict
-
-
-def test_run_all_in_jupyterlab_ends_completed_with_its_verdict_and_digests(outputs):
-    run = written(outputs)
-    assert manifest.read(run.folder)["status"] == "running"
-    line = run.conclude()
-    noted = manifest.read(run.folder)
-    assert (noted["status"], noted["verdict"]) == ("completed", line) and "ended" in noted
-    assert noted["files"] == manifest.digests(run.folder)
-    assert set(noted["files"]) == {"records.parquet", "figures/checks.png"}
 
 
 def test_a_record_that_is_lost_is_said_and_makes_the_outcome_bad(outputs):

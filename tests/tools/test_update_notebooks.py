@@ -105,12 +105,6 @@ def test_a_notebook_that_names_a_folder_of_this_machine_is_not_kept(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_cell_that_nbval_ignores_is_not_compared():
-    old, new = ({"text/html": f"<table><tr><td>{n}</td></tr></table>", "text/plain": "as text"} for n in (1, 2))
-    assert update.changes(*(showing(data, "nbval-ignore-output") for data in (old, new))) == ([], 1)
-    assert update.changes(showing(old), showing(old)) == ([], 0) != update.changes(showing(old), showing(new))
-
-
 def test_the_random_names_of_widgets_become_numbers():
     def drawn(first, second):
         made = showing({update.VIEW: {"model_id": first}})

@@ -116,13 +116,6 @@ def test_wheels_of_the_host_are_gathered_not_of_this_machine(gathered, index):
     assert gathered(["new"], HOST, options=["--python", f"{PYTHON}.2"], fails=True)[1].count("new")
 
 
-def test_the_old_wheels_go_with_a_new_gathering_and_stay_with_a_failed_one(gathered):
-    assert gathered(["pandas"])[0] > BASE
-    assert gathered([])[0] == BASE
-    files, said = gathered(["nowhere"], fails=True)
-    assert files == BASE and "nowhere" in said
-
-
 def test_a_line_of_a_freeze_gives_name_and_version_and_one_without_a_version_counts_as_not_there():
     for line, name, version in (
         ("torch==2.11.0+cu130", "torch", "2.11.0+cu130"),

@@ -3,7 +3,6 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from urllib.parse import unquote
 
 import nbformat
@@ -17,34 +16,6 @@ from blockshock_lib.runs import lock, manifest
 from tests.faults import hostile
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-STYLE = (Path(page.__file__).parent / "style.css").read_text()
-COLOURS = {name: pair for name, *pair in re.findall(r"--(\w+):light-dark\((#\w{6}),(#\w{6})\)", STYLE)}
-
-
-def contrast(one, other):
-    """Contrast of two colours as #rrggbb (WCAG 2.2)."""
-
-    def luminance(colour):
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return sum(c * weight for c, weight in zip(parts, (0.2126, 0.7152, 0.0722), strict=True))
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-@pytest.mark.parametrize("name", sorted(COLOURS.keys() - {"paper", "panel", "line", "edge"}))
-def test_every_colour_of_text_can_be_read_on_every_ground(name, scheme):
-    for ground in ("paper", "panel"):
-        assert contrast(COLOURS[name][scheme], COLOURS[ground][scheme]) >= 4.5
-
-
-def test_the_style_takes_every_colour_from_the_tokens():
-    rules = re.sub(r"--\w+:light-dark\(.*?\);", "", STYLE)
-    assert set(re.findall(r"var\(--(\w+)\)", rules)) <= COLOURS.keys() and len(COLOURS) == 17
-    assert set(re.findall(r"#[0-9a-f]{3,6}\b", rules)) <= {"#fff"}  # the paper of figures
-    assert not re.search(r"(?:^|[;{])color:(?!var)|url\(|@import", rules)
 
 
 def write(folder, *cells):
@@ -198,12 +169,6 @@ def test_the_pages_of_the_reference_runs_are_small_and_show_every_figure(name, t
 )
 def test_what_a_terminal_showed_is_what_the_page_shows(text, html):
     assert sanitise.terminal(text) == html
-
-
-def test_no_colour_is_written_as_a_style():
-    text = "".join(f"\x1b[{kind};5;{n}mx" for kind in (38, 48) for n in range(256))
-    html = sanitise.terminal(text + "\x1b[38;2;999;1mx\x1b[38mx\x1b[;;mx")
-    assert re.sub(r'<span class="ansi-[a-z-]+">(x+)</span>', r"\1", html) == "x" * 515
 
 
 def test_every_link_of_a_shipped_page_leads_to_what_a_fresh_clone_holds():
