@@ -173,6 +173,15 @@ def test_killed_kernel_of_a_command(tmp_path):
     assert not traces.left() and not traces.scratch() and traces.status == "interrupted"
 
 
+def test_ctrl_c_of_a_command(tmp_path):
+    with running_command(tmp_path) as (process, traces):
+        traces.wait_for_work()
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=120)[0]
+        noted = traces.assert_gone()
+    assert process.returncode == 130 and "phase0 interrupted: interrupted by the user" in said and noted["ended"]
+
+
 @pytest.mark.parametrize("beside", ["nothing", "kernel", "everything"])
 def test_killed_command(tmp_path, beside):
     with running_command(tmp_path) as (process, traces):

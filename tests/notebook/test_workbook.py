@@ -3,17 +3,13 @@ import hashlib
 import html
 import json
 import re
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
-import psutil
 import pytest
 
 from blockshock_lib import files
@@ -152,27 +148,6 @@ def test_a_notebook_that_measures_nothing_makes_a_run_that_failed(tmp_path, monk
     noted = noted_by(outcome)
     assert outcome.status == noted["status"] == "failed" and not outcome.ok
     assert noted["reason"] == "no record was written: nothing was measured"
-
-
-@pytest.mark.long
-def test_ctrl_c_ends_every_process_and_is_noted_as_interrupted(outputs):
-    out = outputs / "interrupted"
-    command = [sys.executable, "-m", "blockshock_lib", "run", "phase0", "--hardware", "cpu", "--out", str(out)]
-    with subprocess.Popen(command, cwd=files.ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        try:
-            end = time.monotonic() + 90
-            while not list(out.rglob("records/*.json")) and process.poll() is None and time.monotonic() < end:
-                time.sleep(0.05)
-            family = psutil.Process(process.pid).children(recursive=True)
-            process.send_signal(signal.SIGINT)
-            said = process.communicate(timeout=60)[0].decode()
-        finally:
-            process.kill()
-    assert len(family) >= 3, "a kernel and two ranks were at work"
-    assert not psutil.wait_procs(family, timeout=10)[1]
-    (noted,) = (manifest.read(path.parent) for path in out.rglob("manifest.json"))
-    assert noted["status"] == "interrupted" and noted["reason"] == "interrupted by the user" and noted["ended"]
-    assert process.returncode == 130 and "phase0 interrupted" in said
 
 
 def test_a_damaged_manifest_is_skipped_with_a_warning(tmp_path):
