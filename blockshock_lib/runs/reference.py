@@ -33,7 +33,8 @@ def others(folder: Path, about: Mapping[str, Any]) -> list[Path]:
             other = manifest.read(place)
             linked = (about.get("reference") or other.get("reference")) and name_of(other) == name_of(about)
             whole = other["status"] == "completed" and not other.get("redrawn_from") and other["run"] not in known
-            if linked and whole and not differs(about, other["code"], other["machine"]):
+            alike = other["params"] == about["params"] and not differs(about, other["code"], other["machine"])
+            if linked and whole and alike:
                 known.add(other["run"])
                 runs.append(place)
     return runs

@@ -2,9 +2,7 @@
 
 import pytest
 
-from blockshock_lib import params
 from blockshock_lib.errors import RankError, RecordError
-from blockshock_lib.report.axes import TWIN
 from blockshock_lib.runs import measure, record, records
 from blockshock_lib.runs.measure import Part
 from blockshock_lib.studies.linear import STUDY
@@ -143,16 +141,3 @@ def test_a_part_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "records").touch()
     with pytest.raises(RecordError, match=r"000000000000-0.part could not be written"):
         Part(tmp_path, CASE, 0, CONTEXT)
-
-
-@pytest.mark.long
-def test_two_real_ranks_measure_a_small_sweep_of_every_method(tmp_path):
-    sizes = {"sweep.n": [128], "sweep.b": [16], "timing.groups": 1, "timing.samples": 2, "profile": "none"}
-    effective = params.load(STUDY, "phase1", sizes, choose={"hardware": "cpu"})
-    measure.run(effective, STUDY.expand(effective), tmp_path, study=STUDY, run_name="r1", context=workers.CONTEXT)
-    frame = records.load(tmp_path, strict=True)
-    checks = frame[frame.metric == "check"].set_index("method").status
-    assert set(checks.index) == {*effective.methods, TWIN} and set(checks) <= {"ok", "unsupported"}
-    assert checks["block_shock"] == checks["row_parallel"] == "ok"
-    times = frame[frame.metric == "forward_kernel"]
-    assert set(times.method) == set(checks[checks == "ok"].index) and (times.groupby("method").size() == 2).all()

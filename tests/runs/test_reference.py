@@ -77,8 +77,10 @@ def test_a_run_that_came_as_a_zip_counts_like_one_of_this_machine(first):
         first.name,
         second.name,
     }
-    manifest.note(theirs, machine={"title": "x", "gpus": [3]})
-    assert reference.others(first.folder, manifest.read(first.folder)) == [], "a stranger's manifest"
+    noted = manifest.read(theirs)
+    for stranger in ({"machine": {"title": "x", "gpus": [3]}}, {"params": noted["params"] | {"seed": 9}}):
+        manifest.note(theirs, **noted | stranger)
+        assert reference.others(first.folder, manifest.read(first.folder)) == []
 
 
 def test_a_stopped_run_that_other_code_goes_on_with_leaves_its_reference(first, monkeypatch):
