@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from blockshock_lib.kernels.attention import rules
-from blockshock_lib.kernels.attention.lists import BlockLists, Rows, pack
+from blockshock_lib.kernels.attention.lists import BlockLists, pack
 from blockshock_lib.kernels.attention.rules import Rule
 
 CHUNK = 1 << 20  # blocks, or pairs of query and key, that are looked at together
@@ -14,11 +14,10 @@ def lists(
     found: tuple[Rule, ...], plane: tuple, q_len: int, k_len: int, block: int, device: torch.device
 ) -> BlockLists:
     """`Pattern.lists`, whose checks have passed."""
-    rows, columns = -(-q_len // block), -(-k_len // block)
-    full, partial, tiles, tile, pairs = [], [], [], [], []
+    full, partial, tiles, tile = [], [], [], []
     for number, rule in enumerate(found):
         whole, maybe = _judged(rule, q_len, k_len, block, device)
-        seen, existing, of, bits = _looked_at(rule, maybe, q_len, k_len, block)
+        seen, of, bits = _looked_at(rule, maybe, q_len, k_len, block)
         each = seen == block * block
         some = (seen > 0) & ~each
         whole = torch.cat((whole, maybe[each]))
@@ -27,21 +26,17 @@ def lists(
         partial.append(torch.nn.functional.pad(maybe[some], (1, 0)) + base)
         tile.append(of[some] + sum(map(len, tiles)))
         tiles.append(bits)
-        # A full block has all its keys, but the last block of queries may be short.
-        pairs.append((q_len - whole[:, 0] * block).clamp(max=block).sum() * block + existing[some].sum())
     shared, same = _distinct(torch.cat(tiles))
-    blocks, tile = (torch.cat(full), torch.cat(partial)), same[torch.cat(tile)]
-    forward = [(plane * rows + row, column) for plane, row, column in (each.unbind(1) for each in blocks)]
-    across = [(plane * columns + column, row) for plane, row, column in (each.unbind(1) for each in blocks)]
-    return BlockLists(
-        block,
-        q_len,
-        k_len,
-        _rows(*forward, tile, len(found), rows),
-        _rows(*across, tile, len(found), columns),
-        shared,
-        torch.tensor(plane, dtype=torch.int32, device=device),
-        torch.stack(pairs),
+    return BlockLists.of(
+        torch.cat(full),
+        torch.cat(partial),
+        same[torch.cat(tile)],
+        len(found),
+        block=block,
+        q_len=q_len,
+        k_len=k_len,
+        tiles=shared,
+        plane=torch.tensor(plane, dtype=torch.int32, device=device),
     )
 
 
@@ -65,8 +60,9 @@ def _judged(rule: Rule, q_len: int, k_len: int, block: int, device: torch.device
 
 
 def _looked_at(rule: Rule, maybe: Tensor, q_len: int, k_len: int, block: int) -> tuple[Tensor, ...]:
-    """Of each block: how many of its bits are set, how many of queries that exist, and the number of its tile; and the
-    tiles. Queries beyond the last see what the last one sees, so that a short block can be full.
+    """Of each block how many of its bits are set, and the number of its tile; and the tiles.
+
+    Queries beyond the last see what the last one sees, so that a short block can be full.
     """
     shift, count = max(k_len - q_len, 0), 0
     place = torch.arange(block, device=maybe.device, dtype=torch.int32)
@@ -76,7 +72,7 @@ def _looked_at(rule: Rule, maybe: Tensor, q_len: int, k_len: int, block: int) ->
         k = (part[:, 1:] * block + place)[:, None]
         sees = rules.sees(rule, q.clamp(max=q_len - 1) + shift, k.clamp(max=k_len - 1)) & (k < k_len)
         tiles, tile = _distinct(pack(sees))
-        told.append((sees.flatten(1).sum(1), (sees & (q < q_len)).flatten(1).sum(1), tile + count, tiles))
+        told.append((sees.flatten(1).sum(1), tile + count, tiles))
         count += len(tiles)
     return tuple(map(torch.cat, zip(*told, strict=True)))
 
@@ -91,20 +87,3 @@ def _distinct(words: Tensor) -> tuple[Tensor, Tensor]:
     if not torch.equal(words[first][place], words):  # two tiles with one sum
         return words.unique(dim=0, return_inverse=True)
     return words[first], place
-
-
-def _rows(full: tuple[Tensor, Tensor], partial: tuple[Tensor, Tensor], tile: Tensor, planes: int, blocks: int) -> Rows:
-    """Of (row, entry) of each block, in any order."""
-    sorts = [torch.argsort(entry, stable=True) for _, entry in (full, partial)]
-    sorts = [at[torch.argsort(row[at], stable=True)] for at, (row, _) in zip(sorts, (full, partial), strict=True)]
-    counts = [torch.bincount(row, minlength=planes * blocks) for row, _ in (full, partial)]
-    starts = [torch.nn.functional.pad(count.cumsum(0), (1, 0)).int() for count in counts]
-    work = sum(counts).view(planes, blocks)
-    return Rows(
-        starts[0],
-        full[1][sorts[0]].int(),
-        starts[1],
-        partial[1][sorts[1]].int(),
-        tile[sorts[1]].int(),
-        torch.argsort(work, dim=1, descending=True, stable=True).int(),
-    )

@@ -36,12 +36,52 @@ class BlockLists:
     columns: Rows  # of blocks of keys; entries are blocks of queries
     tiles: Tensor  # int32 [tiles, block, block / 32]: bit c % 32 of [t, r, c // 32]: query r sees key c
     plane: Tensor  # int32 [B | 1, H | 1], the plane of a head
-    pairs: Tensor  # int64 [planes], the pairs of query and key that see each other
     forms: dict[str, Any] = field(default_factory=dict)  # what backends made of it
+
+    @classmethod
+    def of(cls, full: Tensor, partial: Tensor, tile: Tensor, planes: int, **rest: Any) -> "BlockLists":
+        """From each block's (plane, block of queries, block of keys), int64 [n, 3], in any order."""
+        counts = [-(-rest[side] // rest["block"]) for side in ("q_len", "k_len")]
+        rows, columns = (_rows(full, partial, tile, planes, counts[way], way) for way in (0, 1))
+        return cls(rows=rows, columns=columns, **rest)
+
+    def blocks(self) -> tuple[Tensor, Tensor]:
+        """The full and the partial blocks, by rising row: (plane, block of queries, block of keys), int64 [n, 3]."""
+        found = []
+        for at, entries in ((self.rows.full_at, self.rows.full), (self.rows.partial_at, self.rows.partial)):
+            row = torch.arange(len(at) - 1, device=at.device).repeat_interleave(at.diff())
+            found.append(torch.stack((row // self.q_blocks, row % self.q_blocks, entries.long()), 1))
+        return found[0], found[1]
+
+    def select(self, queries: Tensor, keys: Tensor) -> "BlockLists":
+        """The lists of some blocks of queries and of keys alone, int64, rising: what a rank has of a whole sequence."""
+        new = []
+        for blocks, count in ((queries, self.q_blocks), (keys, self.k_blocks)):
+            place = torch.full((count,), -1, device=blocks.device)
+            place[blocks] = torch.arange(len(blocks), device=blocks.device)
+            new.append(place)
+        kept, masks = [], []
+        for found in self.blocks():
+            found = torch.stack((found[:, 0], new[0][found[:, 1]], new[1][found[:, 2]]), 1)
+            masks.append((found >= 0).all(1))
+            kept.append(found[masks[-1]])
+        lengths = (
+            length_of(blocks, self.block, whole) for blocks, whole in ((queries, self.q_len), (keys, self.k_len))
+        )
+        return BlockLists.of(
+            *kept,
+            self.rows.tile[masks[1]].long(),
+            self.planes,
+            block=self.block,
+            q_len=next(lengths),
+            k_len=next(lengths),
+            tiles=self.tiles,
+            plane=self.plane,
+        )
 
     @property
     def planes(self) -> int:
-        return len(self.pairs)
+        return len(self.rows.order)
 
     @property
     def q_blocks(self) -> int:
@@ -50,6 +90,17 @@ class BlockLists:
     @property
     def k_blocks(self) -> int:
         return -(-self.k_len // self.block)
+
+    @cached_property
+    def pairs(self) -> Tensor:
+        """Int64 [planes]: the pairs of query and key that see each other."""
+        full, partial = self.blocks()
+        rows = [(self.q_len - each[:, 1] * self.block).clamp(max=self.block) for each in (full, partial)]
+        seen = [unpack(part).sum(2) for part in self.tiles.split(1024)]  # of each query of a tile
+        upto = torch.nn.functional.pad(torch.cat(seen).cumsum(1), (1, 0)) if seen else self.tiles.new_zeros(0, 1)
+        found = torch.zeros(self.planes, dtype=torch.long, device=full.device)
+        found.index_add_(0, full[:, 0], rows[0] * self.block)
+        return found.index_add_(0, partial[:, 0], upto[self.rows.tile.long(), rows[1]].long())
 
     @cached_property
     def density(self) -> float:
@@ -64,7 +115,7 @@ class BlockLists:
 
     @property
     def bytes(self) -> int:
-        held = [*vars(self.rows).values(), *vars(self.columns).values(), self.tiles, self.plane, self.pairs]
+        held = [*vars(self.rows).values(), *vars(self.columns).values(), self.tiles, self.plane]
         return sum(tensor.nbytes for tensor in held)
 
     def to(self, device: Any) -> "BlockLists":
@@ -94,3 +145,22 @@ def unpack(words: Tensor) -> Tensor:
     """The inverse of `pack`."""
     places = torch.arange(32, dtype=torch.int32, device=words.device)
     return (words[..., None] >> places & 1).bool().flatten(-2)
+
+
+def length_of(blocks: Tensor, block: int, whole: int) -> int:
+    """Positions in some blocks of a sequence of `whole`, whose last block may be short."""
+    short = -whole % block if len(blocks) and int(blocks[-1]) == (whole - 1) // block else 0
+    return len(blocks) * block - short
+
+
+def _rows(full: Tensor, partial: Tensor, tile: Tensor, planes: int, blocks: int, way: int) -> Rows:
+    held = []
+    for found in (full, partial):
+        row, entry = found[:, 0] * blocks + found[:, 1 + way], found[:, 2 - way]
+        at = torch.argsort(entry, stable=True)
+        at = at[torch.argsort(row[at], stable=True)]
+        held.append((torch.bincount(row, minlength=planes * blocks), entry[at].int(), at))
+    starts = [torch.nn.functional.pad(count.cumsum(0), (1, 0)).int() for count, _, _ in held]
+    work = (held[0][0] + held[1][0]).view(planes, blocks)
+    order = torch.argsort(work, dim=1, descending=True, stable=True).int()
+    return Rows(starts[0], held[0][1], starts[1], held[1][1], tile[held[1][2]].int(), order)
