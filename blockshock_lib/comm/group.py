@@ -1,6 +1,6 @@
 """The collectives between the ranks of one run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -120,6 +120,23 @@ class Group(Ranks):
         for work in dist.batch_isend_irecv(swap):
             work.wait()
         return out
+
+    def start_all_to_all(self, give: Sequence[Tensor], take: Sequence[Tensor]) -> Callable[[], None]:
+        """give[r], contiguous, goes to rank r, and what rank r gives into take[r], of the same shape and dtype; what is
+        empty does not travel. Returns what waits for it: until then none of them is touched.
+        """
+        for x in give:
+            self._check(x)
+        swap = []
+        for peer, (mine, theirs) in enumerate(zip(give, take, strict=True)):
+            if peer == self.rank:
+                theirs.copy_(mine)
+                continue
+            other = dist.get_global_rank(self.handle, peer)
+            swap += [dist.P2POp(dist.isend, mine, other, self.handle)] if mine.numel() else []
+            swap += [dist.P2POp(dist.irecv, theirs, other, self.handle)] if theirs.numel() else []
+        works = dist.batch_isend_irecv(swap) if swap else []
+        return lambda: [work.wait() for work in works] and None
 
     def _check(self, x: Tensor) -> None:
         refuse_gradient(x)

@@ -5,7 +5,7 @@ captured graph, and every run draws the same random numbers.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +96,14 @@ class LocalGroup(Group):
     def exchange(self, x: Tensor, peer: int, out: Tensor | None = None) -> Tensor:
         theirs = self._of_all("exchange", x, lambda every: every[peer].clone())
         return theirs if out is None else out.copy_(theirs)
+
+    def start_all_to_all(self, give: Sequence[Tensor], take: Sequence[Tensor]) -> Callable[[], None]:
+        for x in give:
+            refuse_gradient(x)
+        for mine, theirs in zip(take, self.turns.share(self.rank, "all_to_all", give), strict=True):
+            mine.copy_(theirs[self.rank])
+        self.turns.share(self.rank, "read", None)
+        return lambda: None
 
     def gather_objects(self, value: object) -> list:
         return self.turns.share(self.rank, "gather_objects", value)

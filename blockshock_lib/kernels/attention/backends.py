@@ -1,8 +1,12 @@
-"""The backends, a row each. A module says what it cannot do (`refuse`) and does the rest (`attend`)."""
+"""The backends, a row each. A module says what it cannot do (`refuse`) and does the rest (`attend`); where it has a
+`forward` and a `backward` of its own, those take and give the logsumexp, and parts of the keys can be merged.
+"""
 
 from types import ModuleType
 
+from blockshock_lib.errors import UnsupportedError, allowed
 from blockshock_lib.kernels.attention import cudnn, fa4, flex, reference, sdpa
+from blockshock_lib.kernels.attention.call import Call
 
 BACKENDS: dict[str, ModuleType] = {
     "reference": reference,
@@ -11,3 +15,21 @@ BACKENDS: dict[str, ModuleType] = {
     "cudnn": cudnn,
     "sdpa": sdpa,
 }
+
+
+def chosen(name: str, call: Call) -> ModuleType:
+    """The backend of that name. ValueError where there is none; UnsupportedError, with its reason, where it cannot."""
+    if name == "auto":
+        name = "flex" if call.q.is_cuda and not flex.refuse(call) else "reference"
+    if name not in BACKENDS:
+        raise ValueError(f"unknown backend {name!r}; {allowed(name, ['auto', *BACKENDS])}")
+    if why := BACKENDS[name].refuse(call):
+        raise UnsupportedError(f"backend {name!r} cannot do this attention: {why}")
+    return BACKENDS[name]
+
+
+def explicit(name: str, call: Call) -> ModuleType:
+    """`chosen` for a ring: UnsupportedError where the backend has no backward of its own."""
+    if name in BACKENDS and not hasattr(BACKENDS[name], "backward"):
+        raise UnsupportedError(f"backend {name!r} has no backward that takes the logsumexp over all keys")
+    return chosen(name, call)

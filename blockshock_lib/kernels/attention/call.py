@@ -15,7 +15,7 @@ class Call:
     q: Tensor  # [B, H, S, D]
     k: Tensor  # [B, H / G, S_k, D]
     v: Tensor
-    pattern: Pattern
+    pattern: Pattern | None  # None where the lists are of a part of the sequence
     lists: BlockLists
     scale: float
     return_lse: bool = False

@@ -14,6 +14,8 @@ def refuse(call: Call) -> str:
         return "its kernels need a head dimension of 16 or more"
     if call.q.device.type == "cpu" and any(x.requires_grad for x in (call.q, call.k, call.v)):
         return "on a CPU it has no gradients"
+    if call.pattern is None:
+        return "its rule knows the positions of a whole sequence only"
     return ""
 
 

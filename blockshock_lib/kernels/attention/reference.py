@@ -1,5 +1,6 @@
 """The oracle: attention over listed blocks in plain torch, on any device and in any dtype, gradients by autograd."""
 
+import itertools
 import math
 
 import torch
@@ -36,6 +37,33 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         made.append([torch.cat(each)[back] for each in zip(*parts, strict=True)])
     out, lse = (torch.cat(each, 1).unflatten(0, (batch, heads)) for each in zip(*made, strict=True))
     return out.masked_fill(lost_q.view(batch, heads, -1, 1), math.nan), lse
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        return attend(call)
+
+
+def backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv by their formulas; `out` and `lse` may be those over more keys than these."""
+    batch, heads, lists = *call.q.shape[:2], call.lists
+    k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (call.k, call.v))
+    delta = (dout * out).sum(-1) - (0 if dlse is None else dlse)
+    dq, dk, dv = (torch.zeros_like(x) for x in (call.q, k, v))
+    plane = lists.plane.expand(batch, heads)
+    for b, h in itertools.product(range(batch), range(heads)):
+        for row, places in enumerate(torch.arange(lists.q_len, device=dq.device).split(lists.block)):
+            keys, bits = _seen(lists, int(plane[b, h]) * lists.q_blocks + row)
+            at, keys, bits = (b, h, places), keys.clamp(max=lists.k_len - 1), bits[: len(places)]
+            mine = (b, h, keys)
+            scores = call.q[at] @ k[mine].T * call.scale
+            weights = (scores - lse[at][:, None].to(scores.dtype)).exp().masked_fill(~bits, 0)
+            dscores = weights * (dout[at] @ v[mine].T - delta[at][:, None]) * call.scale
+            dq[at] = dscores @ k[mine]
+            # Keys beyond the last are clamped to it, with weight 0: they add nothing.
+            dk[b, h].index_add_(0, keys, dscores.T @ call.q[at])
+            dv[b, h].index_add_(0, keys, weights.T @ dout[at])
+    return dq, *(x.unflatten(1, (call.k.shape[1], -1)).sum(2) for x in (dk, dv))
 
 
 def _seen(lists: BlockLists, row: int) -> tuple[Tensor, Tensor]:

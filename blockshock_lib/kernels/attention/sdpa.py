@@ -11,6 +11,8 @@ ORDER = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFI
 
 
 def refuse(call: Call) -> str:
+    if call.pattern is None:
+        return "it is dense, and this is a part of a sequence"
     if call.return_lse:
         return "it gives no logsumexp"
     if _causal(call) and call.lists.q_len != call.lists.k_len:

@@ -22,9 +22,11 @@ from blockshock_lib.kernels.attention.pattern import (
     window,
 )
 from blockshock_lib.layers.attention.dilated import dilated_attention
+from blockshock_lib.layers.attention.parallel import ContextParallelAttention
 from blockshock_lib.layers.attention.sparse import sparse_attention
 
 __all__ = [
+    "ContextParallelAttention",
     "Pattern",
     "block_diagonal",
     "block_lists",

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from blockshock_lib.errors import UnsupportedError, allowed
-from blockshock_lib.kernels.attention.backends import BACKENDS
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.pattern import Pattern
 
@@ -32,13 +32,7 @@ def sparse_attention(
     call = _call(q, k, v, pattern, scale, return_lse, block)
     if dropout:
         raise UnsupportedError("dropout: no backend draws the same for the same seed as another; use it on the output")
-    if backend == "auto":
-        backend = "flex" if q.is_cuda and not BACKENDS["flex"].refuse(call) else "reference"
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown backend {backend!r}; {allowed(backend, ['auto', *BACKENDS])}")
-    if why := BACKENDS[backend].refuse(call):
-        raise UnsupportedError(f"backend {backend!r} cannot do this attention: {why}")
-    out, lse = BACKENDS[backend].attend(call)
+    out, lse = backends.chosen(backend, call).attend(call)
     return (out, lse) if return_lse else out
 
 

@@ -1,0 +1,309 @@
+"""Attention over a sequence whose positions several ranks share (context parallelism), for any pattern.
+
+A rank holds some blocks of the sequence: their queries, keys and values. What it must see of the other ranks' keys
+comes to it by one of four strategies, and the gradients go back the same way:
+    gather   all keys and values of all ranks
+    pull     the blocks that its queries visit, and no others: the pattern knows which
+    ring     one rank's share after the other, so that no rank ever holds more than two
+    heads    (Ulysses) no keys travel to the queries: each rank gets some heads whole
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from blockshock_lib.comm import Group
+from blockshock_lib.errors import BlockShockError, UnsupportedError, allowed
+from blockshock_lib.kernels.attention import backends
+from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.attention.lists import BlockLists, length_of
+from blockshock_lib.kernels.attention.merge import merge
+from blockshock_lib.kernels.attention.pattern import Pattern
+
+STRATEGIES = ("gather", "pull", "ring", "heads")
+PLACEMENTS = ("contiguous", "zigzag", "cost")
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Which blocks of the sequence each rank holds, int64, rising; the last block of all may be short."""
+
+    blocks: tuple[Tensor, ...]
+    block: int
+    length: int
+
+    def length_of(self, rank: int) -> int:
+        return length_of(self.blocks[rank], self.block, self.length)
+
+    def positions(self, rank: int) -> Tensor:
+        """Int64, those of a rank, in the order in which it holds them."""
+        each = self.blocks[rank][:, None] * self.block + torch.arange(self.block, device=self.blocks[rank].device)
+        return each.flatten()[: self.length_of(rank)]
+
+
+def placed(lists: BlockLists, ranks: int, placement: str) -> Placement:
+    """The blocks of a sequence dealt to the ranks: "contiguous"; "zigzag", a piece from the front and one from the back
+    each; or by "cost", the blocks that visit most first, each to the rank that has done least so far, where a rank that
+    holds a neighbour is taken within a twentieth of the mean. ValueError where a rank would get none.
+    """
+    count = lists.q_blocks
+    if placement not in PLACEMENTS:
+        raise ValueError(f"unknown placement {placement!r}; {allowed(placement, PLACEMENTS)}")
+    if count < ranks * (2 if placement == "zigzag" else 1):
+        raise ValueError(f"{count} blocks of {lists.block} positions do not do for {ranks} ranks placed by {placement}")
+    every = torch.arange(count, device=lists.tiles.device)
+    if placement == "contiguous":
+        held = every.tensor_split(ranks)
+    elif placement == "zigzag":
+        pieces = every.tensor_split(2 * ranks)
+        held = [torch.cat((pieces[rank], pieces[-1 - rank])) for rank in range(ranks)]
+    else:
+        work = (lists.rows.full_at + lists.rows.partial_at).diff().view(lists.planes, count)
+        held = _by_cost(work.sum(0).tolist(), ranks, lists.tiles.device)
+    return Placement(tuple(held), lists.block, lists.q_len)
+
+
+def _by_cost(work: list[int], ranks: int, device: torch.device) -> list[Tensor]:
+    # As many blocks for each rank, to within one, so that memory is balanced as well as work.
+    most, slack = -(-len(work) // ranks), sum(work) / ranks / 20
+    done, mine = [0.0] * ranks, [set() for _ in range(ranks)]
+    for block in sorted(range(len(work)), key=lambda at: -work[at]):
+        free = [rank for rank in range(ranks) if len(mine[rank]) < most]
+        least = min(done[rank] for rank in free)
+        near = [rank for rank in free if done[rank] <= least + slack]
+        best = min(near, key=lambda rank: (-len({block - 1, block + 1} & mine[rank]), done[rank]))
+        done[best] += work[block]
+        mine[best].add(block)
+    return [torch.tensor(sorted(blocks), device=device) for blocks in mine]
+
+
+class ContextParallelAttention(nn.Module):
+    """`sparse_attention` over a sequence of `length` positions that the ranks of `group` share.
+
+    Each rank calls it with its share: q [B, H, s, D], k and v [B, H / G, s, D] -> out [B, H, s, D]. `shard` takes a
+    rank's share of a whole tensor, `gather` puts the shares together. Making it is a collective: BlockShockError where
+    the ranks disagree about the pattern. ValueError where a rank would hold nothing.
+    """
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        length: int,
+        group: Group,
+        strategy: str = "pull",
+        placement: str = "zigzag",
+        backend: str = "auto",
+        scale: float | None = None,
+        block: int = 128,
+        device: object = "cpu",
+    ):
+        super().__init__()
+        if strategy not in STRATEGIES:
+            raise ValueError(f"unknown strategy {strategy!r}; {allowed(strategy, STRATEGIES)}")
+        self.pattern, self.group, self.strategy, self.backend, self.scale = pattern, group, strategy, backend, scale
+        self.lists = lists = pattern.lists(length, block=block, device=device)
+        _refuse_unequal(group, lists, (strategy, placement, backend, scale))
+        self.placement = placed(lists, group.world_size, placement)
+        self.own, self.parts = self.placement.blocks[group.rank], {}
+        self.needed = [self._needed(rank) for rank in range(group.world_size)]
+
+    def _needed(self, rank: int) -> Tensor:
+        if self.strategy != "pull":
+            return torch.arange(self.lists.k_blocks, device=self.own.device)
+        visited = torch.cat([each[:, 1:] for each in self.lists.blocks()])
+        mine = torch.isin(visited[:, 0], self.placement.blocks[rank])
+        return visited[mine, 1].unique()
+
+    def routes(self) -> tuple[list[Tensor], list[Tensor]]:
+        """For each rank: the places among this rank's positions that it needs, and the positions that come from it."""
+        if "routes" not in self.parts:
+            rank, blocks, block = self.group.rank, self.placement.blocks, self.placement.block
+            mine = self.placement.positions(rank)
+            given = [torch.isin(mine // block, needed).nonzero()[:, 0] for needed in self.needed]
+            every = [self.placement.positions(other) for other in range(len(blocks))]
+            self.parts["routes"] = given, [each[torch.isin(each // block, self.needed[rank])] for each in every]
+        return self.parts["routes"]
+
+    def shard(self, x: Tensor, dim: int = 2) -> Tensor:
+        """This rank's positions of a whole tensor, along `dim`."""
+        return x.index_select(dim, self.placement.positions(self.group.rank))
+
+    def gather(self, x: Tensor, dim: int = 2) -> Tensor:
+        """The whole tensor of the ranks' shares. Collective, without a gradient."""
+        sizes = [self.placement.length_of(rank) for rank in range(self.group.world_size)]
+        x = x.detach().movedim(dim, 0).contiguous()
+        take = [x.new_empty((size, *x.shape[1:])) for size in sizes]
+        self.group.start_all_to_all([x] * len(sizes), take)()
+        places = torch.cat([self.placement.positions(rank) for rank in range(len(sizes))])
+        return torch.cat(take)[places.argsort()].movedim(0, dim)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        own, shapes = (
+            self.placement.length_of(self.group.rank),
+            f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
+        )
+        if not q.dim() == k.dim() == v.dim() == 4 or not q.shape[2] == k.shape[2] == v.shape[2] == own:
+            raise ValueError(f"rank {self.group.rank} holds {own} positions, [B, H, {own}, D]; not {shapes}")
+        scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
+        if self.strategy == "heads":
+            return self._by_heads(q, k, v, scale)
+        if self.strategy == "ring":
+            return _Ring.apply(q, k, v, self, scale)
+        lists = self.selected(self.group.rank, self.needed[self.group.rank])
+        k, v = _Fetch.apply(torch.stack((k, v)), self)
+        return self._attend(Call(q, k, v, None, lists, scale))
+
+    def _attend(self, call: Call) -> Tensor:
+        return backends.chosen(self.backend, call).attend(call)[0]
+
+    def selected(self, name: object, keys: Tensor) -> BlockLists:
+        """The lists of this rank's queries and some blocks of keys, kept under a name."""
+        if name not in self.parts:
+            self.parts[name] = self.lists.select(self.own, keys)
+        return self.parts[name]
+
+    def _by_heads(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        ranks, rank = self.group.world_size, self.group.rank
+        if q.shape[1] % ranks or k.shape[1] % ranks:
+            told = f"{q.shape[1]} heads of queries and {k.shape[1]} of keys"
+            raise UnsupportedError(f"strategy 'heads' deals whole heads to {ranks} ranks, which {told} do not allow")
+        mine = slice(q.shape[1] // ranks * rank, q.shape[1] // ranks * (rank + 1))
+        lists, pattern = self.lists, self.pattern
+        if lists.plane.shape[1] > 1:
+            lists = replace(lists, plane=lists.plane[:, mine].contiguous(), forms={})
+            pattern = replace(pattern, plane=tuple(row[mine] for row in pattern.plane), made={})
+        q, k, v = (_Heads.apply(x, self, True) for x in (q, k, v))
+        return _Heads.apply(self._attend(Call(q, k, v, pattern, lists, scale)), self, False)
+
+
+def _refuse_unequal(group: Group, lists: BlockLists, options: tuple) -> None:
+    held = [*vars(lists.rows).values(), lists.tiles, lists.plane]
+    digest = hashlib.sha256(repr((lists.q_len, lists.block, options)).encode())
+    for tensor in held:
+        digest.update(tensor.cpu().numpy().tobytes())
+    told = group.gather_objects(digest.hexdigest())
+    if odd := [rank for rank, other in enumerate(told) if other != told[0]]:
+        raise BlockShockError(f"rank {odd[0]} has another pattern, length or option of its attention than rank 0")
+
+
+class _Fetch(torch.autograd.Function):
+    """Shares [n, B, H, s, D] -> the keys that this rank needs of all ranks, in their order; gradients are summed in
+    fp32 in the order of ranks.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, layer: ContextParallelAttention) -> Tensor:
+        ctx.layer, (given, taken) = layer, layer.routes()
+        x = x.movedim(3, 0)
+        take = [x.new_empty((len(places), *x.shape[1:])) for places in taken]
+        layer.group.start_all_to_all([x[places] for places in given], take)()
+        return torch.cat(take)[torch.cat(taken).argsort()].movedim(0, 3)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        layer, (given, taken) = ctx.layer, ctx.layer.routes()
+        grad = grad.movedim(3, 0)
+        take = [grad.new_empty((len(places), *grad.shape[1:])) for places in given]
+        place = torch.cat(taken).argsort().argsort().split([len(places) for places in taken])
+        layer.group.start_all_to_all([grad[each] for each in place], take)()
+        own = layer.placement.length_of(layer.group.rank)
+        total = grad.new_zeros((own, *grad.shape[1:]), dtype=torch.promote_types(grad.dtype, torch.float32))
+        for places, part in zip(given, take, strict=True):
+            total[places] += part
+        return total.movedim(0, 3).to(grad.dtype), None
+
+
+class _Heads(torch.autograd.Function):
+    """Between all heads of a rank's positions, [B, H, s, D], and all positions of its heads, [B, H / ranks, S, D]."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, layer: ContextParallelAttention, gather: bool) -> Tensor:
+        ctx.layer, ctx.gather = layer, gather
+        return _to_heads(x, layer) if gather else _to_shares(x, layer)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        return (_to_shares if ctx.gather else _to_heads)(grad, ctx.layer), None, None
+
+
+def _to_heads(x: Tensor, layer: ContextParallelAttention) -> Tensor:
+    give = [part.contiguous() for part in x.chunk(layer.group.world_size, 1)]
+    places = [layer.placement.positions(rank) for rank in range(len(give))]
+    take = [x.new_empty((*give[0].shape[:2], len(each), x.shape[3])) for each in places]
+    layer.group.start_all_to_all(give, take)()
+    return torch.cat(take, 2)[:, :, torch.cat(places).argsort()]
+
+
+def _to_shares(x: Tensor, layer: ContextParallelAttention) -> Tensor:
+    ranks = range(layer.group.world_size)
+    give = [x[:, :, layer.placement.positions(rank)] for rank in ranks]
+    take = [torch.empty_like(give[layer.group.rank]) for _ in ranks]
+    layer.group.start_all_to_all(give, take)()
+    return torch.cat(take, 1)
+
+
+class _Ring(torch.autograd.Function):
+    """Keys and values go round; in the backward they go round again, and their gradients, in fp32, with them."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, layer: ContextParallelAttention, scale: float) -> Tensor:
+        ctx.layer, ctx.scale = layer, scale
+        out, lse = q.new_zeros(q.shape), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+        for call, arrive in _round(torch.stack((k, v)), q, layer, scale):
+            if call is not None:
+                parts = (out, lse), backends.explicit(layer.backend, call).forward(call)
+                out, lse = merge(*zip(*parts, strict=True))
+            arrive()
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple:
+        q, k, v, out, lse = ctx.saved_tensors
+        layer, ranks, wide = ctx.layer, ctx.layer.group.world_size, torch.promote_types(q.dtype, torch.float32)
+        dq, moving = torch.zeros_like(q, dtype=wide), None
+        for step, (call, arrive) in enumerate(_round(torch.stack((k, v)), q, layer, ctx.scale)):
+            own = layer.placement.length_of((layer.group.rank - step) % ranks)
+            total = k.new_zeros((2, *k.shape[:2], own, k.shape[3]), dtype=wide) if moving is None else moving
+            if call is not None:
+                each = backends.explicit(layer.backend, call).backward(call, grad, out, lse, None)
+                dq += each[0]
+                total += torch.stack(each[1:])
+            arrive()
+            moving, done = _pass_on(total, layer, step, 3)
+            done()
+        return dq.to(q.dtype), *moving.to(k.dtype), None, None
+
+
+def _round(held: Tensor, q: Tensor, layer: ContextParallelAttention, scale: float):
+    """Of each step: what this rank attends to, None where its queries see nothing of it, and what to call after that,
+    by when the next step's keys have arrived.
+    """
+    ranks, rank = layer.group.world_size, layer.group.rank
+    for step in range(ranks):
+        source = (rank - step) % ranks
+        lists = layer.selected(source, layer.placement.blocks[source])
+        last = step == ranks - 1
+        coming, arrive = (None, lambda: None) if last else _pass_on(held, layer, step, 3)
+        call = Call(q, *held, None, lists, scale) if len(lists.rows.full) + len(lists.rows.partial) else None
+        yield call, arrive
+        held = coming
+
+
+def _pass_on(x: Tensor, layer: ContextParallelAttention, step: int, dim: int) -> tuple[Tensor, Callable[[], None]]:
+    """Gives x to the next rank; returns where the one before gives its own to, once the callable was called."""
+    ranks, rank = layer.group.world_size, layer.group.rank
+    coming = list(x.shape)
+    coming[dim] = layer.placement.length_of((rank - step - 1) % ranks)
+    give, take = ([x.new_empty(0) for _ in range(ranks)] for _ in range(2))
+    take[(rank - 1) % ranks] = x.new_empty(coming)
+    give[(rank + 1) % ranks] = x.contiguous()
+    return take[(rank - 1) % ranks], layer.group.start_all_to_all(give, take)

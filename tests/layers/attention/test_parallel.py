@@ -1,0 +1,122 @@
+"""Attention over ranks equals attention on one, forward and backward, by every strategy and placement."""
+
+import pytest
+import torch
+
+from blockshock_lib import attention
+from blockshock_lib.comm import Group, local
+from blockshock_lib.errors import BlockShockError, UnsupportedError
+from blockshock_lib.layers.attention import parallel
+
+LENGTH = 330  # eleven blocks of 32, the last one short: they divide by no number of ranks
+PATTERNS = {
+    "causal": attention.causal(),
+    "strided": attention.causal() & attention.strided(128, 40, 32),
+    "by head": attention.by_head(
+        [attention.full(), attention.random(0.2, 1, 32), attention.random(0.0), attention.window(9)]
+    ),
+    "documents": attention.documents([100, 1, 200, 29]),
+}
+OPTIONS = {"block": 32, "backend": "reference"}
+
+
+def drawn(heads=4, groups=1):
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(2, count, LENGTH, 8) for count in (heads, heads // groups, heads // groups, heads)]
+    return [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
+
+
+def whole(pattern, q, k, v, upstream):
+    made = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = attention.sparse_attention(*made, pattern, "reference", block=32)
+    return [out.detach(), *torch.autograd.grad(out, made, upstream)]
+
+
+def shared(group, pattern, q, k, v, upstream, **options):
+    layer = attention.ContextParallelAttention(pattern, LENGTH, group, **OPTIONS | options)
+    made = [layer.shard(x).clone().requires_grad_() for x in (q, k, v)]
+    out = layer(*made)
+    out.backward(layer.shard(upstream))
+    return [layer.gather(x) for x in (out, *(x.grad for x in made))]
+
+
+def agree(pattern, ranks, made, **options):
+    right = whole(pattern, *made)
+    for mine in local.run(ranks, lambda group: shared(group, pattern, *made, **options)):
+        torch.testing.assert_close(mine, right, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("strategy", parallel.STRATEGIES)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_ranks_equal_one(name, strategy):
+    agree(PATTERNS[name], 2, drawn(), strategy=strategy)
+
+
+@pytest.mark.parametrize("placement", parallel.PLACEMENTS)
+@pytest.mark.parametrize("strategy", ["pull", "ring"])
+def test_any_placement_on_any_number_of_ranks(strategy, placement):
+    agree(PATTERNS["strided"], 3, drawn(groups=2), strategy=strategy, placement=placement)
+    agree(PATTERNS["causal"], 5, drawn(groups=4), strategy=strategy, placement=placement)
+
+
+def test_pull_fetches_the_visited_blocks_alone():
+    pattern = attention.causal() & attention.window(33)
+
+    def fetched(group):
+        layer = attention.ContextParallelAttention(pattern, LENGTH, group, "pull", "contiguous", **OPTIONS)
+        return layer.needed[group.rank].tolist()
+
+    assert local.run(3, fetched) == [[0, 1, 2, 3], [3, 4, 5, 6, 7], [7, 8, 9, 10]]
+
+
+def test_placements_balance_work():
+    def spread(pattern, placement):
+        lists = pattern.lists(4096, block=32)
+        work = (lists.rows.full_at + lists.rows.partial_at).diff()
+        held = parallel.placed(lists, 4, placement).blocks
+        assert sorted(torch.cat(held).tolist()) == list(range(128)) and {len(each) for each in held} == {32}
+        each = torch.stack([work[blocks].sum() for blocks in held]).double()
+        return (each.max() / each.mean()).item()
+
+    assert spread(PATTERNS["causal"], "contiguous") > 1.7
+    for pattern in (attention.causal(), attention.documents([1000, 2000, 96, 1000]) & attention.causal()):
+        assert spread(pattern, "cost") < 1.05
+    assert spread(PATTERNS["causal"], "zigzag") < 1.01
+
+
+def test_ranks_that_disagree_and_shares_that_do_not_fit_are_named():
+    def odd(group):
+        attention.ContextParallelAttention(attention.window(9 + group.rank), LENGTH, group, **OPTIONS)
+
+    with pytest.raises(BlockShockError, match="rank 1 has another pattern"):
+        local.run(2, odd)
+    one = Group()
+    with pytest.raises(ValueError, match="11 blocks of 32 positions do not do for 6 ranks placed by zigzag"):
+        local.run(6, lambda group: attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, group, **OPTIONS))
+    with pytest.raises(ValueError, match="unknown strategy 'rings'"):
+        attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, one, "rings")
+    layer = attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, one, **OPTIONS)
+    with pytest.raises(ValueError, match="rank 0 holds 330 positions"):
+        layer(*[x[:, :, 1:] for x in drawn()[:3]])
+    with pytest.raises(UnsupportedError, match="deals whole heads to 3 ranks"):
+        local.run(3, lambda group: shared(group, PATTERNS["causal"], *drawn(), strategy="heads"))
+    with pytest.raises(UnsupportedError, match="no backward that takes the logsumexp"):
+        local.run(2, lambda group: shared(group, attention.full(), *drawn(), strategy="ring", backend="flex"))
+
+
+def planted(monkeypatch, name, wrong, **options):
+    monkeypatch.setattr(parallel, name, wrong)
+    with pytest.raises(AssertionError):
+        agree(PATTERNS["causal"], 2, drawn(), **options)
+
+
+def test_averaged_chunks_and_stale_keys_are_seen(monkeypatch):
+    planted(monkeypatch, "merge", lambda outs, lses: (sum(outs) / 2, lses[1]), strategy="ring")
+    monkeypatch.undo()
+    pass_on = parallel._pass_on
+    planted(
+        monkeypatch,
+        "_pass_on",
+        lambda x, *rest: (pass_on(x, *rest)[0] * 0 + x[..., :1, :], lambda: None),
+        strategy="ring",
+    )
