@@ -6,7 +6,7 @@ import torch
 from blockshock_lib import attention
 from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import BlockShockError, UnsupportedError
-from blockshock_lib.layers.attention import parallel
+from blockshock_lib.layers.attention import parallel, placement
 
 LENGTH = 330  # eleven blocks of 32, the last one short: they divide by no number of ranks
 PATTERNS = {
@@ -52,11 +52,11 @@ def test_ranks_equal_one(name, strategy):
     agree(PATTERNS[name], 2, drawn(), strategy=strategy)
 
 
-@pytest.mark.parametrize("placement", parallel.PLACEMENTS)
+@pytest.mark.parametrize("where", placement.PLACEMENTS)
 @pytest.mark.parametrize("strategy", ["pull", "ring"])
-def test_any_placement_on_any_number_of_ranks(strategy, placement):
-    agree(PATTERNS["strided"], 3, drawn(groups=2), strategy=strategy, placement=placement)
-    agree(PATTERNS["causal"], 5, drawn(groups=4), strategy=strategy, placement=placement)
+def test_any_placement_on_any_number_of_ranks(strategy, where):
+    agree(PATTERNS["strided"], 3, drawn(groups=2), strategy=strategy, placement=where)
+    agree(PATTERNS["causal"], 5, drawn(groups=4), strategy=strategy, placement=where)
 
 
 def test_pull_fetches_the_visited_blocks_alone():
@@ -70,10 +70,10 @@ def test_pull_fetches_the_visited_blocks_alone():
 
 
 def test_placements_balance_work():
-    def spread(pattern, placement):
+    def spread(pattern, where):
         lists = pattern.lists(4096, block=32)
         work = (lists.rows.full_at + lists.rows.partial_at).diff()
-        held = parallel.placed(lists, 4, placement).blocks
+        held = placement.placed(lists, 4, where).blocks
         assert sorted(torch.cat(held).tolist()) == list(range(128)) and {len(each) for each in held} == {32}
         each = torch.stack([work[blocks].sum() for blocks in held]).double()
         return (each.max() / each.mean()).item()

@@ -1,0 +1,64 @@
+"""Which blocks of a sequence each rank holds: so that all have as much to do, and as much to hold."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blockshock_lib.errors import allowed
+from blockshock_lib.kernels.attention.lists import BlockLists, length_of
+
+PLACEMENTS = ("contiguous", "zigzag", "cost")
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Which blocks of the sequence each rank holds, int64, rising; the last block of all may be short."""
+
+    blocks: tuple[Tensor, ...]
+    block: int
+    length: int
+
+    def length_of(self, rank: int) -> int:
+        return length_of(self.blocks[rank], self.block, self.length)
+
+    def positions(self, rank: int) -> Tensor:
+        """Int64, those of a rank, in the order in which it holds them."""
+        each = self.blocks[rank][:, None] * self.block + torch.arange(self.block, device=self.blocks[rank].device)
+        return each.flatten()[: self.length_of(rank)]
+
+
+def placed(lists: BlockLists, ranks: int, placement: str) -> Placement:
+    """The blocks of a sequence dealt to the ranks: "contiguous"; "zigzag", a piece from the front and one from the back
+    each; or by "cost", the blocks that visit most first, each to the rank that has done least so far, where a rank that
+    holds a neighbour is taken within a twentieth of the mean. ValueError where a rank would get none.
+    """
+    count = lists.q_blocks
+    if placement not in PLACEMENTS:
+        raise ValueError(f"unknown placement {placement!r}; {allowed(placement, PLACEMENTS)}")
+    if count < ranks * (2 if placement == "zigzag" else 1):
+        raise ValueError(f"{count} blocks of {lists.block} positions do not do for {ranks} ranks placed by {placement}")
+    every = torch.arange(count, device=lists.tiles.device)
+    if placement == "contiguous":
+        held = every.tensor_split(ranks)
+    elif placement == "zigzag":
+        pieces = every.tensor_split(2 * ranks)
+        held = [torch.cat((pieces[rank], pieces[-1 - rank])) for rank in range(ranks)]
+    else:
+        work = (lists.rows.full_at + lists.rows.partial_at).diff().view(lists.planes, count)
+        held = _by_cost(work.sum(0).tolist(), ranks, lists.tiles.device)
+    return Placement(tuple(held), lists.block, lists.q_len)
+
+
+def _by_cost(work: list[int], ranks: int, device: torch.device) -> list[Tensor]:
+    # As many blocks for each rank, to within one, so that memory is balanced as well as work.
+    most, slack = -(-len(work) // ranks), sum(work) / ranks / 20
+    done, mine = [0.0] * ranks, [set() for _ in range(ranks)]
+    for block in sorted(range(len(work)), key=lambda at: -work[at]):
+        free = [rank for rank in range(ranks) if len(mine[rank]) < most]
+        least = min(done[rank] for rank in free)
+        near = [rank for rank in free if done[rank] <= least + slack]
+        best = min(near, key=lambda rank: (-len({block - 1, block + 1} & mine[rank]), done[rank]))
+        done[best] += work[block]
+        mine[best].add(block)
+    return [torch.tensor(sorted(blocks), device=device) for blocks in mine]
