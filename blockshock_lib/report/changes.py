@@ -11,6 +11,7 @@ from blockshock_lib.report import figures, frames, verdicts
 from blockshock_lib.report.axes import Axes
 from blockshock_lib.report.figures import INK, MUTED
 from blockshock_lib.report.interval import (
+    LEVEL,
     Between,
     Cell,
     Interval,
@@ -22,7 +23,6 @@ from blockshock_lib.report.interval import (
 )
 from blockshock_lib.report.tables import ABSENT, varying
 
-LEVEL = 0.99  # of all intervals of a table together
 GROWTH = 1.001  # memory is counted, not sampled: above this it has grown
 REGRESSION, IMPROVED, UNDECIDED = "regression", "improved", "no change shown"
 SAME, NO_INTERVAL, NEITHER = "same", "no interval: one group", "passed in neither"
@@ -206,26 +206,21 @@ def ratios(rows: pd.DataFrame, axes: Axes, a: str, b: str, caption: str) -> Figu
     drawn, regressions and the largest changes.
     """
     bad, timed = rows["outcome"].eq(REGRESSION), rows["unit"].eq("ms") & rows["ratio"].notna()
-    change = np.log(rows["ratio"]).abs().fillna(0) + 1e3 * bad
-    drawn = rows.loc[change[bad | timed].nlargest(MOST).index.sort_values()]
+    change = np.log(rows["ratio"]).abs().fillna(0)
+    drawn = rows.loc[(change + 1e3 * bad)[bad | timed].nlargest(MOST).index.sort_values()]
     if drawn.empty:
         return figures.empty(f"{b} against {a}", "no cell has times in both runs, and nothing regressed")
     more = [[axes.word(name, value) for value in drawn[name]] for name in _differing(rows, axes)]
     names = zip(drawn["what"], drawn["method"].map(axes.short), axes.place(drawn), *more, strict=True)
-    times = drawn[drawn["unit"].eq("ms")]
-    edge = 1.3 * max([0.08, *np.abs(np.log(times["ratio"].dropna()))])
+    edge = 1.3 * max(0.08, change[drawn.index].where(timed).max())
     left, right = np.exp([-edge, edge])
-    wide = int((times["high"].gt(right) | times["low"].lt(left)).sum())
     words = "; ".join(sentence(row, axes) for row in rows[bad].head(12).to_dict("records")) or "none"
-    span = f"Ratios from {rows.loc[timed, 'ratio'].min():.3f} to {rows.loc[timed, 'ratio'].max():.3f}."
     left_out = (bad | timed).sum() - len(drawn)
     with figures.drawing(
         *(8.4, 0.7 + 0.19 * len(drawn), _title(rows, axes), frames.no_claim(rows)),
         *("" if varying(rows, axes) else frames.setting(rows.iloc[0], axes), f"a = {a}", f"b = {b}"),
-        alt=f"A line a ratio of times. {span if timed.any() else 'No times.'} First regressions: {words}.",
-        note=caption
-        + (f" {wide} intervals run over the edge." if wide else "")
-        + (f" {left_out} smaller changes are not drawn." if left_out else ""),
+        alt=f"A line a ratio of times. First regressions: {words}.",
+        note=caption + (f" {left_out} smaller changes are not drawn." if left_out else ""),
     ) as (fig, grid):
         ax = grid[0, 0]
         ax.axvline(1, color=INK, linewidth=0.9, zorder=1)

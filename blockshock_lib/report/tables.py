@@ -52,18 +52,6 @@ def error_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     return table.rename_axis(["method", axes.header("detail")])
 
 
-def failures(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
-    """Every row that is not ok, equal ones of several groups and ranks counted in `times`; failed first."""
-    rows = frames.complete(frame, axes)
-    rows = rows[~rows["status"].eq("ok") | (rows["metric"].eq("check") & ~rows["value"].eq(1))]
-    rows = rows.assign(status=rows["status"].replace("ok", "failed"))
-    keys = dict.fromkeys(["status", "method", axes.x, axes.y, "dtype", *axes.rows, "metric", "reason", "case"])
-    table = rows.groupby(list(keys), sort=False, dropna=False).size().reset_index(name="times")
-    order = table["status"].map({"failed": 0, "oom": 1, "timeout": 2, "unsupported": 3}).fillna(0)
-    table = table.assign(order=order).sort_values(["order", "reason", "method"], kind="stable").drop(columns="order")
-    return shown(table, axes, table.columns)
-
-
 def reasons(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     """Why checks were not made or did not pass, a row a (method, status, reason), and how many cases it concerns."""
     rows = frames.complete(frame)
@@ -231,17 +219,8 @@ def energy_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     own = {(case, axes.over): "1 (itself)" for case in table["case"]}
     table[named] = [(over | own).get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
     table = rounded(smallest_first(table, axes).rename(columns={"median": "energy (J)"}))
-    columns = [
-        axes.x,
-        axes.y,
-        *varying(table, axes),
-        "method",
-        "energy (J)",
-        named,
-        "power (W a GPU)",
-        "SM clock (MHz)",
-    ]
-    return shown(table, axes, columns)
+    about = [axes.x, axes.y, *varying(table, axes), "method"]
+    return shown(table, axes, [*about, "energy (J)", named, "power (W a GPU)", "SM clock (MHz)"])
 
 
 def top_kernels(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:

@@ -8,9 +8,9 @@ from blockshock_lib.report import tables
 from blockshock_lib.studies.linear.axes import AXES
 from tests.report import frames
 
-NAMES = ("correctness_table", "error_table", "failures", "speed_table", "top_kernels")
+NAMES = ("correctness_table", "error_table", "reasons", "speed_table", "top_kernels")
 OF_STUDY = tuple(partial(getattr(tables, name), axes=AXES) for name in NAMES)
-correctness_table, error_table, failures, speed_table, top_kernels = OF_STUDY
+correctness_table, error_table, reasons, speed_table, top_kernels = OF_STUDY
 
 
 def memory_table(frame):
@@ -40,19 +40,19 @@ def test_correctness_says_pass_unsupported_and_fail(phase0):
     assert set(table["Block-Shock (stock op)"]) == {"unsupported"}
 
 
-def test_correctness_says_the_worst_of_a_field(phase0):
+def test_correctness_says_the_worst_of_a_field_and_why_is_said_beside_it(phase0):
     twice = pd.concat([phase0, frames.make((512,), (16,), device="cpu", groups=1, timed=False)], ignore_index=True)
     field = ("checkerboard", "gaussian"), "B1 row-parallel"
     for status, word in (("unsupported", "pass, some unsupported"), ("oom", "out of memory"), ("failed", "FAIL")):
-        table = correctness_table(frames.fail(twice, "row_parallel", n=512, status=status, reason="why"))
-        assert table.loc[field] == word
+        broken = frames.fail(twice, "row_parallel", n=512, status=status, reason="why")
+        assert correctness_table(broken).loc[field] == word
+        assert ("B1 row-parallel", status, 1, "why") in set(reasons(broken).itertuples(index=False, name=None))
 
 
 def test_a_check_that_ran_and_did_not_hold_is_a_fail(phase0):
     zero = phase0["value"].mask(phase0["metric"].eq("check") & phase0["method"].eq("dense"), 0.0)
     frame = phase0.assign(value=zero)
     assert set(correctness_table(frame)["A dense"]) == {"FAIL"}
-    assert set(failures(frame).query("status == 'failed'")["method"]) == {"A dense"}
 
 
 def test_errors_are_the_worst_of_valid_cells(phase0):
@@ -62,15 +62,6 @@ def test_errors_are_the_worst_of_valid_cells(phase0):
     assert error_table(frame).loc["A dense", "worst max ratio (x, gate 2)"] == 1.9
     broken = frames.fail(frame, "dense", mask=frame.loc[place, "mask"])
     assert error_table(broken).loc["A dense", "worst max ratio (x, gate 2)"] < 1.9
-
-
-def test_failures_lists_every_row_that_is_not_ok_with_its_reason(phase1):
-    broken = frames.fail(phase1, "dense", n=40960, batch=4096, status="oom", reason="rank 1 asked for 3.1 GiB")
-    table = failures(broken)
-    assert list(table[["method", "shape", "B", "status", "reason", "times"]].iloc[0]) == [
-        *("A dense", "40960x40960", 4096, "oom", "rank 1 asked for 3.1 GiB", 3)
-    ]
-    assert failures(phase1).empty
 
 
 def test_speed_parts_add_up_and_the_floor_is_a_share(phase1):

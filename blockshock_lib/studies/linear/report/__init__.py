@@ -26,7 +26,6 @@ TABLES = {
     "correctness": _shared("tables:correctness_table"),
     "tensors": _own("training:tensor_table"),
     "reasons": _shared("tables:reasons"),
-    "failures": _shared("tables:failures"),
     "errors": _shared("tables:error_table"),
     "ceilings": _plain("tables:ceilings_table"),
     "speed": _shared("tables:speed_table"),
