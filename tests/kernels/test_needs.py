@@ -1,5 +1,6 @@
 """What the kernels need of a GPU is told from its card."""
 
+import pytest
 import torch
 
 from blockshock_lib.kernels import compiled, needs
@@ -9,10 +10,15 @@ def missing(*capabilities):
     return needs.missing([{"index": i, "capability": one} for i, one in enumerate(capabilities)])
 
 
-def test_older_gpus_have_no_sparse_products_and_the_small_batch_kernel_is_hoppers_own(monkeypatch):
+@pytest.fixture(autouse=True)
+def whole(monkeypatch):
+    """A machine that lacks nothing."""
     monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: True)
     monkeypatch.setattr(compiled, "unsupported", lambda device: "")
     monkeypatch.setattr(needs, "version", lambda name: "1.0")
+
+
+def test_older_gpus_have_no_sparse_products_and_the_small_batch_kernel_is_hoppers_own():
     old = "2:4 products need compute capability 8.0 or newer, GPU 1 has 7.5"
     assert missing("9.0", "7.5") == dict.fromkeys(("cslt", "planned products", "small-batch product"), old)
     for other in ("8.0", "10.0"):
@@ -22,7 +28,6 @@ def test_older_gpus_have_no_sparse_products_and_the_small_batch_kernel_is_hopper
 
 
 def test_what_the_library_adds_to_the_2_4_product_says_why_it_is_missing(monkeypatch):
-    monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: True)
     monkeypatch.setattr(compiled, "unsupported", lambda device: "no compiler")
     monkeypatch.setattr(needs, "version", lambda name: "")
     nvmath = "nvmath-python is not installed (the extra `cuda`)"
