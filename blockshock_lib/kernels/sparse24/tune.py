@@ -68,9 +68,6 @@ def choice(shape: tuple[int, int], rows: int, dtype: torch.dtype, device: torch.
 
 def searched(problem: dict, device: torch.device) -> Found:
     """Searches for this product, and keeps the best of each kind. Warns of what crashed."""
-    if device.type == "cuda":  # the other process needs a quiet GPU, and the memory that this one only holds in reserve
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
     found = SEARCH.find(problem, device)
     if found.crashes:
         warnings.warn(f"tuning {words(problem)} left out what crashed: {'; '.join(found.crashes)}", stacklevel=3)

@@ -6,26 +6,23 @@ its own making. Values are compared with a float32 product on the tensor cores (
 those of a CUDA graph whose calls take turns through copies of the weight that together do not fit in the L2 cache.
 """
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from blockshock_lib.errors import first_line
-from blockshock_lib.kernels.compiled import CompileError
-from blockshock_lib.kernels.graph import Graph, Pool
 from blockshock_lib.kernels.sparse24 import cslt, masks, small
 from blockshock_lib.kernels.sparse24.mask import MASKS
 from blockshock_lib.kernels.sparse24.packing import Packed, check_input
 from blockshock_lib.kernels.sparse24.plans import Setting
 from blockshock_lib.kernels.sparse24.small import Config
-from blockshock_lib.kernels.tuning.search import BrokenContextError, Error
+from blockshock_lib.kernels.tuning.clock import Clock, guarded
+from blockshock_lib.kernels.tuning.search import Error
 
-_SAMPLE_MS = 2.0  # a sample repeats its graph for about this long
 _SMALL_WEIGHT, _SMALL_WORK = 2**28, 2**37  # weights and multiply-adds up to which a product takes < 0.5 ms on an H200
 _FEWER = 3  # rows that are missing to a whole eight in one of two checks of the small-batch kernel
 
@@ -59,25 +56,6 @@ def _untuned(shape: tuple[int, int], rows: int, dtype: torch.dtype, device: torc
     return small.default(shape, rows)
 
 
-@contextlib.contextmanager
-def guarded(device: torch.device) -> Iterator[None]:
-    # Lets a refusal, the compiler's too, pass as RuntimeError where the context still works. That is tried, as the
-    # library's words do not tell: "internal error" has been both.
-    try:
-        yield
-    except CompileError as error:
-        raise RuntimeError(str(error)) from error
-    except RuntimeError as error:
-        if isinstance(error, torch.AcceleratorError):
-            raise BrokenContextError(first_line(error)) from error
-        try:
-            torch.cuda.synchronize(device)
-            torch.ones(1, device=device).add_(1).item()
-        except RuntimeError as second:
-            raise BrokenContextError(first_line(error)) from second
-        raise
-
-
 class Probe:
     """One problem to try ways on: a weight [N, K], two inputs [B, K] with their true products, and copies for timing.
     Its methods raise RuntimeError where the way is refused, and BrokenContextError.
@@ -98,7 +76,7 @@ class Probe:
         self.weights = [packed.data[0], *(packed.data[0].clone() for _ in range(copies - 1))]
         self.shape, self.rows, self.dtype, self.device = shape, rows, dtype, device
         self.small = shape[0] * shape[1] <= _SMALL_WEIGHT and shape[0] * shape[1] * rows <= _SMALL_WORK
-        self.turn, self.pool, self.keeper = 0, None, None
+        self.turn, self.clock = 0, Clock(device)
 
     def check(self, way: Way) -> Error:
         # A kernel that writes nothing must not be judged by what an earlier one left in the memory it is given: inputs
@@ -114,30 +92,11 @@ class Probe:
             worst, rms = _worst_and_rms(whole[:rows], self.truths[self.turn][:rows])
         return Error(worst / self.units[self.turn][0], rms / self.units[self.turn][1])
 
-    @contextlib.contextmanager
-    def timed(self, way: Way) -> Iterator[Callable[[], float]]:
+    def timed(self, way: Way) -> AbstractContextManager[Callable[[], float]]:
         """Milliseconds of one product on the GPU, without host time; the check has just run the kernel."""
         calls = max(len(self.weights), 4 if self.small else 1)
-        pool = self.pool or Pool(self.device)
-        with guarded(self.device):
-            product = partial(multiply, self.inputs[0], shape=self.shape, way=way)
-            products = [partial(product, self.weights[call % len(self.weights)]) for call in range(calls)]
-            graph = Graph(products, self.device, pool, keeps=False, warm=True)
-            # A pool can be shared only while one of its graphs lives.
-            self.pool, self.keeper = pool, self.keeper or graph
-            first = max(graph.ms(), 1e-3)
-        replays = max(1, min(50, round(_SAMPLE_MS / first)))
-        ready = [first] if replays == 1 else []  # at large sizes the first replay is sample enough
-
-        def sample() -> float:
-            with guarded(self.device):
-                return (ready.pop() if ready else graph.ms(replays)) / replays / calls
-
-        try:
-            yield sample
-        finally:
-            if graph is not self.keeper:
-                graph.release()
+        product = partial(multiply, self.inputs[0], shape=self.shape, way=way)
+        return self.clock.timed([partial(product, self.weights[call % len(self.weights)]) for call in range(calls)])
 
     def library_search(self) -> tuple[Setting, int]:
         """(cuSPARSELt's own pick, number of algorithms)."""
@@ -149,11 +108,8 @@ class Probe:
         return Setting(int(alg_id), int(split_k), int(mode) if split_k != 1 else -1), int(count)
 
     def close(self) -> None:
-        """Gives the memory back, that of the graphs' pool included, which the allocator would else keep apart."""
-        self.inputs, self.truths, self.weights, self.keeper, self.pool = [], [], [], None, None
-        with contextlib.suppress(RuntimeError):  # a broken context fails here too, and has nothing to give back
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
+        self.inputs, self.truths, self.weights = [], [], []
+        self.clock.close()
 
 
 def _worst_and_rms(y: Tensor, truth: Tensor) -> tuple[float, float]:

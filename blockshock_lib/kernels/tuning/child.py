@@ -61,6 +61,9 @@ class Search:
     def find(self, problem: dict, device: torch.device) -> Found:
         """The search for this problem. Never raises for what happens in the child: `Found.failed` says it."""
         trials, crashes, without, failed = {}, [], [], ""
+        if device.type == "cuda":  # the child needs a quiet GPU, and the memory that is only held in reserve here
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
         for left in range(self.restarts, -1, -1):
             seconds = self.seconds if left or not trials else 0
             step: Way | str = ""
