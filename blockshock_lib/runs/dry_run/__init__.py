@@ -31,8 +31,7 @@ def dry_run(study: Study, params: RunParams, card: dict, out: Path | None = None
     limit = machine_bytes(params.hardware.device, card)
     time = "not known: no earlier run of this study tells"
     if guess := estimate(study, params, card, out):
-        time = f"about {span(guess.seconds)}, likely between {span(guess.low)} and {span(guess.high)}: an estimate, "
-        time += f"{guess.why}."
+        time = f"about {span(guess[0])}: an estimate, scaled from {guess[1]}."
     about = (
         f"cases: {len(cases)}, in {groups} groups of fresh processes: {len(cases) * groups} records. run: the methods "
     )

@@ -28,7 +28,6 @@ COMMAND_SECONDS = 8.0  # from the command to the run's first line and from its l
 class Earlier(NamedTuple):
     folder: Path
     manifest: dict
-    study: Study
     phase: Phase
     machine: str
     hardware: dict
@@ -43,18 +42,18 @@ def runs(device: str, *, machine: str = "", out: Path | None = None) -> list[Ear
 
 
 def _every(out: Path | None) -> Iterator[Earlier]:
-    paths = {path.resolve() for place in (out or OUTPUTS, REFERENCE) for path in place.glob(f"**/{manifest.FILE}")}
-    for path in sorted(paths):
+    for folder in sorted(
+        {folder.resolve() for place in (out or OUTPUTS, REFERENCE) for folder in manifest.folders(place)}
+    ):
         # A prediction can do without a damaged run, or one of a study that is not here.
         with suppress(RecordError, ParamsError, KeyError, TypeError):
-            found = manifest.read(path.parent)
-            # What a colleague sent is looked at; predictions rest on what was measured here, or shipped.
-            ours = not found.get("redrawn_from") and not found.get("received")
+            found = manifest.read(folder)
             title, hardware = found["machine"]["title"], found["params"]["hardware"]
-            if found["status"] == "completed" and ours and hardware and title:
-                study = studies.of_phase(f"{found['study']}/{found['phase']}")
-                shipped = path.is_relative_to(REFERENCE)
-                yield Earlier(path.parent, found, study, study.phases[found["phase"]], title, hardware, shipped)
+            # What a colleague sent is looked at; predictions rest on what was measured here, or shipped.
+            elsewhere = found.get("redrawn_from") or found.get("received")
+            if found["status"] == "completed" and not elsewhere and hardware and title:
+                phase = studies.of_phase(f"{found['study']}/{found['phase']}").phases[found["phase"]]
+                yield Earlier(folder, found, phase, title, hardware, folder.is_relative_to(REFERENCE))
 
 
 class Known(NamedTuple):
@@ -121,25 +120,18 @@ def known_machines(out: Path | None = None) -> list[tuple[str, dict]]:
     return [(device, found[device, title]) for device, title in sorted(found, key=lambda key: (key[0] != "cuda", key))]
 
 
-class Estimate(NamedTuple):
-    seconds: float  # from the command to its end
-    low: float
-    high: float
-    why: str
-
-
-def estimate(study: Study, params: RunParams, card: dict, out: Path | None = None) -> Estimate | None:
-    """Each case by the nearest of the study's newest run here, this phase's first, else of a shipped run; or None."""
+def estimate(study: Study, params: RunParams, card: dict, out: Path | None = None) -> tuple[float, str] | None:
+    """Seconds from the command to its end, each case as the nearest of an earlier run, and which that is: the newest of
+    the study here, of this phase first, else a shipped one.
+    """
     found = runs(params.hardware.device, machine=card["title"], out=out)
-    found = [run for run in found if run.study.name == study.name]
+    found = [run for run in found if run.manifest["study"] == study.name]
     for run in sorted(found, key=lambda run: run.phase.name != params.phase):
         # Its parameters or its times may not be told; one that was resumed did only the rest between start and end.
         with suppress(KeyError, TypeError, ValueError):
             if not run.manifest.get("resumed"):
-                middle, here = COMMAND_SECONDS + _scaled(study, params, run), run.machine == card["title"]
-                wide = (1.5 if here else 2.5) if run.phase.name == params.phase else 4.0
-                why = f"scaled from {shown(run.folder)}, {'this machine' if here else run.machine}"
-                return Estimate(middle, middle / wide, middle * wide, why)
+                where = "this machine" if run.machine == card["title"] else run.machine
+                return COMMAND_SECONDS + _scaled(study, params, run), f"{shown(run.folder)}, {where}"
     return None
 
 
