@@ -26,7 +26,8 @@ def others(folder: Path, about: Mapping[str, Any]) -> list[Path]:
     near = folder.absolute().parents[1]
     inside = near.is_relative_to(manifest.OUTPUTS)
     found = manifest.folders(manifest.OUTPUTS) if inside else manifest.folders(near, "*/*")
-    found += [ROOT / about["again"]] if about.get("again") else []
+    first = ROOT / about.get("again", "")
+    found += [first] if (first / manifest.FILE).is_file() else []
     known, runs = {about["run"]}, []
     for place in found:
         with contextlib.suppress(RecordError, AttributeError, KeyError, TypeError):  # a stranger may have written it
