@@ -43,7 +43,8 @@ class _Gone(Exception):
 
 @dataclass(eq=False)
 class Search:
-    """A search, and the process that makes it; started by the first `find`, and ended with this process.
+    """A search, and the process that makes it; started by the first `find`, and ended with the thread that called it:
+    another thread's `find` starts another.
 
     `run`: (problem, device, *, seconds, known, without, started, ended) -> trials; see `search.search`. `started` hears
     of other steps by name too; `without` lists those to leave out.
@@ -156,7 +157,8 @@ def main() -> None:
     name, parent, device, pipe = sys.argv[-4:]
     device, pipe = torch.device(device), connection.Connection(int(pipe))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what it means
-    # The system ends this process with its parent: no thread of it could where a library holds the interpreter's lock.
+    # The system ends this process with the parent's thread that started it. A thread of its own could not where a
+    # library holds the interpreter's lock.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         return
