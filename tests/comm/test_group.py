@@ -26,6 +26,10 @@ def every_collective(group: Group) -> None:
     assert group.all_gather(mine[None]).tolist() == [[1.0] * 2, [2.0] * 2, [3.0] * 2, [4.0] * 2]
     gathered = group.start_all_gather(wide, torch.t).wait().tolist()
     assert gathered == [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]] * 3
+    give = [torch.full((peer,), 10.0 * rank + peer) for peer in range(4)]  # rank 0 is given nothing
+    take = [torch.empty(rank) for _ in range(4)]
+    group.start_all_to_all(give, take)()
+    assert [x.tolist() for x in take] == [[10.0 * peer + rank] * rank for peer in range(4)]
     assert group.max_over_ranks([float(rank), 5.0 - rank], CPU) == [3.0, 5.0]
     assert group.first_error("oom: 3 GiB" if rank >= 1 else "", CPU) == (1, "oom: 3 GiB")
     assert group.first_error("", CPU) == (-1, "")
