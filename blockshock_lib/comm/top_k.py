@@ -16,8 +16,8 @@ from torch import Tensor
 
 @dataclass
 class TopK:
-    """`density`: the share of a bucket that is sent, one value at least; `start`: steps that are summed whole first, two
-    or more, as DDP builds its buckets anew after the first. `left`: of each bucket, what was not sent yet.
+    """`density`: the share of a bucket that is sent, one value at least. `start`: the steps summed whole first,
+    two or more, as DDP builds its buckets anew after the first. `left`: of each bucket, what was not sent yet.
     """
 
     density: float
