@@ -43,27 +43,3 @@ def test_multicast_is_off_while_memory_is_shared_and_then_as_it_was(before):
         with symm._without_multicast():
             assert os.environ[symm.NO_MULTICAST] == "1"
         assert dict(os.environ) == before
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "asked", "blocks"),
-    # A row is 8 packets, a block takes 512; of two-shot's packets a rank sums a quarter.
-    [("one_shot", 256, 64, 4), ("two_shot", 256, 64, 1), ("one_shot", 256, 2, 2), ("two_shot", 257, 64, 2)],
-)
-def test_a_sum_tells_the_kernel_where_its_part_lies_and_how_large_it_is(monkeypatch, name, rows, asked, blocks):
-    launched = []
-    monkeypatch.setattr(
-        symm.compiled, "kernel", lambda path, name, **defines: lambda *args: launched.append((name, defines, args))
-    )
-    space = object.__new__(symm.Workspace)
-    space.rank, space.world, space.nbytes, space.peers, space._kernels = 2, 4, 1 << 20, [10, 20, 30, 40], {}
-    space.memory = torch.zeros(symm.DATA + space.nbytes, dtype=torch.uint8)
-    space.begin = space.memory.data_ptr() + symm.DATA
-    x = space.view(rows + 8, 64, torch.bfloat16)[8:]
-    out, bias = torch.empty(rows, 64), torch.empty(64)
-    assert space.holds(x) and not space.holds(out) and space.sum(name, x, bias, out, asked) is out
-    ((kernel, defines, args),) = launched
-    assert kernel == f"all_reduce_{name}" and f" {kernel}(" in symm.SOURCE.read_text()
-    assert (defines["WORLD"], defines["ELEMENT"]) == (4, 0)
-    assert args[:3] == ((blocks, 1, 1), symm.THREADS, 0)
-    assert args[3:] == (10, 20, 30, 40, out, bias, 8 * 128, rows * 8, 8, 2)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
 
 import pytest
 
@@ -94,14 +93,9 @@ def test_an_error_of_the_listener_ends_the_group(light):
     assert not left_over(group)
 
 
-@pytest.mark.parametrize("module", ["__main__", "tests.ranks.test_group"])
-def test_a_function_that_no_worker_can_import_is_refused_before_any_process_starts(module, nothing_starts):
-    def task(ctx):
-        pass
-
-    task.__module__ = module
+def test_a_function_that_no_worker_can_import_is_refused_before_any_process_starts(nothing_starts):
     with pytest.raises(LaunchError, match=r"move it into a \.py file"):
-        call(task)
+        call(lambda ctx: None)
 
 
 def test_a_refused_call_leaves_the_group_alive(pair):
@@ -148,60 +142,37 @@ def test_a_groups_files_lie_in_the_runs_scratch_folder(tmp_path, monkeypatch, li
     assert not list(tmp_path.iterdir())
 
 
-PROGRAM = """
-from pathlib import Path
-from blockshock_lib.ranks import WorkerGroup
-from tests.faults import failing
-if __name__ == '__main__':
-    group = WorkerGroup(2, logs=Path('logs'))
-    print(*group.pids, flush=True)
-    try:
-        group.call(failing.helper_then_sleep, seconds=600)
-    except KeyboardInterrupt:
-        print('interrupted', group.alive)
-"""
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_or_interrupted_parent_leaves_no_process_and_no_file(how, tmp_path, monkeypatch, light):
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("BLOCKSHOCK_SCRATCH", str(tmp_path / "scratch"))
+    said, tell = multiprocessing.Pipe(duplex=False)
 
+    def program():
+        group = WorkerGroup(2, logs=tmp_path)
+        tell.send(group.pids)
+        with pytest.raises(KeyboardInterrupt):
+            group.call(failing.helper_then_sleep, seconds=600)  # each rank starts a program too
+        tell.send(group.alive)
 
-@contextmanager
-def parent(tmp_path):
-    """A program of its own, as a user would write it, whose two ranks each start a program too."""
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    (tmp_path / "tmp").mkdir()
-    env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp")}
-    out, everyone = tmp_path / "out", []
-    with out.open("w") as file:
-        program = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, env=env, stdout=file, stderr=file)
+    def helpers():
+        text = "".join(path.read_text() for path in tmp_path.glob("rank*.log"))
+        return [int(pid) for pid in re.findall(r"helper (\d+)\n", text)]
+
+    parent = multiprocessing.get_context("fork").Process(target=program)
+    parent.start()
     try:
-        assert wait_for(lambda: len(helpers(tmp_path)) == 2, 120), out.read_text()
-        everyone += [*map(int, out.read_text().split()), *helpers(tmp_path)]
+        everyone = said.recv()
+        assert wait_for(lambda: len(helpers()) == 2, 30)
+        everyone += helpers()
         assert len(running(everyone)) == 4
-        yield program
+        os.kill(parent.pid, how)
+        assert how == signal.SIGKILL or said.recv() is False
         assert wait_for(lambda: not running(everyone), 1.0), running(everyone)
-        assert not list((tmp_path / "tmp").glob("blockshock-*"))
+        assert wait_for(lambda: not list((tmp_path / "scratch").iterdir()), 1.0)
     finally:
-        program.kill()
-        program.wait()
-        for pid in running(everyone):
-            os.kill(pid, signal.SIGKILL)
-
-
-def helpers(tmp_path):
-    text = "".join(path.read_text() for path in (tmp_path / "logs").glob("rank*.log"))
-    return [int(pid) for pid in re.findall(r"helper (\d+)\n", text)]
-
-
-def test_a_killed_parent_leaves_no_process_and_no_file(tmp_path):
-    with parent(tmp_path) as program:
-        program.kill()
-        program.wait()
-
-
-def test_an_interrupted_parent_leaves_no_process_and_no_file(tmp_path):
-    with parent(tmp_path) as program:
-        program.send_signal(signal.SIGINT)
-        assert program.wait(timeout=10) == 0
-    assert (tmp_path / "out").read_text().endswith("interrupted False\n")
+        parent.kill()
+        parent.join()
 
 
 def test_a_program_without_a_main_guard_is_told_what_it_lacks(tmp_path):
