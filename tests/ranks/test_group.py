@@ -161,8 +161,8 @@ def test_a_killed_or_interrupted_parent_leaves_no_process_and_no_file(how, tmp_p
 
     parent = multiprocessing.get_context("fork").Process(target=program)
     parent.start()
+    everyone = said.recv()
     try:
-        everyone = said.recv()
         assert wait_for(lambda: len(helpers()) == 2, 30)
         everyone += helpers()
         assert len(running(everyone)) == 4
@@ -173,6 +173,8 @@ def test_a_killed_or_interrupted_parent_leaves_no_process_and_no_file(how, tmp_p
     finally:
         parent.kill()
         parent.join()
+        for pid in running(everyone):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_program_without_a_main_guard_is_told_what_it_lacks(tmp_path):
