@@ -11,7 +11,6 @@ from collections.abc import Callable
 import nh3
 from bs4 import BeautifulSoup, Tag
 from markupsafe import Markup, escape
-from nbconvert.filters.ansi import ansi2html
 
 from blockshock_lib.notebook.pages import tables
 
@@ -51,10 +50,9 @@ _LINK = re.compile(r"(?:https?://|mailto:)[^\s\\]+|#[^\s\\]*|(?![/\\]{2})[^\s:\\
 _DATA = re.compile(r"data:image/[^\"'\s>]*")
 _ELEMENT = re.compile(r"<(/?)([A-Za-z][^\s/>]*)")
 _ALIGN = re.compile(r"(?:^|;)\s*text-align\s*:\s*(left|start|right|end|center)\b", re.I)
-# Of a terminal's text: a colour, a link, and whatever else is no text, of which a browser shows as little.
-_COLOUR = re.compile(r"\x1b\[([0-9;]*)m")
-_ANCHOR = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
+# Of a terminal's text: colours, moves and links; and whatever else is no text, of which a browser shows as little.
+_ESCAPE = re.compile(r"\x1b(?:\][^\x07\x1b]*(?:\x07|\x1b\\)|\[[0-?]*[ -/]*[@-~])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 # (tag, attribute) -> whether a value of it is harmless; what is not here goes.
 _ATTRIBUTES: dict[tuple[str, str], Callable[[str], object]] = {
     ("a", "href"): _LINK.fullmatch,
@@ -165,22 +163,10 @@ def _harmless(source: str) -> bool:
 
 
 def terminal(text: str) -> Markup:
-    """`text`, escaped, progress bars as they ended; its named ANSI colours as spans of classes (`ansi-red-fg`), whose
-    shades the page chooses for both schemes, without backgrounds. Empty where nothing was left.
-    """
+    """`text`, escaped, without colours, progress bars as they ended. Empty where nothing was left."""
     if len(text) > MOST_TEXT:
         text = f"{text[:MOST_TEXT]}\n[{len(text) - MOST_TEXT} more characters are left out]"
     # A carriage return goes back to a line's start, as progress bars do.
     text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")).strip("\n")
-    text = _CONTROL.sub("", _ANCHOR.sub("", text))
-    text = _COLOUR.sub(lambda match: f"\x1b[{_named(match[1])}m", text)
-    return Markup(ansi2html(text).replace("\x1b", "")) if text.strip() else Markup("")
-
-
-def _named(codes: str) -> str:
-    # The codes of one sequence that set weight or a named colour of the text.
-    numbers = [int(code[:4] or 0) for code in codes.split(";")]
-    if {38, 48} & set(numbers):  # a palette's or an RGB colour, in the codes behind it
-        return "22"  # no longer bold, where an empty sequence would reset all
-    kept = [n for n in numbers if n in (0, 1, 4, 21, 22, 24, 39) or 30 <= n <= 37 or 90 <= n <= 97]
-    return ";".join(map(str, kept)) or "22"
+    text = _CONTROL.sub("", _ESCAPE.sub("", text))
+    return escape(text) if text.strip() else Markup("")

@@ -32,8 +32,9 @@ def prepare(table: Tag) -> None:
         _one_head(head)
         _drop_index(head, body)
         _scale(head, body)
-        for column in zip(*map(_cells, body), strict=False):  # pandas puts words at the right, like numbers
-            if not all(len(_text(cell)) < 40 and _NUMBER.match(_text(cell)) for cell in column):
+        for column in zip(*map(_cells, (*head, *body)), strict=False):  # pandas puts words at the right, like numbers
+            words = [_text(cell) for cell in column if cell.get("scope") != "col"]
+            if not all(len(word) < 40 and _NUMBER.match(word) for word in words):
                 for cell in column:
                     cell["class"] = ["left"]
         before: list[str] = []

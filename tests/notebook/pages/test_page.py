@@ -154,10 +154,7 @@ def test_the_pages_of_the_reference_runs_are_small_and_show_every_figure(name, t
     "text, html",
     [
         ("plain <b> & 'x'\n", "plain &lt;b&gt; &amp; &#39;x&#39;"),
-        ("\x1b[31mred\x1b[0m on", '<span class="ansi-red-fg">red</span> on'),
-        ("\x1b[1;32mgreen\x1b[0m", '<span class="ansi-green-intense-fg ansi-bold">green</span>'),
-        ("\x1b[38;5;28mof a palette\x1b[39m", "of a palette"),
-        ("\x1b[7;41minverse on red\x1b[0m", "inverse on red"),
+        ("\x1b[31mred\x1b[0m \x1b[1;38;5;28mof a palette\x1b[39m", "red of a palette"),
         ("\x1b[2K\x1b[1Aup", "up"),
         ("\x1b]8;;https://example.org\x07link\x1b]8;;\x07", "link"),
         ("10%\r50%\r100%\ndone", "100%\ndone"),
