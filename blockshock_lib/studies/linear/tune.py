@@ -2,7 +2,6 @@
 measured once and kept on disk. A run would do the same by itself, in its own time.
 """
 
-import functools
 from collections.abc import Callable, Iterable
 from itertools import product as every
 from typing import NamedTuple
@@ -10,7 +9,6 @@ from typing import NamedTuple
 import torch
 
 from blockshock_lib.comm import Group, all_reduce
-from blockshock_lib.engine import roofline
 from blockshock_lib.errors import ParamsError, UnsupportedError
 from blockshock_lib.files import shown
 from blockshock_lib.kernels.sparse24 import cslt
@@ -18,7 +16,7 @@ from blockshock_lib.kernels.sparse24 import tune as search
 from blockshock_lib.kernels.sparse24.ways import KINDS
 from blockshock_lib.kernels.tuning.search import words
 from blockshock_lib.ranks import call
-from blockshock_lib.studies.linear.costs import DTYPES, Cost
+from blockshock_lib.studies.linear.costs import DTYPES
 from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.params import Params, expand
 from blockshock_lib.studies.linear.phases import PHASES
@@ -34,12 +32,6 @@ class Product(NamedTuple):
     K: int
     B: int
     dtype: str
-
-    def least_ms(self, ceilings: roofline.Ceilings) -> float:
-        """What the ceilings allow: half of the multiplications, 9/16 of the dense weight's bytes, x and y once."""
-        size = DTYPES[self.dtype].itemsize
-        read = self.N * self.K * size * 9 / 16 + self.B * self.K * size
-        return roofline.compute(Cost(self.B * self.N * self.K, read, self.B * self.N * size, 0, 0, 0), ceilings)
 
 
 def of_shapes(n: Iterable[int], k: Iterable[int], b: Iterable[int], dtype: str) -> list[Product]:
@@ -84,7 +76,6 @@ def require_gpu() -> torch.device:
 
 def tune_products(products: Iterable[Product], device: torch.device, say: Callable[[str], None]) -> bool:
     """Searches for those not kept yet; says a line each, the fastest way first. Whether every one has a right way."""
-    ceilings = functools.cache(lambda dtype: roofline.measure(device, dtype, Group()))
     done = True
     for one in products:
         dtype = DTYPES[one.dtype]
@@ -97,8 +88,6 @@ def tune_products(products: Iterable[Product], device: torch.device, say: Callab
             told += f"{len(found.crashes)} crashed" + (f"; {found.failed}" if found.failed else "")
         done = done and bool(kept)
         timed = [f"{words(way, KINDS)} {ms:.4f} ms" for way, ms in sorted(kept.items(), key=lambda item: item[1])]
-        if kept:
-            timed[0] += f" ({100 * one.least_ms(ceilings(dtype)) / min(kept.values()):.0f}% of floor)"
         say(f"{search.words(problem)}: {', '.join(timed) or 'nothing is right'} [{told}]")
     say(f"kept in {shown(search.STORE.path)}")
     return done
