@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from blockshock_lib import files, params
 from blockshock_lib.comm import Group
-from blockshock_lib.engine.roofline import Ceilings, compute, link
+from blockshock_lib.engine.roofline import Ceilings, link
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.ranks import call
 from blockshock_lib.runs import dry_run, manifest, measure, records
@@ -121,14 +121,6 @@ def half_product(name, n, b):
     return METHODS[name].cost(Shape(b, n, n, 2, 2, Mask.named("checkerboard")))
 
 
-@pytest.mark.parametrize(
-    ("n", "b", "ms"), [(4096, 4096, 0.0695), (16384, 4096, 1.11), (40960, 4096, 6.95), (40960, 16, 0.391)]
-)
-def test_floor_of_the_dense_half_product(n, b, ms):
-    # Arithmetic of the half product at 989 TFLOP/s, or its bytes at 4.3 TB/s.
-    assert forward_floors(half_product("row_parallel", n, b), CEILINGS)["floor_compute"] == pytest.approx(ms, rel=0.01)
-
-
 def test_a_cut_batch_hides_the_shorter_part_but_for_one_piece():
     whole, cut = (forward_floors(half_product("row_parallel", 4096, 4096), CEILINGS, chunks) for chunks in (1, 4))
     product, link_ = whole["floor_compute"], whole["floor_reduce"]
@@ -149,14 +141,6 @@ def test_a_steps_floor_hides_the_collective_of_dx_behind_dw():
     parts = ("forward", "dx", "dw", "optimizer", "refresh")
     assert found["floor_step"] == pytest.approx(sum(found[f"floor_{part}"] for part in parts))
     assert not {"floor_remask", "floor_compress", "floor_pass"} & set(found)
-
-
-def test_adamw_moves_seven_tensors_and_sgd_three():
-    plain, moments = (trained(name).pieces("row_parallel")["optimizer"] for name in ("sgd", "adamw"))
-    weight = 16384 * 16384 // 2 * 2
-    assert (plain.read + plain.written, moments.read + moments.written) == (3 * weight, 7 * weight)
-    # On two H200s a fused SGD step of this shard takes 0.19 ms.
-    assert compute(plain, CEILINGS) == pytest.approx(0.187, rel=0.01)
 
 
 def asked(phase="phase1", hardware="cpu", n=(), b=(), **settings):

@@ -99,19 +99,6 @@ def test_no_s_will_do_where_communication_alone_is_longer_than_b1(first):
     assert law.law_rows(slow)["s_needed"].isna().all()
 
 
-def test_no_link_brings_parity_where_the_product_alone_loses(what_if):
-    assert what_if.law["free"].lt(1).all() and what_if.law["link"].isna().all()
-    free = what_if(link=math.inf)
-    assert free[free["work"].eq("forward")]["then"].lt(1).all()
-
-
-def test_the_link_that_beats_one_gpu_makes_both_equally_long(first):
-    table = law.law_rows(first).dropna(subset=["alone"])
-    assert len(table)
-    sent = table["bus"] * table["reduce"]
-    assert np.allclose(table["ours"] + sent / table["alone"], table["a_forward"])
-
-
 def test_as_measured_changes_nothing_and_compression_moves_the_step_that_recompresses_alone(what_if):
     table = what_if()
     assert np.allclose(table["ratio"], table["then"]) and set(table["work"]) == {"forward", "step"}
