@@ -97,7 +97,7 @@ CLAIM = "{label}'s product reaches {rate} TFLOP/s, {share}% of the GEMM ceiling"
 NOTE = "A ceiling is the median of one copy and one GEMM shape, so a point can lie a few percent above it."
 
 
-def roofline(frame: pd.DataFrame, axes: Axes, claim: str = CLAIM, note: str = NOTE) -> Figure:
+def roofline(frame: pd.DataFrame, axes: Axes, claim: str = CLAIM, note: str = "") -> Figure:
     """Achieved TFLOP/s of each method's product against arithmetic intensity, under ceilings of the same run. `claim`:
     the title where there is one, with {label}, {rate} and {share} of `axes.under`'s best.
     """
@@ -119,7 +119,7 @@ def roofline(frame: pd.DataFrame, axes: Axes, claim: str = CLAIM, note: str = NO
         *(7.6, 4.4, title),
         *(frames.no_claim(table), setting, "a point a case; bar: p10 to p90"),
         alt=f"Log-log points under a roof. {known}",
-        note=note,
+        note=note + NOTE,
     ) as (fig, grid):
         ax = grid[0, 0]
         ax.set_xscale("log")

@@ -57,7 +57,9 @@ class Works:
         What is the same work is timed once: the whole forward of a rank that adds nothing up is its product.
         """
         x, heavy, way = self.x, not self.phase.backward, ways.taken(self.layer, self.x)
-        sent, others = self.problem.cost(self.name).sent, ("product_by_kernel",) * (heavy and self.has_products)
+        # The product's way may be one of several that are compared.
+        several = heavy and way in (many := ways.products(self.layer, x)) and len(many) > 1
+        sent, others = self.problem.cost(self.name).sent, ("product_by_kernel",) * several
         alone = not sent and self.problem.bias is None
         how = {"recheck": self.made, "heavy": heavy, "traced": heavy}
         found = [
@@ -75,11 +77,6 @@ class Works:
         if self.has_chunks:
             found += [self.cut(count) for count in CHUNKS if count != self.layer.chunks]
         return found
-
-    @property
-    def has_products(self) -> bool:
-        """Whether the product's way is one of several that are compared."""
-        return ways.taken(self.layer, self.x) in (many := ways.products(self.layer, self.x)) and len(many) > 1
 
     @property
     def has_chunks(self) -> bool:

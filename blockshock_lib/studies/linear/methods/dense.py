@@ -13,20 +13,12 @@ from blockshock_lib.studies.linear.methods.method import (
 
 class RowParallel(Method):
     def cost_dgrad(self, shape: Shape) -> Cost:
-        """Each rank makes its columns of dX; they are all-gathered."""
-        entries = shape.out_features * self.columns(shape)
-        weights, shard = entries * shape.itemsize, shape.x / shape.world_size
-        peak = weights + shape.x + (shard if shape.world_size > 1 else 0)
-        return Cost(2.0 * shape.batch * entries, weights + shape.y, shard, shape.gathered(shape.x), weights, peak)
+        return _gathering(shape, shape.y, shape.x)
 
 
 class ColumnParallel(Method):
     def cost(self, shape: Shape) -> Cost:
-        """Each rank makes its rows of y^T; they are all-gathered."""
-        entries = shape.out_features * shape.in_features / shape.world_size
-        weights, shard = entries * shape.itemsize, shape.y / shape.world_size
-        read, peak = weights + shape.x, weights + shape.y + shard
-        return Cost(2.0 * shape.batch * entries, read, shard, shape.gathered(shape.y), weights, peak)
+        return _gathering(shape, shape.x, shape.y)
 
     def cost_dgrad(self, shape: Shape) -> Cost:
         forward, sent = self.cost(shape), 2 * shape.gathered(shape.x)
@@ -66,6 +58,14 @@ class PermutedDense(Method):
 
     def wgrad_choice(self, shape: Shape) -> str:
         return "periodic"
+
+
+def _gathering(shape: Shape, given: float, made: float) -> Cost:
+    """Of ranks that each make their share of `made` bytes from all of `given`, and all-gather it."""
+    entries, shard = shape.out_features * shape.in_features / shape.world_size, made / shape.world_size
+    weights = entries * shape.itemsize
+    peak = weights + made + shard
+    return Cost(2.0 * shape.batch * entries, weights + given, shard, shape.gathered(made), weights, peak)
 
 
 def _gathered(shape: Shape) -> float:

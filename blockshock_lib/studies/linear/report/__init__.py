@@ -1,26 +1,22 @@
 """Every table and figure of the study by name: notebooks, pages and widgets ask for them with these words."""
 
-import importlib
-from collections.abc import Callable
+import pkgutil
 from functools import partial
-from typing import Any
 
 from blockshock_lib.studies.linear.axes import AXES
 
 
-def _late(room: str, first: tuple, place: str, *given: object, **options: object) -> Callable[..., Any]:
+def _late(room, place, *given, **options):
     """The function at "module:name", called with a frame and what is given; imported then, not with the study."""
-    module, _, name = place.partition(":")
-
-    def call(frame, *more, **others):
-        found = getattr(importlib.import_module(f"blockshock_lib.{room}.{module}"), name)
-        return found(frame, *first, *given, *more, **options | others)
-
-    return call
+    made = f"blockshock_lib.{room}.{place}"
+    return lambda frame, *more, **how: pkgutil.resolve_name(made)(frame, *given, *more, **options | how)
 
 
-_shared, _plain = partial(_late, "report", (AXES,)), partial(_late, "report", ())
-_own = partial(_late, "studies.linear.report", ())
+def _shared(place, **options):
+    return _late("report", place, AXES, **options)
+
+
+_plain, _own = partial(_late, "report"), partial(_late, "studies.linear.report")
 
 TABLES = {
     "correctness": _shared("tables:correctness_table"),
@@ -87,7 +83,11 @@ FIGURES = {
     "parts of a call": _shared("time_plots:stacked"),
     "timeline": _own("bars:timeline"),
     "law": _own("law_plots:law_figure"),
-    "roofline": _own("limit:roofline"),
+    "roofline": _shared(
+        "machine_plots:roofline",
+        claim="{label}'s 2:4 product reaches {rate} TFLOP/s of nonzeros, {share}% of the dense ceiling",
+        note="FLOPs of nonzeros only: a 2:4 product with s = 2 would touch the flat roof. ",
+    ),
     "limit": _own("limit:limit_figure"),
     "memory": _own("memory:memory_bars"),
     "pieces of a pass": _own("bars:pieces_figure", "pass"),

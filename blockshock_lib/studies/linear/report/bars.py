@@ -21,33 +21,22 @@ from blockshock_lib.studies.linear.report.training import piece_names
 
 Looks = Mapping[str, tuple[str, str]]
 """Part -> face (Okabe and Ito), and a hatch that tells it apart in grey."""
-# Collectives last: what overlap hides, it hides of them.
-PIECE_LOOKS = {
-    "forward product": ("#0072B2", ""),
-    "dX": ("#56B4E9", ""),
-    "dW": ("#A6CEE3", "////"),
-    "optimizer step": ("#009E73", ""),
-    "re-mask": ("#F0E442", ""),
-    "compress": ("#D55E00", ""),
-    "refresh": ("#882255", ""),
-    "forward collective": ("#E69F00", ""),
-    "dX collective": ("#E69F00", "////"),
-}
-REST, HIDDEN = "between the pieces", "beyond the whole"
-_REST_LOOK = {REST: ("#D9D9D9", "")}
-# Here a hatch says that it is communication.
-_WHERE_LOOKS = {
+# Collectives last, hatched: what overlap hides, it hides of them.
+LOOKS = {
     "forward product": ("#0072B2", ""),
     "dX": ("#56B4E9", ""),
     "dW": ("#009E73", ""),
-    law.BEYOND: ("#F0B878", ""),
-    "forward collective": ("#E69F00", "////"),
-    "dX collective": ("#F0E442", "////"),
     "optimizer step": ("#8C8C8C", ""),
     "re-mask": ("#CC79A7", ""),
     "compress": ("#D55E00", ""),
     "refresh": ("#882255", ""),
+    law.BEYOND: ("#F0B878", ""),
+    "forward collective": ("#E69F00", "////"),
+    "dX collective": ("#F0E442", "////"),
 }
+PIECE_LOOKS = {name: look for name, look in LOOKS.items() if name != law.BEYOND}
+REST, HIDDEN = "between the pieces", "beyond the whole"
+_REST_LOOK = {REST: ("#D9D9D9", "")}
 _WHERE_METHODS = (A, B1, C, "permuted_dense", OURS, T1)
 
 
@@ -173,7 +162,7 @@ def where_figure(frame: pd.DataFrame) -> Figure:
     """Parts of a forward, and of a training step, in the largest case of each: bars a method, B1's whole is 1."""
     table = build.largest(law.pieces(frame))
     table = table[table["method"].isin(_WHERE_METHODS)]
-    known = [name for name in law.PARTS if name in _WHERE_LOOKS and table[name].notna().any()]
+    known = [name for name in law.PARTS if name in LOOKS and table[name].notna().any()]
     wholes = [part for _, part in table.groupby(["work", "optimizer", "shape", "batch"], sort=False)]
     wholes.sort(key=lambda part: (part["work"].iloc[0], -ord(part["optimizer"].iloc[0][:1] or " ")))
     if not known:
@@ -204,7 +193,7 @@ def where_figure(frame: pd.DataFrame) -> Figure:
             _where_panel(ax, part)
             ax.set_title(f"{work}, {AXES.case(first)}")
         grid[-1, 0].set_xlabel("time over B1's (×)")
-        looks = {name: look for name, look in _WHERE_LOOKS.items() if name in known}
+        looks = {name: look for name, look in LOOKS.items() if name in known}
         keys = swatches(looks, called, linewidth=0.4)
         grid[0, 0].legend(handles=keys, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8.5)
     return fig
@@ -212,11 +201,11 @@ def where_figure(frame: pd.DataFrame) -> Figure:
 
 def _where_panel(ax: Axes, case: pd.DataFrame) -> None:
     methods = AXES.ordered(case["method"])[::-1]
-    wide = case.set_index("method").loc[methods, list(_WHERE_LOOKS)]
+    wide = case.set_index("method").loc[methods, list(LOOKS)]
     whole = wide.sum(axis=1)
     unit = whole.get(B1, whole.min())
     most = whole.max() / unit
-    ends = stack(ax, wide / unit, _WHERE_LOOKS, 0.66)
+    ends = stack(ax, wide / unit, LOOKS, 0.66)
     for place, end in enumerate(ends):
         ax.text(end + 0.01 * most, place, f"{end:.2f}", va="center", fontsize=8, color=MUTED)
     ax.set_yticks(range(len(methods)), [AXES.label(name) for name in methods])

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from blockshock_lib.report import figures, frames, machine_plots
+from blockshock_lib.report import figures, frames
 from blockshock_lib.report.figures import MUTED
 from blockshock_lib.report.tables import ABSENT, rounded
 from blockshock_lib.studies.linear.axes import AXES
@@ -167,13 +167,6 @@ def reduce_table(frame: pd.DataFrame) -> pd.DataFrame:
         columns[f"{way} (µs)"] = micro(table[way])
         columns[f"{way} (GB/s)"] = rounded(table["sent"] / table[way] / 1e6, 3)
     return shown(table, columns | {"taken": table["taken"]}, method=False)
-
-
-def roofline(frame: pd.DataFrame) -> Figure:
-    """`machine_plots.roofline`, where a 2:4 product counts its nonzeros only."""
-    claim = "{label}'s 2:4 product reaches {rate} TFLOP/s of nonzeros, {share}% of the dense ceiling"
-    note = f"FLOPs of nonzeros only: a 2:4 product with s = 2 would touch the flat roof. {machine_plots.NOTE}"
-    return machine_plots.roofline(frame, AXES, claim, note)
 
 
 def limit_figure(frame: pd.DataFrame) -> Figure:
