@@ -193,31 +193,6 @@ def train_on(ctx, folder, until, killed_at=None):
     return start, losses, dense_view(model)
 
 
-def hooked(ctx):
-    """What hooks of a styled module saw, before and after one was removed; and a keyword argument's result."""
-    model, seen = mlp(), []
-    first = model[0].register_forward_pre_hook(lambda *_: seen.append("before"))
-    model[0].register_forward_hook(lambda *_: seen.append("after"))
-    model[0].register_full_backward_hook(lambda *_: seen.append("gradient"))
-    parallelize_module(model, init_device_mesh("cpu", (ctx.world_size,)), {"[02]": BlockShockParallel()})
-    loss(model, 0).backward()
-    first.remove()
-    x = torch.randn(2, 128)
-    return seen, torch.equal(model[0](input=x), model[0](x)), seen[3:]
-
-
-def from_meta(ctx):
-    """(all NaN before the weights came, the model as the dense one after)."""
-    dense, mesh = mlp(seed=1), init_device_mesh("cpu", (ctx.world_size,))
-    with torch.device("meta"):
-        model = mlp()
-    parallelize_module(model, mesh, {"[02]": BlockShockParallel("random")})
-    before = all(bool(p.isnan().all()) for p in model.parameters())
-    model.load_state_dict(dense.state_dict())
-    x = torch.randn(4, 128, generator=torch.Generator().manual_seed(0))
-    return before, torch.allclose(model(x), dense(x), atol=1e-6)
-
-
 class Expert(nn.Module):
     """As in a Llama: two projections of which one gates the other."""
 

@@ -7,7 +7,6 @@ Eagerly it is an `autograd.Function`. Under `torch.compile` the same two bodies 
 import contextlib
 import itertools
 import math
-import secrets
 import weakref
 from collections.abc import Iterator
 
@@ -32,23 +31,13 @@ register_optimizer_step_post_hook(_count_step)
 
 
 def register(layer: nn.Module) -> None:
-    """Gives the layer its handle, and one that no other process gives, as an exported program outlives this one."""
-    layer.handle, layer.exported_handle = next(_handles), 2**62 + secrets.randbits(61)
-    _layers[layer.handle] = _layers[layer.exported_handle] = layer
-
-
-def _found(handle: int) -> nn.Module:
-    if (layer := _layers.get(handle)) is None:
-        raise UnsupportedError(
-            "this exported or compiled program calls a packed layer that is gone, or lives in another process: "
-            "export the model with plain layers, module.to_linear(), in their places"
-        )
-    return layer
+    layer.handle = next(_handles)
+    _layers[layer.handle] = layer
 
 
 def layers() -> list[nn.Module]:
     """All that live in this process."""
-    return list(dict.fromkeys(_layers.values()))
+    return list(_layers.values())
 
 
 def linear(layer: nn.Module, x: Tensor) -> Tensor:
@@ -59,16 +48,16 @@ def linear(layer: nn.Module, x: Tensor) -> Tensor:
             raise ValueError(f"x is {x.dtype}, the layer {dtype}: convert one of them, or use torch.autocast")
         x = x.to(dtype)
     inputs = (x, layer.weight, layer.bias)
+    if torch.compiler.is_exporting():
+        raise UnsupportedError(
+            "torch.export cannot take a packed layer along: export with its to_linear() in its place"
+        )
     if torch.compiler.is_compiling():
         layout = (layer.out_features, layer.transposed_y, layer.transposed_dgrad)
-        handle = layer.exported_handle if torch.compiler.is_exporting() else layer.handle
-        return torch.ops.blockshock.linear(*inputs, handle, *layout)
-    levels = torch._C._functorch.get_interpreter_stack() or ()  # of torch.func
-    if any(level.key() != torch._C._functorch.TransformType.Vmap for level in levels):
-        raise UnsupportedError(
-            "torch.func differentiates no packed layer: call backward(), or transform its to_linear()"
-        )
-    if levels or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)):
+        return torch.ops.blockshock.linear(*inputs, layer.handle, *layout)
+    if torch._C._functorch.get_interpreter_stack():
+        raise UnsupportedError("torch.func transforms no packed layer: give it a batch, or transform its to_linear()")
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
         return _Linear.apply(layer, *inputs)
     return _forward(layer, x)
 
@@ -81,6 +70,7 @@ def _without_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
 def _forward(layer: nn.Module, x: Tensor) -> Tensor:
     if x.numel() == 0:  # 2:4 kernels take no empty batch; it is as empty on every rank, so all of them skip alike
         return _empty(x, x.shape[:-1], layer.out_features, layer.transposed_y)
+    layer.before_pass("forward", x)
     with _without_autocast(x):
         # A CUDA graph replays no look at a version: what it captures refreshes every time.
         layer.prepare(always=x.is_cuda and torch.cuda.is_current_stream_capturing())
@@ -94,6 +84,7 @@ def _backward(layer: nn.Module, dy: Tensor, x: Tensor | None, need: tuple[bool, 
         dx = _empty(dy, lead, layer.in_features, layer.transposed_dgrad) if need[0] else None
         dw = torch.zeros_like(layer.weight, memory_format=torch.contiguous_format) if need[1] else None
         return dx, dw, dy.new_zeros(layer.out_features) if need[2] else None
+    layer.before_pass("backward", dy)
     dy = dy.reshape(-1, layer.out_features)
     dy = dy if 1 in dy.stride() else dy.contiguous()  # an expanded gradient, as a plain sum gives: no product reads it
     x = None if x is None else x.reshape(-1, layer.in_features)
@@ -125,21 +116,10 @@ def _holding(layer: nn.Module, **tensors: Tensor | None) -> Iterator[None]:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(layer, x, weight, bias):
-        return _forward(layer, x)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.layer, x, weight, _ = inputs
+    def forward(ctx, layer, x, weight, bias):
+        ctx.layer = layer
         ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight)
-
-    @staticmethod
-    def vmap(info, in_dims, layer, x, weight, bias):
-        if in_dims[2] is not None or in_dims[3] is not None:
-            raise UnsupportedError(
-                "vmap cannot map over the weights of a packed layer: map over those of its to_linear()"
-            )
-        return _Linear.apply(layer, x.movedim(in_dims[1], 0), weight, bias), 0
+        return _forward(layer, x)
 
     @staticmethod
     @once_differentiable
@@ -160,7 +140,7 @@ class _Linear(torch.autograd.Function):
     "bool transposed_dgrad) -> Tensor",
 )
 def _linear_op(x, weight, bias, handle, out_features, transposed_y, transposed_dgrad):
-    layer = _found(handle)
+    layer = _layers[handle]
     with torch.no_grad(), _holding(layer, weight=weight, bias=bias):
         return _forward(layer, x)
 
@@ -176,7 +156,7 @@ def _(x, weight, bias, handle, out_features, transposed_y, transposed_dgrad):
     schema="(Tensor dy, Tensor x, Tensor weight, int handle, bool[] need, bool transposed_dgrad) -> Tensor[]",
 )
 def _linear_backward_op(dy, x, weight, handle, need, transposed_dgrad):
-    layer = _found(handle)
+    layer = _layers[handle]
     with torch.no_grad(), _holding(layer, weight=weight):
         return [grad for grad in _backward(layer, dy, x, tuple(need)) if grad is not None]
 

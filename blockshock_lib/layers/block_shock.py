@@ -7,6 +7,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import _foreach_supported_types
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import masks
@@ -15,8 +16,8 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.layers import autograd, chunked
 from blockshock_lib.layers.dense import TermParallelLinear, classes_of, packed_wgrad
-from blockshock_lib.layers.guards import describe
 from blockshock_lib.layers.parts import Part, term_mask
+from blockshock_lib.layers.watch import describe
 from blockshock_lib.layers.weight_stores import Master, PackedValues, StockMaster
 
 CHOICES = {
@@ -24,6 +25,27 @@ CHOICES = {
     "dw": ("auto", "full", "periodic", "exchange"),
     "dx": ("auto", "2:4"),
 }
+
+
+class WatchedParameter(nn.Parameter):
+    """Counts the looks at its `data`, through which it may be written while its version stays."""
+
+    looks = 0
+
+    @property
+    def data(self) -> Tensor:
+        self.looks += 1
+        return Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, data: Tensor) -> None:
+        Tensor.data.__set__(self, data)
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        return type(self), (self.detach(), self.requires_grad)
+
+
+_foreach_supported_types.append(WatchedParameter)  # or a model with one would be stepped slowly
 
 
 class BlockShockLinear(TermParallelLinear):
@@ -72,18 +94,23 @@ class BlockShockLinear(TermParallelLinear):
                 f"the {name} cannot change: packed metadata is made once. load_dense() and load_state_dict() write "
                 "other weights under the same mask; for another mask make a new layer from to_dense()"
             )
-        dense = name == "weight" and "store" in self.__dict__ and self.store.recompresses
+        if name == "weight" and isinstance(value, nn.Parameter) and self.weight is not None and not self.gathered:
+            self._refuse_tied(value)
+        super().__setattr__(name, value)
+
+    def _refuse_tied(self, value: nn.Parameter) -> None:
+        if isinstance(value, DTensor):
+            return  # set by FSDP2
+        dense = self.store.recompresses
         if dense and any(other is not self and other.weight is value for other in autograd.layers()):
             raise UnsupportedError(
                 f'{describe(self)} with update="recompress" cannot hold another layer\'s weight, as each masks it: '
                 "use one layer twice"
             )
-        other = name == "weight" and type(value) is nn.Parameter and self.weight is not None and not self.gathered
-        if other and (value.shape != self.weight.shape or (dense and bool(value[~self.pattern.mask()].any()))):
+        if value.shape != self.weight.shape or (dense and bool(value[~self.pattern.mask()].any())):
             raise UnsupportedError(
                 f"{describe(self)} cannot be tied to a dense weight: load_dense() copies what its mask keeps"
             )
-        super().__setattr__(name, value)
 
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
         kept, w = term_mask(keep, part), weight[part.rows, part.cols]
@@ -97,6 +124,9 @@ class BlockShockLinear(TermParallelLinear):
                 f"dw={self.dw!r} cannot run with mask {self.mask.name} on {self.group.world_size} ranks; "
                 f"there are {', '.join(self.wgrad_strategies())}"
             )
+
+    def _parameter(self, data: Tensor) -> nn.Parameter:
+        return WatchedParameter(data, requires_grad=not self.frozen)
 
     def _pack(self, dense: Tensor, keep: Tensor | None) -> PackedValues:
         backend = choose(self.product, dense.device)
@@ -220,7 +250,7 @@ class BlockShockLinear(TermParallelLinear):
         """What changes when the weight may have changed."""
         w = self.weight
         version, steps = 0 if w.is_inference() else w._version, 0 if self.frozen else autograd.optimizer_steps
-        return w.data_ptr(), version, steps
+        return w.data_ptr(), version, steps, getattr(w, "looks", 0)
 
     def _look(self) -> None:
         """Notes the weight as it is now; one that was lent is forgotten, and so not kept alive."""

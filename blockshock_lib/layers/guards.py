@@ -1,50 +1,57 @@
 """What other parts of PyTorch would do wrong, without a word, to a layer that several ranks share: refused by name.
 
-Importing this adds hooks for all modules and optimizers of the process, and one check to torch's clip_grad_norm_.
+Importing this adds a hook for all modules of the process, and to torch's clip_grad_norm_, GradScaler and
+Optimizer.add_param_group what they must know of such a layer.
 """
 
 import functools
 import os
 import sys
 import warnings
-import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.layers import autograd
+from blockshock_lib.layers import autograd, watch
+from blockshock_lib.layers.watch import describe
 
 _NAMES = "Adadelta Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD"
 ENTRYWISE = {getattr(torch.optim, name) for name in _NAMES.split()}
 # Of torch: they need norms or factors of a whole weight, or send one rank's weights to the others.
 WHOLE = {"LBFGS", "Muon", "Adafactor", "ZeroRedundancyOptimizer"}
-CHECK = os.environ.get("BLOCKSHOCK_CHECK") == "1"  # the ranks compare the shapes of x in each forward: slow
-_judged: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+CHECK = os.environ.get("BLOCKSHOCK_CHECK") == "1"  # the ranks compare x in each forward: slow
 
 
-def describe(layer: nn.Module, name: str = "") -> str:
-    """A layer in a message: by its dotted name in the model where that is known."""
-    return f"{name}: {type(layer).__name__}({layer.extra_repr()})".removeprefix(": ")
+def model_around(module: nn.Module) -> tuple[nn.Module, str]:
+    """The model that torch's function, which tells of the module alone, was called with, and the name there."""
+    model, frame = module, sys._getframe()
+    while frame := frame.f_back:
+        if frame.f_code.co_name in ("parallelize_module", "fully_shard"):
+            given = frame.f_locals["module"]  # fully_shard takes a list too
+            model = given if isinstance(given, nn.Module) else model
+    return model, next((name for name, found in model.named_modules() if found is module), "")
 
 
-def refuse_same_ranks(layer: nn.Module, wrapper: str, ranks: Iterable[int], name: str = "") -> None:
+def refuse_same_ranks(layer: nn.Module, wrapper: str, ranks: Iterable[int]) -> None:
     """UnsupportedError where `wrapper` takes for replicas what are the layer's shares: `ranks`, as the world counts."""
     if not layer.group.connected:
         return
     shared = sorted(set(ranks) & set(dist.get_process_group_ranks(layer.group.handle)))
     if len(shared) > 1:
+        layer.path = max(layer.path, model_around(layer)[1], key=len)
         raise UnsupportedError(
-            f"{wrapper} over ranks {shared}, which share {describe(layer, name)}: each holds another part of its "
+            f"{wrapper} over ranks {shared}, which share {describe(layer)}: each holds another part of its "
             "weight; wrap the model over the mesh's other dimension, as in mesh['dp']"
         )
 
@@ -60,8 +67,27 @@ def sharded_over_others(layer: nn.Module, weight: object) -> bool:
 def before_forward(layer: nn.Module, x: Tensor) -> None:
     if isinstance(layer.weight, DTensor):
         raise UnsupportedError(f"{describe(layer)} holds a sharded weight: call the module that FSDP2 wraps")
-    if CHECK:
-        refuse_unequal(layer.group, describe(layer), **{"shape or dtype of x": (x.shape, x.dtype)})
+
+
+def before_pass(layer: nn.Module, what: str, x: Tensor) -> None:
+    """Counts a pass of ranks that share a layer; before the first forward, a collective compares the shapes of x.
+
+    With CHECK, before each, its values too; not by default: where a pipeline learns its shapes, x is uninitialised.
+    """
+    if not (layer.group.connected and layer.collective):
+        return
+    watch.count(layer, what, x.shape)
+    if what == "forward" and (CHECK or not layer.met) and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        layer.met, values = True, x.detach().reshape(-1)
+        # To a tenth: what comes before may round otherwise on another rank.
+        sample = values[:: -(-values.numel() // 64)].tolist() if CHECK else [0.0]
+        (shape, first), *others = layer.group.gather_objects((x.shape, sample))
+        near = max(map(abs, first)) / 10
+        for rank, (other, found) in enumerate(others, 1):
+            unlike = any(abs(a - b) > near for a, b in zip(first, found, strict=False))
+            if odd := "shape of x" if other != shape else "x" if unlike else "":
+                how = "all ranks of a layer pass it the same batch, with one seed for what is random before it"
+                raise UnsupportedError(f"{describe(layer)}: rank {rank} was given another {odd} than rank 0: {how}")
 
 
 def refuse_unequal(group: Group, what: str, **given: object) -> None:
@@ -92,10 +118,15 @@ def _digest(value: object) -> object:
     return shape, [(one * torch.arange(1, len(one) + 1, device=one.device)).sum().item() for one in sums]
 
 
-def _held(tensors: Iterable[Tensor], of=lambda layer: layer.weight) -> list[nn.Module]:
-    """The layers of which these tensors are the weights."""
+def _shared(tensors: Iterable[Tensor], of=lambda layer: layer.weight) -> dict[int, nn.Module]:
+    """By the id of each of these tensors that is the weight of one, the layers that several ranks share."""
     wanted = {id(tensor) for tensor in tensors}
-    return [layer for layer in autograd.layers() if layer.weight is not None and id(of(layer)) in wanted]
+    layers = {id(of(layer)): layer for layer in autograd.layers() if layer.weight is not None and layer.collective}
+    return {key: layer for key, layer in layers.items() if key in wanted and layer.group.world_size > 1}
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
 
 
 def _before_wrapped(wrapper: nn.Module, _: str, model: nn.Module | None) -> None:
@@ -104,59 +135,106 @@ def _before_wrapped(wrapper: nn.Module, _: str, model: nn.Module | None) -> None
         return
     layers = {id(layer) for layer in autograd.layers()}
     for name, layer in model.named_modules():
-        if id(layer) in layers and flattens:
-            raise UnsupportedError(f"FSDP1 flattens the weight of {describe(layer, name)}: use fully_shard (FSDP2)")
         if id(layer) in layers:
+            layer.path = max(layer.path, name, key=len)
+            if flattens:
+                raise UnsupportedError(f"FSDP1 flattens the weight of {describe(layer)}: use fully_shard (FSDP2)")
             ranks = dist.get_process_group_ranks(wrapper.process_group)
-            refuse_same_ranks(layer, "DistributedDataParallel", ranks, name)
+            refuse_same_ranks(layer, "DistributedDataParallel", ranks)
 
 
-def _before_step(optimizer: Optimizer, *_: object) -> None:
-    if optimizer in _judged:
-        return
-    layers = _held(p for group in optimizer.param_groups for p in group["params"])
-    shared, kind = [layer for layer in layers if layer.group.world_size > 1], type(optimizer)
-    if shared:
+def _judged(own: Callable) -> Callable:
+    @functools.wraps(own)
+    def add_param_group(optimizer, param_group):
+        own(optimizer, param_group)
+        kind, shared = type(optimizer), list(_shared(optimizer.param_groups[-1]["params"]).values())
+        if not shared:
+            return
         whole = kind.__module__.startswith("torch.") and kind.__name__ in WHOLE
         how = f"{kind.__name__} {'does' if whole else 'may'} not work entry by entry, and each rank holds a part of "
         how += f"{describe(shared[0])}; SGD, AdamW and the like train it as the dense layer"
         if whole:
             raise UnsupportedError(how)
         if kind not in ENTRYWISE:
-            warnings.warn(how, stacklevel=3)
-        optimizer.register_state_dict_pre_hook(_refuse_dcp)
-        optimizer.register_load_state_dict_pre_hook(_refuse_dcp)
-    _judged.add(optimizer)
+            warnings.warn(how, stacklevel=4)
+        if _named_by_rank not in optimizer._optimizer_state_dict_post_hooks.values():
+            optimizer.register_state_dict_post_hook(_named_by_rank)
+            optimizer.register_load_state_dict_pre_hook(_named_plainly)
+
+    return add_param_group
 
 
-def _refuse_dcp(optimizer: Optimizer, *_: object) -> None:
-    """Not of `optimizer.state_dict()` itself: each rank may keep its own in a file of its own."""
+def _named_by_rank(optimizer: Optimizer, state: dict) -> dict:
+    """A share under its rank's name: torch.distributed.checkpoint keeps what has one name once for all ranks."""
     frame = sys._getframe()
     while frame := frame.f_back:
-        if str(frame.f_globals.get("__name__")).startswith("torch.distributed.checkpoint"):
+        torchs = frame.f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict"
+        if torchs and getattr(frame.f_locals.get("info"), "full_state_dict", False):  # of its StateDictOptions
             raise UnsupportedError(
-                f"torch.distributed.checkpoint would keep one rank's share of the state of {type(optimizer).__name__} "
-                "for all ranks: save model and optimizer by blockshock_lib.checkpoint.save"
+                f"full_state_dict=True would keep one rank's share of the state of {type(optimizer).__name__} for all "
+                "ranks: save model and optimizer by blockshock_lib.checkpoint.save"
             )
+    return _renamed(optimizer, state, lambda key, mine: f"{key}/{mine}")
+
+
+def _named_plainly(optimizer: Optimizer, state: dict) -> dict:
+    def plain(key: str, mine: str) -> str:
+        name, _, whose = key.partition("/")
+        if whose not in ("", mine):
+            raise UnsupportedError(
+                f"this is the optimizer state of {whose}, and here is {mine}: each rank loads its own; "
+                "blockshock_lib.checkpoint reads it into any ranks and masks"
+            )
+        return name
+
+    return _renamed(optimizer, state, plain)
+
+
+def _renamed(optimizer: Optimizer, state: dict, rename: Callable[[str, str], str]) -> dict:
+    """A state dict of which the tensors of shared weights have other names; it shares their values."""
+    parameters, changed = _parameters(optimizer), {}
+    shared, numbers = _shared(parameters), chain.from_iterable(group["params"] for group in state["param_groups"])
+    for number, parameter in zip(numbers, parameters, strict=False):
+        if (layer := shared.get(id(parameter))) and (held := state["state"].get(number)):
+            mine = f"rank {layer.group.rank} of {layer.group.world_size}"
+            mine += f", mask {layer.mask.name}" if layer.mask else ""
+            changed[number] = {
+                rename(key, mine) if isinstance(value, Tensor) and value.dim() else key: value
+                for key, value in held.items()
+            }
+    return state | {"state": state["state"] | changed}
+
+
+def _skipping_alike(own: Callable) -> Callable:
+    @functools.wraps(own)
+    def unscale_grads(scaler, optimizer, *args, **kwargs):
+        """An infinity in one rank's share makes all ranks of the layer skip the step."""
+        found = own(scaler, optimizer, *args, **kwargs)
+        for group in dict.fromkeys(layer.group for layer in _shared(_parameters(optimizer)).values()):
+            for infinite in found.values():
+                dist.all_reduce(infinite, dist.ReduceOp.MAX, group.handle)
+        return found
+
+    return unscale_grads
 
 
 def _refusing(own):
     @functools.wraps(own)
     def total_norm(tensors, *args, **kwargs):
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        for layer in _held(tensors, lambda layer: layer.weight.grad):
-            if layer.group.world_size > 1:
-                raise UnsupportedError(
-                    f"torch.nn.utils.clip_grad_norm_ sees this rank's share of the gradient of {describe(layer)} and "
-                    "would clip each rank differently: use blockshock_lib.clip_grad_norm_(model, max_norm)"
-                )
+        for layer in _shared(tensors, lambda layer: layer.weight.grad).values():
+            raise UnsupportedError(
+                f"torch.nn.utils.clip_grad_norm_ sees this rank's share of the gradient of {describe(layer)} and "
+                "would clip each rank differently: use blockshock_lib.clip_grad_norm_(model, max_norm)"
+            )
         return own(tensors, *args, **kwargs)
 
     return total_norm
 
 
 register_module_module_registration_hook(_before_wrapped)
-register_optimizer_step_pre_hook(_before_step)
+Optimizer.add_param_group = _judged(Optimizer.add_param_group)
+GradScaler._unscale_grads_ = _skipping_alike(GradScaler._unscale_grads_)
 # What torch's clip_grad_norm_ calls, so that one that was imported before this is checked too.
 if own := getattr(clip_grad, "_get_total_norm", None):
     clip_grad._get_total_norm = nn.utils.get_total_norm = _refusing(own)

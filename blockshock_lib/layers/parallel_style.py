@@ -1,7 +1,5 @@
 """Block-Shock as a style of torch.distributed.tensor.parallel, beside torch's own in one plan."""
 
-import sys
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,7 +11,7 @@ from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import BlockShockLinear, autograd
-from blockshock_lib.layers.guards import refuse_unequal
+from blockshock_lib.layers.guards import model_around, refuse_unequal
 from blockshock_lib.layers.plain import require_plain
 
 
@@ -33,12 +31,14 @@ class BlockShockParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         """Changes `module` itself, which parallelize_module keeps; UnsupportedError leaves it as it was."""
-        model, name = _model_of(module)
+        model, name = model_around(module)
         require_plain(module, name)
         try:
-            return self._convert(module, device_mesh, model)
+            layer = self._convert(module, device_mesh, model)
         except (UnsupportedError, ValueError) as error:
             raise type(error)(f"{name}: {error}" if name else str(error)) from error
+        layer.path = name
+        return layer
 
     def _convert(self, module: nn.Linear, device_mesh: DeviceMesh, model: nn.Module) -> nn.Module:
         if reason := self._unsupported(module, device_mesh, model):
@@ -79,15 +79,6 @@ class BlockShockParallel(ParallelStyle):
             if tied is not module and any(id(parameter) in own for parameter in tied.parameters(recurse=False)):
                 return f"it shares a parameter with {other}: give it one of its own, as the tie would be lost"
         return ""
-
-
-def _model_of(module: nn.Module) -> tuple[nn.Module, str]:
-    """What parallelize_module was called with, which tells a style the module alone, and the module's name in it."""
-    model, frame = module, sys._getframe()
-    while frame := frame.f_back:
-        if frame.f_code.co_name == "parallelize_module":
-            model = frame.f_locals["module"]
-    return model, next((name for name, found in model.named_modules() if found is module), "")
 
 
 def _whole(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

@@ -11,9 +11,10 @@ from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import autograd, chunked
 from blockshock_lib.layers.graphed import Graphed
-from blockshock_lib.layers.guards import before_forward, describe, refuse_unequal, sharded_over_others
+from blockshock_lib.layers.guards import before_forward, before_pass, refuse_unequal, sharded_over_others
 from blockshock_lib.layers.parts import Part, laid_as, part_of, whole
 from blockshock_lib.layers.plain import require_plain
+from blockshock_lib.layers.watch import describe
 
 
 class ShardedLinear(nn.Module):
@@ -39,6 +40,9 @@ class ShardedLinear(nn.Module):
     transposed_y = False  # y is the transposed view of a contiguous [N, B]
     transposed_dgrad = False  # dX is the transposed view of a contiguous [K, B]
     gathered = False  # FSDP2 shards the weight over other ranks, and gathers it for each pass
+    path = ""  # its dotted name in the model, where that is known
+    met = False  # the ranks have compared what they pass
+    before_pass = before_pass
     dgrad_by = "dense"
     wgrad_by = "full"
 
@@ -95,7 +99,7 @@ class ShardedLinear(nn.Module):
         autograd.register(self)  # or the compiled operator would find the original of a copy
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name == "weight" and sharded_over_others(self, value):
+        if name == "weight" and not self.gathered and sharded_over_others(self, value):
             self.gathered = True
         super().__setattr__(name, value)
 

@@ -4,55 +4,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from blockshock_lib import Linear24, checkpoint
-from blockshock_lib.comm import Group, ranks
+from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import guards
 from tests import training
 from tests.layers.ranks import N, draw
-
-
-def wrapped(ctx):
-    model = nn.ModuleDict({"blocks": nn.Sequential(training.mlp(), training.styled(ctx))})
-    before = [parameter.clone() for parameter in model.parameters()]
-    said = training.said_by(UnsupportedError, DistributedDataParallel, model)
-    return said, all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-
-
-def test_ddp_is_refused_by_the_layers_dotted_name_before_it_copies_a_weight(pair):
-    for said, unchanged in pair.call(wrapped, seconds=60):
-        assert "over ranks [0, 1], which share blocks.1.0: BlockShockLinear(" in said and "mesh['dp']" in said
-        assert unchanged
-
-
-def warned(ctx):
-    """What a rank that waits in vain is told, and that the ranks then meet again."""
-    ranks.PATIENCE, ranks.DEADLINE = 0.2, 0.6
-    model, said = training.styled(ctx), ""
-    if ctx.rank == 0:
-        with pytest.warns(UserWarning, match=r"ranks \[1\] of 2 have not called .*state_dict"):
-            said = training.said_by(UnsupportedError, model.state_dict)
-    dist.barrier()
-    ranks.PATIENCE, ranks.DEADLINE = 60.0, 1800.0
-    return said, len(model.state_dict())
-
-
-def test_a_rank_that_leaves_a_call_out_is_named_first_in_a_warning(pair):
-    (said, keys), (none, _) = pair.call(warned, seconds=60)
-    assert "ranks [1] of 2 have not called" in said and keys == 4 and none == ""
-
-
-def names_of_stages(ctx, folder):
-    model = nn.Sequential(*training.mlp()[: 1 + 2 * ctx.rank])
-    return training.said_by(UnsupportedError, checkpoint.save, folder / "c", model)
-
-
-def test_a_checkpoint_of_stages_is_refused_by_the_first_other_name_and_nothing_is_written(pair, tmp_path):
-    for said in pair.call(names_of_stages, tmp_path, seconds=60):
-        assert "rank 1's model is not rank 0's (model.2.bias), as with pipeline stages" in said
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_digest_sees_every_change_of_a_tensor():

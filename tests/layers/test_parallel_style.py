@@ -40,15 +40,6 @@ def test_a_mixture_of_gated_experts_trains_as_the_dense_one_also_where_an_expert
         torch.testing.assert_close(weights, truths, rtol=0, atol=1e-10)
 
 
-def test_hooks_of_a_module_stay_and_its_input_may_be_named(pair):
-    for seen, same, later in pair.call(training.hooked, seconds=60):
-        assert seen[:3] == ["before", "after", "gradient"] and same and later == ["after", "after"]
-
-
-def test_a_model_without_weights_is_styled_and_gets_them_later(pair):
-    assert pair.call(training.from_meta, seconds=60) == [(True, True)] * 2
-
-
 def test_names_attributes_and_modes_survive_the_change(pair):
     for note, training_mode, names, trains in pair.call(training.kept_apart, seconds=60):
         assert note == "mine" and training_mode is False and names == list(trains)
