@@ -133,6 +133,7 @@ MERGING_BOMB = "a0: &a0 {x: 1}\n" + "".join(
 )
 BASE, STUDY, CPU = "base.yaml", "linear/base.yaml", "hardware/cpu.yaml"
 PHASE, SWEEP = "linear/phases/phase1.yaml", "linear/sweeps/phase1-cpu.yaml"
+UNIFORM = "mask: {{name: x, family: uniform, pattern: {}}}"
 OK = "bias: true\nprofile: last\n"  # what a phase's file must hold
 LIST = "sweep: {b: [16], "
 REST = "mask: checkerboard\nworkload: gaussian\nmethods: all\nproduct: auto\n"  # what the study's must
@@ -146,23 +147,13 @@ BAD_FILES = {
     "duplicate_key": (PHASE, "bias: true\nbias: false", "bias", "duplicate key (line 2)"),
     "duplicate_nested_key": (CPU, "timing: {samples: 2, groups: 1, samples: 3}", "timing.samples", "duplicate key"),
     "yes_for_a_bool": (PHASE, "bias: yes\nprofile: last", "bias", "'yes'; allowed: true or"),
-    "number_for_a_pattern": (
-        PHASE,
-        OK + "mask: {name: x, family: uniform, pattern: 1100}",
-        "mask.pattern",
-        "in quotes",
-    ),
+    "number_for_a_pattern": (PHASE, OK + UNIFORM.format(1100), "mask.pattern", "in quotes"),
     "list_for_a_mapping": (PHASE, OK + "timing: [1]", "timing", "a mapping, with keys such as warmup, samples"),
     "nothing_for_a_mapping": (PHASE, OK + "limits:", "limits", "None; allowed: a mapping, with keys such as start"),
     "missing_key": (PHASE, OK + "workload: {name: x}", "workload.distribution", "missing"),
     "no_method": (STUDY, REST.replace("all", "[]"), "methods", "at least 1"),
     "size_not_a_multiple_of_64": (SWEEP, LIST + "n: [256, 4000]}", "sweep.n.1", "multiples of 64; nearest: 3968"),
-    "bad_mask_in_a_sweep": (
-        SWEEP,
-        LIST + "n: [256], masks: [{name: x, family: rndom}]}",
-        "sweep.masks.0.family",
-        "mean 'random'",
-    ),
+    "bad_mask": (SWEEP, LIST + "n: [256], masks: [{name: x, family: rndom}]}", "sweep.masks.0.family", "mean 'random'"),
     "unknown_name_of_a_mask": (PHASE, OK + "mask: checkerbord", "mask", "is no mask; allowed: uniform_1100"),
     "phase_that_a_file_says": (PHASE, OK + "phase: phase0", "phase", "the command says it"),
     "files_that_a_file_chooses": (PHASE, "layers: cpu", "layers", "the command says it"),
