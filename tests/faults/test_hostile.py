@@ -2,7 +2,6 @@ import contextlib
 import gzip
 import hashlib
 import json
-import random
 import re
 import shutil
 import zipfile
@@ -136,28 +135,6 @@ def test_hostile_zip_bomb_of_a_directory_that_zipfile_would_hold_in_memory(good,
     monkeypatch.setattr(zipfile, "ZipFile", lambda *_: pytest.fail("it was read"))
     monkeypatch.setattr(archive, "_DIRECTORY", 100)
     assert "too many files" in refused(path, tmp_path / "run")
-
-
-def test_hostile_zip_with_a_bit_flipped_is_refused_or_holds_the_same(good, tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "write_html", lambda notebook: None)  # the same each time, and slow
-    whole, chance = good.read_bytes(), random.Random(0)
-    wanted = {name: data for name, data in hostile.contents(good).items() if not name.endswith(("html", manifest.FILE))}
-    path, into, accepted = tmp_path / "theirs.zip", tmp_path / "run", 0
-    for bit in chance.sample(range(8 * len(whole)), 150) + list(range(8 * (len(whole) - 900), 8 * len(whole), 29)):
-        data = bytearray(whole)
-        data[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(data)
-        try:
-            share.unpack(path, into)
-        except ShareError:
-            assert not into.exists()
-            continue
-        accepted += 1  # in a date, say
-        assert all((into / name).read_bytes() == content for name, content in wanted.items())
-        there = {one.relative_to(into).as_posix() for one in into.rglob("*") if one.is_file()}
-        assert there == {*wanted, manifest.FILE}
-        shutil.rmtree(into)
-    assert accepted < 100
 
 
 def test_hostile_page_of_a_zip_is_made_anew_and_one_without_a_notebook_is_dropped(good, tmp_path):
