@@ -71,7 +71,7 @@ def law_rows(frame: pd.DataFrame) -> pd.DataFrame:
     table["free"] = table["b1"] / table["ours"]
     table["link"] = np.where(table["free"] >= 1, 0.0, np.nan)
     sent = build.summary(frame, "bytes_sent")
-    moved = table["case"].map(sent[sent["method"].eq(OURS)].set_index("case")["median"]) / 1e6
+    moved = table["case"].map(sent[sent["method"].eq(OURS)].set_index("case")["median"]).astype(float) / 1e6
     spare = table["a_forward"] - table["ours"]
     table["bus"], table["alone"] = moved / reduce, (moved / spare).where(spare > 0)
     return table
