@@ -85,9 +85,7 @@ def test_kernels_copies_and_memsets_of_a_gpu_are_its_work_and_nothing_else_is(tm
     "name, kind",
     [
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
-        ("ncclSymkDevKernel_AllGather_LL", "communication"),
         ("void two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(...)", "communication"),
-        ("one_shot", "communication"),
         *((f"all_reduce_{kernel}", "communication") for kernel in BACKENDS.values() if kernel),
         ("multimem_all_reduce_kernel", "communication"),
         ("Memcpy PtoP (Device -> Device)", "communication"),
@@ -117,12 +115,14 @@ def test_on_a_cpu_work_is_collectives_and_the_operators_outside_of_them(tmp_path
     assert list(rows) == [*sent, ("operators", "compute", 20)]
 
 
-def two_ranks(folder, shift=0.0, bases=(chrome.BASE, chrome.BASE), hosts=("", "")):
-    """Both ranks meet in all-reduces that end together; rank 1's clock shows `shift` us more than it should."""
+def two_ranks(folder, shift=0.0, bases=(chrome.BASE, chrome.BASE), hosts=("", ""), fewer=0):
+    """Both ranks meet in all-reduces that end together; rank 1's clock shows `shift` us more than it should, and it has
+    `fewer` of them.
+    """
     for rank, (base, host) in enumerate(zip(bases, hosts, strict=True)):
         start, compute = (1000, 90) if rank == 0 else (1010 + shift, 80)
         events = []
-        for begin in (start, start + 100, start + 200):
+        for begin in range(int(start), int(start) + 300 - 100 * fewer * rank, 100):
             events.append(chrome.event("gemm", begin, compute))
             events.append(chrome.event("ncclDevKernel_AllReduce", begin + compute, 10))
         chrome.write(folder, events, rank=rank, base=base, host_name=host)
@@ -141,16 +141,12 @@ def test_ranks_share_a_clock_where_their_collectives_agree(tmp_path):
 BASES = [{"bases": (chrome.BASE, base)} for base in (None, "17", -1)]
 
 
-@pytest.mark.parametrize("wrong", [*BASES, {"hosts": ("one", "other")}, {"shift": 200.0}, {"shift": -200.0}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [*BASES, {"hosts": ("one", "other")}, {"shift": 200.0}, {"shift": -200.0}, {"fewer": 1}], ids=str
+)
 def test_without_a_valid_common_clock_each_rank_counts_from_its_own_first_work(tmp_path, wrong):
     work = two_ranks(tmp_path, **wrong)
     assert set(work.attrs["clock"].values()) == {"own"} and first(work) == [0, 0]
-
-
-def test_ranks_with_different_numbers_of_collectives_share_no_clock(tmp_path):
-    chrome.write(tmp_path, chrome.calls(1000, 90, 10, count=3))
-    chrome.write(tmp_path, chrome.calls(1000, 90, 10, count=2), rank=1)
-    assert set(traces.read(tmp_path, AXES).attrs["clock"].values()) == {"own"}
 
 
 def pack(text):
@@ -200,20 +196,14 @@ def test_a_damaged_or_hostile_trace_is_one_clear_sentence(tmp_path, kind):
     assert work.attrs["damaged"] == [path.name] and set(work["method"]) == {"dense"}, "the good one is still there"
 
 
-def test_a_gzip_bomb_is_not_unpacked(tmp_path):
+def test_a_gzip_bomb_is_not_unpacked_and_no_other_file_in_the_folder_is_opened(tmp_path):
     path = chrome.write(tmp_path, [])
     path.write_bytes(gzip.compress(b" " * (traces.MOST_BYTES + 2**20), 1))
-    assert path.stat().st_size < 2**20
     with pytest.raises(RecordError, match="holds more than 64 MiB and is not read"):
         traces.document(path)
-
-
-def test_no_other_file_in_the_folder_is_opened(tmp_path):
-    place = chrome.write(tmp_path, [chrome.event("gemm", 1, 2)]).parent
-    (place / "notes.json.gz").write_bytes(b"x")
-    (place / "0123456789ab-dense-rank0.json").write_text("x")
-    (place / "0123456789ab-dense-rankX.json.gz").write_bytes(b"x")
-    (place / "0123456789ab-dense-rank1.json.gz").mkdir()
-    os.mkfifo(place / "0123456789ab-dense-rank2.json.gz")
+    chrome.write(tmp_path, [chrome.event("gemm", 1, 2)])
+    (path.parent / "notes.json.gz").write_bytes(b"x")
+    (path.parent / "0123456789ab-dense-rankX.json.gz").write_bytes(b"x")
+    os.mkfifo(path.parent / "0123456789ab-dense-rank2.json.gz")
     work = traces.read(tmp_path, AXES)
     assert set(work["method"]) == {"block_shock"} and work.attrs["damaged"] == []

@@ -6,7 +6,7 @@ import pytest
 
 from blockshock_lib.report import frames, reruns, tables, verdicts
 from blockshock_lib.report.axes import TWIN
-from tests.report.frames import SORTING, make, sorting
+from tests.report.frames import SORTING, sorting
 
 SWEEP = dict(ns=(4096, 8192, 16384, 40960), bs=(16, 256), groups=3, repeats=4)
 
@@ -75,10 +75,3 @@ def test_energy_is_shown_over_the_baselines_where_it_was_measured():
     radix = table[table["method"].eq(SORTING.label("radix"))]
     assert radix["over M's"].str.startswith("1.50x [1.5").all() and radix["energy (J)"].between(3, 3.01).all()
     assert set(table["power (W a GPU)"]) == {600} and set(table["SM clock (MHz)"]) == {1400} and len(table) == 16
-
-
-def test_the_linear_study_draws_both():
-    from blockshock_lib.studies.linear import STUDY
-
-    frame = make(ns=(4096,), bs=(16,))
-    assert len(STUDY.tables["energy"](frame)) == len(STUDY.tables["twin"](frame)) == 1
