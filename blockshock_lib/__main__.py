@@ -39,14 +39,9 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     example = "example: python -m blockshock_lib run phase1 --hardware cuda --mask random --set sweep.n=[4096,8192]"
     add = verb("run", _run, "run a phase into a dated, executed notebook with page and records", epilog=example)
     add("phase", help=f"one of {phases}; or study/phase")
-    add(
-        "--hardware",
-        default="auto",
-        metavar="NAME",
-        help="a file in params/hardware, without its ending (default: auto)",
-    )
-    place = "a file in params/<study>/sweeps, without its ending"
-    add("--sweep", metavar="NAME", dest="layers.sweep", help=f"{place} (default: <phase>-<hardware>)")
+    add("--hardware", default="auto", metavar="NAME", help="the name of a file in params/hardware (default: auto)")
+    about = "the name of a file in params/<study>/sweeps (default: <phase>-<hardware>)"
+    add("--sweep", metavar="NAME", dest="layers.sweep", help=about)
     for own, kind, table in ((study.name, *one) for study in brought for one in study.presets.items()):
         about = f"one of {', '.join(table)} (default: as in params/{own})"
         add(f"--{kind}", metavar="NAME", dest=f"layers.{kind}", help=about)
@@ -57,9 +52,7 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
 
     about = "then measure N further whole runs, each with kernels chosen anew: together they are one reference"
     add("--again", type=int, default=0, metavar="N", help=about)
-    about = (
-        "measure further runs (1, or --again N) of this one's reference, with its parameters; also on another machine"
-    )
+    about = "measure a further run (or N, by --again) of this one's reference, as it was; also on another machine"
     add("--of", default="", metavar="FOLDER", help=about)
 
     about = "find the fastest right 2:4 products and all-reduces of this machine ahead of a run, and keep them"

@@ -239,11 +239,13 @@ def _say_cell(cell: dict, cell_index: int) -> None:
 def _measured(run: Run) -> Callable[[], tuple[int, int, str]]:
     """How many of how many records are there, and the case that is being measured."""
     total = 0 if run.redrawn else len(run.cases) * run.params.timing.groups
-    labels = {case.id: case.label for case in run.cases}
+    labels, most = {case.id: case.label for case in run.cases}, 0
 
     def look() -> tuple[int, int, str]:
-        names = os.listdir(run.folder / "records")  # OSError before the first and once all are packed
+        nonlocal most
+        names = [path.name for path in run.folder.glob("records/*")]
+        most = max(most, sum(name.endswith(".json") for name in names))  # a finished run packs them
         begun = [labels.get(name.partition("-")[0], "") for name in names if name.endswith(".part")]
-        return sum(name.endswith(".json") for name in names), total, ", ".join(begun)
+        return most, total, ", ".join(begun)
 
     return look

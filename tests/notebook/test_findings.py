@@ -71,20 +71,15 @@ def test_the_line_holds_every_check_and_what_real_gpus_say():
 
 @pytest.mark.parametrize(
     "other",
-    [{"driver": "1"}, {"cpu": {"model": "other", "cores": 2}}, {"gpus": [{"name": "G", "power_limit_w": 350.0}]}],
+    [{"driver": "1"}, {"cpu": {"model": "other", "cores": 2}}, {"gpus": [{"name": "G", "power_limit_w": 350.0}]}, {}],
 )
-def test_hosts_with_the_same_gpus_but_other_cards_are_not_put_together(tmp_path, other):
+def test_hosts_with_the_same_gpus_but_other_cards_or_settings_are_not_put_together(tmp_path, other):
     gpu = {"name": "G", "power_limit_w": 700.0}
     card = manifest.read(CPU)["machine"] | {"title": "1x G", "gpus": [gpu], "driver": "0"}
     copied(tmp_path, "here", machine=card)
-    copied(tmp_path, "there", machine=card | other)
+    asked = manifest.read(CPU)["params"] | {"dtype": "bf16" if other else "fp16"}
+    copied(tmp_path, "there", machine=card | other, params=asked)
     assert uses(tmp_path) == {"here": COUNTS, "there": COUNTS}
-
-
-def test_other_settings_are_not_rivals(tmp_path):
-    for name, dtype in (("old", "bf16"), ("new", "fp32")):
-        copied(tmp_path, name, params=manifest.read(CPU)["params"] | {"dtype": dtype})
-    assert uses(tmp_path) == {"old": COUNTS, "new": COUNTS}
 
 
 @pytest.mark.parametrize("what", ["code", "libraries"])

@@ -35,7 +35,7 @@ _WITH_CONTENT = _words(
 _VOID = _words("area base br col embed hr img input link meta param source track wbr")
 # The classes that the style knows: ours, pandas', and the short ones of pygments.
 _CLASS = re.compile(
-    r"left|right|center|short|long|dataframe|scroll|table|figure|note|heading|highlight|bs-figure|same|pin|anchor|muted|"
+    r"left|short|long|dataframe|scroll|table|figure|note|heading|highlight|bs-figure|same|pin|anchor|muted|"
     r"answer|sentence|chip|claim|good|bad|warn|supported|refuted|undecided|[a-z][a-z0-9]{0,2}"
 )
 FIGURE = "bs-figure"  # an image of ours, which changes with the page's colours
@@ -49,7 +49,6 @@ _ACTIVE = re.compile(
 _LINK = re.compile(r"(?:https?://|mailto:)[^\s\\]+|#[^\s\\]*|(?![/\\]{2})[^\s:\\]*(?:[?#][^\s\\]*)?", re.I)
 _DATA = re.compile(r"data:image/[^\"'\s>]*")
 _ELEMENT = re.compile(r"<(/?)([A-Za-z][^\s/>]*)")
-_ALIGN = re.compile(r"(?:^|;)\s*text-align\s*:\s*(left|start|right|end|center)\b", re.I)
 # Of a terminal's text: colours, moves and links; and whatever else is no text, of which a browser shows as little.
 _ESCAPE = re.compile(r"\x1b(?:\][^\x07\x1b]*(?:\x07|\x1b\\)|\[[0-?]*[ -/]*[@-~])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -70,7 +69,7 @@ _ATTRIBUTES: dict[tuple[str, str], Callable[[str], object]] = {
     **{(tag, name): re.compile(r"\d{1,4}").fullmatch for tag in ("td", "th") for name in ("colspan", "rowspan")},
     **{(f"h{level}", "id"): re.compile(r"[a-z0-9][a-z0-9-]*").fullmatch for level in range(1, 7)},
 }
-_NAMES = {tag: {name for owner, name in _ATTRIBUTES if owner == tag} | {"class", "style"} for tag in TAGS}
+_NAMES = {tag: {name for owner, name in _ATTRIBUTES if owner == tag} | {"class"} for tag in TAGS}
 
 
 def clean(html: str, *, cell: str, heading: Callable[[Tag], None] | None = None) -> Markup:
@@ -91,13 +90,11 @@ def clean(html: str, *, cell: str, heading: Callable[[Tag], None] | None = None)
 
 
 def _inert(html: str, own: bool) -> str:
-    """`html` by nh3: at first without others' classes and ids; then, `own` attributes added, without styles."""
+    """`html` by nh3: at first without others' classes and ids; then with our `own` attributes."""
 
     def kept(tag: str, name: str, value: str) -> str | None:
         if name == "class":
             return " ".join(one for one in value.split() if _CLASS.fullmatch(one)) or None
-        if name == "style":
-            return None if own else value
         if not own and name in ("id", "role", "tabindex", "aria-label"):
             return None
         if not own and (tag, name) == ("img", "src"):
@@ -125,10 +122,6 @@ def _depth(html: str) -> int:  # of elements inside one another, counted without
 
 
 def _prepare(soup: BeautifulSoup, cell: str, heading: Callable[[Tag], None] | None) -> None:
-    for tag in soup.find_all(style=True):
-        if aligned := _ALIGN.search(tag["style"]):
-            side = {"start": "left", "end": "right"}.get(aligned[1].lower(), aligned[1].lower())
-            tag["class"] = [*tag.get("class", []), side]
     for tag in soup.find_all(re.compile(r"^h[1-6]$")):
         if heading is None:
             tag.name, tag["class"] = "p", "heading"
