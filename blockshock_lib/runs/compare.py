@@ -197,10 +197,9 @@ def _read(run: object) -> Side:
     whole, _ = records.scan(folder)
     if not whole:
         raise CompareError(f"{shown(folder)} holds no whole record to compare")
-    made = [one["context"] for one in whole]
-    codes = tuple(one["code"] if isinstance(one["code"], Mapping) else {} for one in made)
-    machines = frozenset(str(one["machine"]) for one in made)
-    side = Side(shown(folder), record.study_of(about["study"]), about, record.frame_of(whole), codes, machines)
+    codes, machines = zip(*((one["context"]["code"], one["context"]["machine"]) for one in whole), strict=True)
+    study, frame = record.study_of(about["study"]), record.frame_of(whole)
+    side = Side(shown(folder), study, about, frame, codes, frozenset(machines))
     try:  # a manifest may come from a stranger
         _ = side.lost, side.facts, side.hardware
     except (AttributeError, KeyError, TypeError):
@@ -213,8 +212,7 @@ def _folder(run: object) -> Path:
         return Path(run.source)
     places = (Path(str(run)), ROOT / str(run), OUTPUTS / str(run))
     named = [place for place in places if (place / manifest.FILE).is_file()][:1]
-    known = (path.parent for path in OUTPUTS.glob(f"**/{manifest.FILE}"))
-    named = named or [folder for folder in known if folder.name == places[0].name]
+    named = named or [folder for folder in manifest.folders(OUTPUTS) if folder.name == places[0].name]
     if len(named) == 1:
         return named[0]
     several = f"; it is the name of {', '.join(map(shown, named))}" if named else ""
