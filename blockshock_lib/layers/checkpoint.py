@@ -7,7 +7,6 @@ any number of ranks and a plain nn.Linear read each other's; checkpoint.json, nu
 import json
 import os
 import shutil
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -112,17 +111,12 @@ def _try_step(optimizer: Optimizer, states: dict[str, Any]) -> None:
     for own, group in zip(optimizer.param_groups, states["param_groups"], strict=True):
         for parameter, number in zip(own["params"], group["params"], strict=True):
             held, tiny = states["state"].get(number, {}), nn.Parameter(torch.ones([2] * parameter.dim()))
-            tiny.grad = torch.ones_like(tiny)
-            trial = object.__new__(type(optimizer))
-            alone = group | dict.fromkeys(HOW, False) | {"params": [tiny]}
-            mine = {key: value for key, value in vars(optimizer).items() if key != "step"}  # a scheduler's own
-            hooks = {key: OrderedDict() for key in mine if key.endswith("_hooks")}
-            trial.__dict__ = mine | hooks | {"state": defaultdict(dict), "param_groups": [alone]}
+            tiny.grad, kind = torch.ones_like(tiny), type(optimizer)
+            alone = {key: value for key, value in (group | dict.fromkeys(HOW, False)).items() if key != "params"}
             try:
-                kind = type(optimizer)  # whose own checks of its settings a loaded state never meets
-                kind(
-                    [tiny], **{key: alone[key] for key in alone.keys() & signature(kind).parameters if key != "params"}
-                )
+                # The kind's own checks of its settings, which a loaded state never meets.
+                trial = kind([tiny], **{key: alone[key] for key in alone.keys() & signature(kind).parameters})
+                trial.param_groups[0].update(alone)
                 trial.step()
             except Exception as error:
                 raise CheckpointError(f"its settings do not run: {first_line(error)}") from None
@@ -261,11 +255,7 @@ def _checked_summary(folder: Path) -> dict[str, Any]:
     if not whole:
         raise CheckpointError(f"{SUMMARY} is damaged: it does not match its digest")
     if summary["schema"] != SCHEMA:
-        way = (
-            "torch.distributed.checkpoint wrote it: dcp_to_torch_save of its format_utils makes one file of its tensors"
-        )
-        why = way if summary["schema"] == 1 else f"this library reads {SCHEMA}"
-        raise CheckpointError(f"{SUMMARY} is of schema {summary['schema']}: {why}")
+        raise CheckpointError(f"{SUMMARY} is of schema {summary['schema']}: this library reads {SCHEMA}")
     if not (folder / TENSORS).exists() or sha256(folder / TENSORS) != summary[TENSORS]:
         raise CheckpointError(f"{TENSORS} is missing, cut short or altered")
     return summary
