@@ -7,8 +7,7 @@ from blockshock_lib.comm import Group
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers.block_shock import BlockShockLinear
-from blockshock_lib.layers.parts import Part, whole
-from blockshock_lib.layers.plain import require_plain
+from blockshock_lib.layers.parts import Part, require_plain, whole
 
 PRUNED = Mask(name="pruned", family="random")  # for a given mask: nothing but 2:4 along K is taken for granted
 

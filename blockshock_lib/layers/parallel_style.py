@@ -12,7 +12,7 @@ from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import BlockShockLinear, autograd
 from blockshock_lib.layers.guards import model_around, refuse_unequal
-from blockshock_lib.layers.plain import require_plain
+from blockshock_lib.layers.parts import require_plain
 
 
 class BlockShockParallel(ParallelStyle):

@@ -1,10 +1,13 @@
-"""Which part of a weight a rank holds, and the part itself."""
+"""Which part of a weight a rank holds, the part itself, and of which modules a layer may be made."""
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from blockshock_lib.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -48,3 +51,24 @@ def term_mask(keep: Tensor, part: Part) -> Tensor:
     """bool [rows, cols]: where this part's term holds the entry, of which `keep` [N, K] says whether term 0 does."""
     kept = keep[part.rows, part.cols]
     return kept if part.term == 0 else ~kept
+
+
+def require_plain(linear: nn.Module, name: str = "") -> None:
+    """UnsupportedError where a module is no nn.Linear with a weight [N, K] of its own in values; `name` is its path."""
+    if reason := _unlike(linear):
+        raise UnsupportedError(f"{name or 'this module'} ({type(linear).__name__}) cannot be converted: {reason}")
+
+
+def _unlike(linear: nn.Module) -> str:
+    kind = type(linear)
+    if kind.__name__ == "Conv1D":
+        return "it holds its weight as [K, N]: make an nn.Linear of weight.t() first, as docs/own_model.md shows"
+    if hasattr(linear, "to_linear"):
+        return "it is packed or sharded already: convert what its to_linear() gives"
+    if not isinstance(linear, nn.Linear) or kind.forward is not nn.Linear.forward or "forward" in vars(linear):
+        return "only an nn.Linear with nn.Linear's own forward can be"
+    if isinstance(linear, NonDynamicallyQuantizableLinear):
+        return "nn.MultiheadAttention reads this weight without calling the layer: leave it dense"
+    if type(linear.weight) not in (Tensor, nn.Parameter):
+        return f"its weight is a {type(linear.weight).__name__}: it must be a whole, plain tensor"
+    return ""

@@ -12,8 +12,7 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import autograd, chunked
 from blockshock_lib.layers.graphed import Graphed
 from blockshock_lib.layers.guards import before_forward, before_pass, refuse_unequal, sharded_over_others
-from blockshock_lib.layers.parts import Part, laid_as, part_of, whole
-from blockshock_lib.layers.plain import require_plain
+from blockshock_lib.layers.parts import Part, laid_as, part_of, require_plain, whole
 from blockshock_lib.layers.watch import describe
 
 

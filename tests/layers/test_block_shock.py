@@ -1,6 +1,5 @@
 """What a Block-Shock layer holds, when it refreshes its copies, and what it refuses."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -106,22 +105,6 @@ def test_a_master_changed_in_its_holes_is_masked_again_and_its_dense_view_holds_
     model.each(lambda layer: layer(X))
     for layer, keep in zip(model.layers, kept, strict=True):
         assert not layer.weight[~keep].any() and layer.weight[keep].any()
-
-
-@pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("mask", ["checkerboard", "random"])
-def test_a_copy_of_a_layer_trains_on_its_own(mask, update):
-    model = pair(mask, update=update)
-    model.passes(X, DY)
-    for rank, layer in enumerate(model.layers):
-        layer.group = Group(rank, 2)  # as the threads' own cannot be copied
-    other = Threads(lambda group: copy.deepcopy(model.layers[group.rank]))
-    other.passes(X, DY)
-    torch.optim.SGD(other.parameters(), lr=0.1).step()
-    assert torch.equal(model.dense(), W) and not torch.equal(other.dense(), W)
-    assert_right(model)
-    assert_right(other)
-    assert {layer.handle for layer in model.layers}.isdisjoint(layer.handle for layer in other.layers)
 
 
 @pytest.mark.parametrize("options", [{"update": "packed"}, {"update": "recompress"}, {"frozen": True}])

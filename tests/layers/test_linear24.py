@@ -11,7 +11,6 @@ from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import Linear24
 from blockshock_lib.layers.linear24 import nonzero_places
-from tests.layers.ranks import draw
 
 N, K = 64, 128
 
@@ -98,23 +97,3 @@ def test_a_state_that_the_mask_would_drop_is_refused_and_changes_nothing():
     assert torch.equal(layer.to_linear().weight, plain.weight)
     with pytest.raises(ValueError, match=r"\[64, 128\]"):
         layer.load_dense(wrong[:, :64])
-
-
-@pytest.mark.parametrize("update", ["packed", "recompress"])
-@pytest.mark.parametrize("mask", ["checkerboard", "magnitude"])
-def test_it_trains_as_the_masked_dense_layer(mask, update):
-    plain = linear(dtype=torch.float64)
-    layer = Linear24.from_linear(plain, mask=mask, update=update)
-    keep = masks.make(Mask.named(mask), (N, K), weight=plain.weight)
-    with torch.no_grad():
-        plain.weight[~keep] = 0
-    plain.weight.register_hook(lambda grad: grad * keep)
-    for step in range(3):
-        both = [draw(5, K, seed=step, dtype=torch.float64).requires_grad_() for _ in range(2)]
-        for x, model in zip(both, (layer, plain), strict=True):
-            model.zero_grad()
-            model(x).square().sum().backward()
-            torch.optim.SGD(model.parameters(), lr=1e-3).step()
-        torch.testing.assert_close(both[0].grad, both[1].grad)
-    torch.testing.assert_close(layer.to_linear().weight, plain.weight)
-    torch.testing.assert_close(layer.bias, plain.bias)
