@@ -42,9 +42,10 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     add("--hardware", default="auto", metavar="NAME", help="the name of a file in params/hardware (default: auto)")
     about = "the name of a file in params/<study>/sweeps (default: <phase>-<hardware>)"
     add("--sweep", metavar="NAME", dest="layers.sweep", help=about)
-    for own, kind, table in ((study.name, *one) for study in brought for one in study.presets.items()):
-        about = f"one of {', '.join(table)} (default: as in params/{own})"
-        add(f"--{kind}", metavar="NAME", dest=f"layers.{kind}", help=about)
+    for kind in dict.fromkeys(kind for study in brought for kind in study.presets):
+        owners = [study for study in brought if kind in study.presets]
+        about = "; ".join(f"{study.name}: one of {', '.join(study.presets[kind])}" for study in owners)
+        add(f"--{kind}", metavar="NAME", dest=f"layers.{kind}", help=f"{about} (default: as in params/<study>)")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. sweep.n=[4096,8192]; may be repeated")
     add("--dry-run", action="store_true", help="list the cases, their bytes and an estimate of time; start nothing")
     about = "go on with a run that was stopped (default: the latest of this phase); no finished case is repeated"

@@ -11,7 +11,10 @@ from blockshock_lib.errors import ParamsError, allowed
 if TYPE_CHECKING:
     from blockshock_lib.engine.study import Study
 
-STUDIES = {"linear": "blockshock_lib.studies.linear:STUDY"}
+STUDIES = {
+    "linear": "blockshock_lib.studies.linear:STUDY",
+    "attention": "blockshock_lib.studies.attention:STUDY",
+}
 """Name -> "module:NAME". The environment variable BLOCKSHOCK_STUDIES adds more: name=module:NAME, by commas."""
 
 

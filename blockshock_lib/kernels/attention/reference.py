@@ -15,13 +15,13 @@ def refuse(call: Call) -> str:
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
-    """What is not finite in a key or value reaches only the queries that see it,
-    and makes their whole output NaN.
+    """16 bits are computed in fp32.
+
+    What is not finite in a key or value reaches only the queries that see it, and makes their whole output NaN.
     """
-    q, k, v, lists, scale = call.q, call.k, call.v, call.lists, call.scale
-    batch, heads = q.shape[:2]
+    lists, scale, (batch, heads) = call.lists, call.scale, call.q.shape[:2]
     # A row of work for each head: [B * H, S, D].
-    q, k, v = (x.repeat_interleave(heads // x.shape[1], 1).flatten(0, 1) for x in (q, k, v))
+    q, k, v = (_wide(x).repeat_interleave(heads // x.shape[1], 1).flatten(0, 1) for x in (call.q, call.k, call.v))
     lost_q, lost_k = ~q.isfinite().all(-1), ~(k.isfinite() & v.isfinite()).all(-1)
     q, k, v = q.masked_fill(lost_q[..., None], 0), *(x.masked_fill(lost_k[..., None], 0) for x in (k, v))
     plane = lists.plane.expand(batch, heads).flatten()
@@ -36,7 +36,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
             parts.append(_softmax(queries[at], k[at][:, keys], v[at][:, keys], bits, lost_k[at][:, keys], scale))
         made.append([torch.cat(each)[back] for each in zip(*parts, strict=True)])
     out, lse = (torch.cat(each, 1).unflatten(0, (batch, heads)) for each in zip(*made, strict=True))
-    return out.masked_fill(lost_q.view(batch, heads, -1, 1), math.nan), lse
+    return out.masked_fill(lost_q.view(batch, heads, -1, 1), math.nan).to(call.q.dtype), lse
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -47,23 +47,29 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 def backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv by their formulas; `out` and `lse` may be those over more keys than these."""
     batch, heads, lists = *call.q.shape[:2], call.lists
-    k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (call.k, call.v))
+    q, dout, out = _wide(call.q), _wide(dout), _wide(out)
+    k, v = (_wide(x).repeat_interleave(heads // x.shape[1], 1) for x in (call.k, call.v))
     delta = (dout * out).sum(-1) - (0 if dlse is None else dlse)
-    dq, dk, dv = (torch.zeros_like(x) for x in (call.q, k, v))
+    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
     plane = lists.plane.expand(batch, heads)
     for b, h in itertools.product(range(batch), range(heads)):
         for row, places in enumerate(torch.arange(lists.q_len, device=dq.device).split(lists.block)):
             keys, bits = _seen(lists, int(plane[b, h]) * lists.q_blocks + row)
             at, keys, bits = (b, h, places), keys.clamp(max=lists.k_len - 1), bits[: len(places)]
             mine = (b, h, keys)
-            scores = call.q[at] @ k[mine].T * call.scale
+            scores = q[at] @ k[mine].T * call.scale
             weights = (scores - lse[at][:, None].to(scores.dtype)).exp().masked_fill(~bits, 0)
             dscores = weights * (dout[at] @ v[mine].T - delta[at][:, None]) * call.scale
             dq[at] = dscores @ k[mine]
             # Keys beyond the last are clamped to it, with weight 0: they add nothing.
-            dk[b, h].index_add_(0, keys, dscores.T @ call.q[at])
+            dk[b, h].index_add_(0, keys, dscores.T @ q[at])
             dv[b, h].index_add_(0, keys, weights.T @ dout[at])
-    return dq, *(x.unflatten(1, (call.k.shape[1], -1)).sum(2) for x in (dk, dv))
+    dk, dv = (x.unflatten(1, (call.k.shape[1], -1)).sum(2) for x in (dk, dv))
+    return tuple(x.to(call.q.dtype) for x in (dq, dk, dv))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _seen(lists: BlockLists, row: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,55 @@
+"""The patterns that the study runs, by name: (case, density) -> pattern."""
+
+import torch
+
+from blockshock_lib.layers import attention
+from blockshock_lib.layers.attention import Pattern
+from blockshock_lib.studies.attention.params import Case
+
+
+def made(case: Case) -> Pattern:
+    """The pattern of a case; a density may follow its name: "random 0.05"."""
+    name, _, density = case.pattern.partition(" ")
+    return PATTERNS[name](case, float(density) if density else 0.25)
+
+
+def _window(case: Case, share: int) -> Pattern:
+    return attention.window(max(1, case.k_len // share))
+
+
+def _documents(case: Case) -> Pattern:
+    """Documents of falling length, the last of one position, each causal."""
+    lengths, left = [], case.k_len
+    while left > 1:
+        lengths.append(left // 2)
+        left -= lengths[-1]
+    return attention.documents([*lengths, left]) & attention.causal()
+
+
+def _pairs(case: Case) -> Pattern:
+    draw = torch.Generator().manual_seed(case.seed)
+    return attention.from_mask(torch.rand(case.q_len, case.k_len, generator=draw) < 0.3)
+
+
+def _by_head(case: Case, density: float) -> Pattern:
+    """Heads in turn: causal, random blocks, nothing, a window."""
+    random = attention.random(density, case.seed, case.block)
+    kinds = [attention.causal(), random, attention.random(0.0), _window(case, 5)]
+    return attention.by_head([kinds[head % 4] for head in range(case.heads)])
+
+
+PATTERNS = {
+    "full": lambda case, _: attention.full(),
+    "causal": lambda case, _: attention.causal(),
+    "window": lambda case, _: attention.causal() & _window(case, 5),
+    "dilated_window": lambda case, _: attention.dilated_window(max(1, case.k_len // 10), 3),
+    "global_local": lambda case, _: attention.global_local(case.block, max(1, case.k_len // 8)),
+    "documents": lambda case, _: _documents(case),
+    "packed_windows": lambda case, _: _documents(case) & _window(case, 6),
+    "block_diagonal": lambda case, _: attention.block_diagonal(2 * case.block),
+    "strided": lambda case, _: attention.causal() & attention.strided(4 * case.block, case.block, case.block),
+    "random": lambda case, density: attention.random(density, case.seed, case.block),
+    "nearly_empty": lambda case, _: attention.random(0.05, case.seed, case.block),  # many rows see nothing
+    "pairs": lambda case, _: _pairs(case),  # single pairs: no block is full
+    "by_head": _by_head,
+}
