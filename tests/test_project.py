@@ -30,6 +30,7 @@ BROUGHT |= {"pydantic-core": "pydantic"}
 # What only runs on a GPU and is imported there alone: import name -> the file that does. cuda.bindings is in the extra
 # `cuda` unpinned, as its version goes with PyTorch's CUDA; Triton comes with PyTorch.
 ON_A_GPU = {"triton": ("kernels.py",), "cuda": ("compiled.py",), "nvmath": ("plans.py",)}
+ON_A_GPU |= {"flash_attn": ("fa4.py",), "cudnn": ("cudnn.py",)}  # the extra `attention`
 
 
 def test_every_constraint_pins_one_version_of_one_package():
@@ -115,7 +116,7 @@ def test_no_file_of_the_project_names_a_path_of_the_machine_that_made_it_or_is_l
 @pytest.mark.parametrize("name", blockshock_lib.__all__)
 def test_every_public_name_can_be_imported(name):
     found = getattr(blockshock_lib, name)
-    assert found.__name__.rpartition(".")[2] == name and callable(found) == (name != "checkpoint")
+    assert found.__name__.rpartition(".")[2] == name and callable(found) == (name not in ("attention", "checkpoint"))
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones():

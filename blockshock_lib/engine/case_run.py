@@ -110,9 +110,11 @@ def judge(check: Check) -> tuple[str, dict[str, float]]:
     elif not base[1] <= BASELINE_RMS[baseline.dtype]:
         reason = f"{what}: the baseline itself is wrong: its RMS error is {base[1]:.3g} of the truth's RMS"
     else:
-        allowed = zip(("largest error", "RMS error"), ratios, (MAX_RATIO, RMS_RATIO), strict=True)
+        most = (MAX_RATIO * check.looser, RMS_RATIO * check.looser)
+        allowed = zip(("largest error", "RMS error"), ratios, most, strict=True)
         over = [f"{name} is {x:.3g}x the baseline's (allowed {most:g}x)" for name, x, most in allowed if not x <= most]
         line, name = worst_line(made, baseline, truth)
+        line /= check.looser
         over += [f"RMS error of {name} is {line:.3g}x what is allowed there"] if line > 1 else []
         reason = f"{what}: {'; '.join(over)}" if over else ""
     return reason, dict(zip(METRICS, (*ratios, *mine, line), strict=True))

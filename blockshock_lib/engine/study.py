@@ -114,6 +114,7 @@ class Check:
     sampled: int = 0  # of how many entries these are a sample; 0 where they are all
     record: bool = True  # whether its errors become rows
     fault: str = ""  # what is known to be wrong beside it
+    looser: float = 1.0  # errors may be so many times what the gate allows, where roundings fall at other places
 
 
 @dataclass(frozen=True)

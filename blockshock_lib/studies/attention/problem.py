@@ -21,6 +21,10 @@ from blockshock_lib.studies.attention.truth import Made
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PLACEMENT = "zigzag"
+# A kernel rounds at other places than plain PyTorch, which shows where gradients cancel: on a CPU right ones were up to
+# 2.6 times as wrong at one entry and 2.2 times in a row. The faults that are planted in the tests are tens of times so.
+LOOSER = 3.0
+NOTHING, NEXT_TO_NOTHING = 1e-12, 0.05  # of values of about 1
 TENSORS = ("out", "lse", "dq", "dk", "dv")
 
 
@@ -43,8 +47,8 @@ class AttentionProblem(Problem):
         draw = torch.Generator(self.device).manual_seed(int.from_bytes(digest[:7]))
         return torch.randn(size, generator=draw, device=self.device).to(self.dtype)
 
-    def _made(self, wide: torch.dtype) -> Made:
-        return truth.attention(self.q, self.k, self.v, self.dout, self.pattern, self.scale, wide)
+    def _made(self, dtype: torch.dtype) -> Made:
+        return truth.attention(self.q, self.k, self.v, self.dout, self.pattern, self.scale, dtype)
 
     @cached_property
     def truth(self) -> Made:
@@ -52,7 +56,7 @@ class AttentionProblem(Problem):
 
     @cached_property
     def baseline(self) -> Made:
-        return self._made(torch.float32)
+        return self._made(self.dtype)
 
     def prepare(self, method: str) -> None:
         _ = self.truth, self.baseline
@@ -100,27 +104,18 @@ class AttentionRunner(Runner):
     def checks(self, run: CaseRun) -> Iterator[Check]:
         with run.weighed():
             made = run.agree(self._all) if self.layer is None else self._all()
-        truth, baseline = self._mine(self.problem.truth), self._mine(self.problem.baseline)
+        truth, baseline = self.problem.truth, self.problem.baseline
         for name in TENSORS:
-            if name == "lse" and (self.layer is not None or self.method.backend == "sdpa"):
-                continue  # it is not asked for
             value, true = (None if made is None else made[name]), getattr(truth, name)
             if name == "lse":
-                yield self._lse(value, true, truth.empty)
+                if self.layer is None and self.method.backend != "sdpa":  # the others are not asked for it
+                    yield _logsumexp(value, true, truth.empty)
+            elif not true.abs().max() > NOTHING:
+                yield _nothing(name, value, true)
             else:
-                yield Check(
-                    name, value, getattr(baseline, name).to(self.problem.dtype), true, "" if name == "out" else name
-                )
-
-    def _lse(self, lse: torch.Tensor | None, true: torch.Tensor, empty: torch.Tensor) -> Check:
-        """Of a query that sees nothing it is -inf, which no ratio of errors can judge."""
-        fault = ""
-        if lse is not None:
-            fault = (
-                "" if torch.equal(lse == -math.inf, empty) else "lse is -inf at other queries than those without keys"
-            )
-            lse = lse.masked_fill(empty, 0)
-        return Check("lse", lse, None, true, record=False, fault=fault)
+                # Rows are queries or keys of all heads: a wrong one among many is seen.
+                flat = [None if x is None else x.flatten(0, 2) for x in (value, getattr(baseline, name), true)]
+                yield Check(name, *flat, "" if name == "out" else name, looser=LOOSER)
 
     def _all(self) -> dict[str, torch.Tensor] | None:
         if not self.active:
@@ -134,11 +129,29 @@ class AttentionRunner(Runner):
                 call = Call(*made, problem.pattern, problem.lists, problem.scale, asked)
                 out, lse = backends.chosen(self.method.backend, call).attend(call)
             grads = torch.autograd.grad(out, made, self.dout)
-        return dict(zip(TENSORS, (out.detach(), None if lse is None else lse.detach(), *grads), strict=True))
-
-    def _mine(self, whole: Made) -> Made:
-        return whole if self.layer is None else Made(*(self.layer.shard(x) for x in whole))
+        found = dict(zip(TENSORS, (out.detach(), lse, *grads), strict=True))
+        if self.layer is not None:  # every rank looks at the whole: a share may hold nothing but zeros
+            return {name: None if x is None else self.layer.gather(x) for name, x in found.items()}
+        return found
 
     def weigh(self) -> dict[str, float]:
         lists = self.problem.lists
         return {"lists_bytes": lists.bytes, "density": lists.density, "block_density": lists.block_density}
+
+
+def _logsumexp(lse: torch.Tensor | None, true: torch.Tensor, empty: torch.Tensor) -> Check:
+    """Of a query that sees nothing it is -inf, which no ratio of errors can judge."""
+    fault = ""
+    if lse is not None:
+        wrong = int(((lse == -math.inf) != empty).sum())
+        fault = f"{wrong} queries without keys, or with some, have another logsumexp" if wrong else ""
+        lse = lse.detach().masked_fill(empty, 0) + 1
+    return Check("lse", lse, None, true + 1, record=False, fault=fault)
+
+
+def _nothing(name: str, value: torch.Tensor | None, true: torch.Tensor) -> Check:
+    """Where the truth is 0, as the gradient of a softmax over one key, what is made must be next to it."""
+    one = None if value is None else torch.ones_like(value)
+    far = value is not None and not value.abs().max() <= NEXT_TO_NOTHING
+    fault = f"{name} is {value.abs().max():.3g}, must be 0" if far else ""
+    return Check(name, one, None, torch.ones_like(true), record=False, fault=fault)

@@ -16,9 +16,12 @@ def patterns(frame: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return pd.DataFrame({"patterns": ["none was weighed"]})
     names = {"density": "pairs seen (share)", "block_density": "blocks visited (share)", "lists_bytes": "lists (KiB)"}
-    table = table.mul({metric: 1 / 1024 if metric == "lists_bytes" else 1 for metric in names}, level=1)
+    unit = {"lists_bytes": 1 / 1024}
     spans = {
-        name: [f"{low:.3g} to {high:.3g}" for low, high in zip(table["min"][key], table["max"][key], strict=True)]
+        name: [
+            f"{low * unit.get(key, 1):.3g} to {high * unit.get(key, 1):.3g}"
+            for low, high in zip(table["min"][key], table["max"][key], strict=True)
+        ]
         for key, name in names.items()
     }
     return pd.DataFrame(spans, index=table.index)
@@ -28,7 +31,3 @@ def summary(frame: pd.DataFrame) -> list[str]:
     """Sentences at the end of a run's verdict line."""
     cases = frame.drop_duplicates("case")
     return [f"{cases['pattern'].nunique()} patterns in {len(cases)} cases"]
-
-
-TABLES = {"patterns": patterns}
-FIGURES: dict = {}

@@ -20,40 +20,36 @@ class Made(NamedTuple):
     empty: Tensor  # bool [B, H, S]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, pattern: Pattern, scale: float, wide: torch.dtype) -> Made:
-    """Attention and its gradients for `dout`, whole, computed in `wide`: the truth in float64.
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, pattern: Pattern, scale: float, dtype: torch.dtype
+) -> Made:
+    """Attention and its gradients for `dout`, from whole matrices of scores in `dtype`: float64 is the truth.
 
-    In float32 it is the baseline, what rounding alone allows: as a flash kernel it rounds the weights and the gradients
-    of the scores to q's dtype before they are multiplied, and its results.
+    In q's own dtype it is the baseline: plain PyTorch with each product rounded, and the mean of the scores' gradients
+    from the rounded output, as flash kernels have it.
     """
-
-    def low(x: Tensor) -> Tensor:
-        return x if wide == torch.float64 else x.to(q.dtype).to(wide)
-
-    (batch, heads, size), group = q.shape[:3], q.shape[1] // k.shape[1]
-    out, dq = torch.zeros_like(q, dtype=wide), torch.zeros_like(q, dtype=wide)
-    dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
-    lse, empty = (
-        torch.zeros(q.shape[:3], dtype=wide, device=q.device),
-        torch.ones(q.shape[:3], dtype=bool, device=q.device),
-    )
-    keys = torch.arange(k.shape[2], device=q.device)[None]
+    (batch, heads, size), group, device = q.shape[:3], q.shape[1] // k.shape[1], q.device
+    sums = torch.promote_types(dtype, torch.float32)
+    out, dq = (torch.zeros_like(q, dtype=dtype) for _ in range(2))
+    dk, dv = (torch.zeros_like(k, dtype=sums) for _ in range(2))
+    lse = torch.zeros(q.shape[:3], dtype=sums, device=device)
+    empty = torch.ones(q.shape[:3], dtype=torch.bool, device=device)
+    keys = torch.arange(k.shape[2], device=device)[None]
     for b in range(batch):
         for h in range(heads):
             mine = b, h // group
-            k_, v_ = k[mine].to(wide), v[mine].to(wide)
-            for rows in torch.arange(size, device=q.device).split(ROWS):
+            keys_, values = k[mine].to(dtype), v[mine].to(dtype)
+            for rows in torch.arange(size, device=device).split(ROWS):
                 seen = pattern.sees(rows[:, None], keys, size, k.shape[2], b, h).expand(len(rows), k.shape[2])
-                q_, dout_ = q[b, h, rows].to(wide), dout[b, h, rows].to(wide)
+                queries, upstream, at = q[b, h, rows].to(dtype), dout[b, h, rows].to(dtype), (b, h, rows)
                 none = ~seen.any(1)
-                scores = (q_ @ k_.T * scale).masked_fill(~seen, -math.inf)
-                level = scores.masked_fill(none[:, None], 0).logsumexp(1)
-                weights = (scores - level[:, None]).exp()
-                made = low(low(weights) @ v_)
-                dweights = dout_ @ v_.T
-                dscores = weights * (dweights - (dout_ * made).sum(1, keepdim=True)) * scale
-                out[b, h, rows], dq[b, h, rows] = made, low(dscores) @ k_
-                dk[mine] += low(dscores).T @ q_
-                dv[mine] += low(weights).T @ dout_
-                lse[b, h, rows], empty[b, h, rows] = level.masked_fill(none, 0), none
-    return Made(out, lse, dq, dk, dv, empty)
+                scores = (queries @ keys_.T * scale).masked_fill(~seen, -math.inf).masked_fill(none[:, None], 0)
+                weights = scores.softmax(1).masked_fill(none[:, None], 0)
+                made = weights @ values
+                delta = (upstream.to(sums) * made.to(sums)).sum(1, keepdim=True)
+                dscores = (weights.to(sums) * ((upstream @ values.T).to(sums) - delta) * scale).to(dtype)
+                out[at], dq[at] = made, dscores @ keys_
+                dk[mine] += dscores.T @ queries
+                dv[mine] += weights.T @ upstream
+                lse[at], empty[at] = scores.to(sums).logsumexp(1).masked_fill(none, 0), none
+    return Made(out, lse, dq, dk.to(dtype), dv.to(dtype), empty)
