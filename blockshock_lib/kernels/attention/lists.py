@@ -123,6 +123,14 @@ class BlockLists:
         both = (Rows(**{name: t.to(device) for name, t in vars(way).items()}) for way in (self.rows, self.columns))
         return BlockLists(self.block, self.q_len, self.k_len, *both, **move)
 
+    def map(self, plane: int = 0) -> Tensor:
+        """Int8 [q_blocks, k_blocks]: 0 where a block is not visited, 1 where it is partial, 2 where it is full."""
+        found = torch.zeros(self.q_blocks, self.k_blocks, dtype=torch.int8, device=self.tiles.device)
+        for kind, blocks in zip((2, 1), self.blocks(), strict=True):
+            mine = blocks[blocks[:, 0] == plane]
+            found[mine[:, 1], mine[:, 2]] = kind
+        return found
+
     def mask(self, plane: int = 0) -> Tensor:
         """Bool [q_len, k_len]: what the lists say, pair by pair. For checks and pictures: it is as large as it says."""
         shape = (self.q_blocks, self.k_blocks, self.block, self.block)

@@ -5,7 +5,7 @@ the positions: with fewer queries than keys the last query stands beside the las
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -55,6 +55,12 @@ class Pattern:
     def _of(self, batch: int, head: int) -> int:
         row = self.plane[batch % len(self.plane)]
         return row[head % len(row)]
+
+    def of_heads(self, heads: slice) -> "Pattern":
+        """That of some heads alone."""
+        if len(self.plane[0]) == 1:
+            return self
+        return replace(self, plane=tuple(row[heads] for row in self.plane), made={})
 
     def lists(self, q_len: int, k_len: int | None = None, block: int = 128, device: object = "cpu") -> BlockLists:
         """Its block lists for `q_len` queries and `k_len` keys (as many where not given), in blocks of `block`, made
@@ -148,11 +154,16 @@ def block_diagonal(size: int) -> Pattern:
     return _one(rules.Diagonal(_positive("size", size)))
 
 
-def strided(every: int, local: int, width: int = 128) -> Pattern:
-    """`window(local)`, and of every `every` keys the last `width` (the fixed pattern of Sparse Transformers)."""
+def columns(every: int, width: int) -> Pattern:
+    """Of every `every` keys the last `width`, seen by all queries."""
     if _positive("width", width) > _positive("every", every):
         raise ValueError(f"of every {every} keys no {width} can be seen")
-    return window(local) | _one(rules.Columns(every, width))
+    return _one(rules.Columns(every, width))
+
+
+def strided(every: int, local: int, width: int = 128) -> Pattern:
+    """`window(local)`, and of every `every` keys the last `width`."""
+    return window(local) | columns(every, width)
 
 
 def random(density: float, seed: int = 0, block: int = 128) -> Pattern:

@@ -12,6 +12,7 @@ from blockshock_lib.kernels.attention.pattern import (
     by_batch,
     by_head,
     causal,
+    columns,
     dilated_window,
     documents,
     from_mask,
@@ -21,24 +22,36 @@ from blockshock_lib.kernels.attention.pattern import (
     strided,
     window,
 )
+from blockshock_lib.kernels.attention.presets import PRESETS, preset
 from blockshock_lib.layers.attention.dilated import dilated_attention
+from blockshock_lib.layers.attention.factory import BlockSparseAttention, create_block_sparse_attention
+from blockshock_lib.layers.attention.hybrid import HYBRID_1024, HybridTransformerBlock
 from blockshock_lib.layers.attention.parallel import ContextParallelAttention
+from blockshock_lib.layers.attention.picture import picture
 from blockshock_lib.layers.attention.sparse import sparse_attention
 
 __all__ = [
+    "HYBRID_1024",
+    "PRESETS",
+    "BlockSparseAttention",
     "ContextParallelAttention",
+    "HybridTransformerBlock",
     "Pattern",
     "block_diagonal",
     "block_lists",
     "by_batch",
     "by_head",
     "causal",
+    "columns",
+    "create_block_sparse_attention",
     "dilated_attention",
     "dilated_window",
     "documents",
     "from_mask",
     "full",
     "global_local",
+    "picture",
+    "preset",
     "random",
     "sparse_attention",
     "strided",

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from blockshock_lib.kernels.attention import pattern
 from blockshock_lib.kernels.attention.merge import merge
+from blockshock_lib.kernels.attention.pattern import Pattern, causal, full
 from blockshock_lib.layers.attention.sparse import sparse_attention
 
-CAUSAL, FULL = pattern.causal(), pattern.full()  # their lists are kept from call to call
+CAUSAL, FULL = causal(), full()  # their lists are kept from call to call
 
 
 def dilated_attention(
@@ -27,26 +27,32 @@ def dilated_attention(
     backend: str = "auto",
     scale: float | None = None,
     return_lse: bool = False,
+    pattern: Pattern | None = None,
+    first_head: int = 0,
+    block: int = 128,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """q [B, H, S, D]; k and v [B, H / G, S, D] -> out [B, H, S, D], and with `return_lse` the logsumexp over all pairs,
     fp32, [B, H, S]. A position that no pair holds for a head gets 0 and -inf; with a rate of 1 there is none.
 
-    ValueError where there are not as many lengths as rates, one is not positive, or q and k differ in length.
+    `pattern`, in the place of `causal`: which of a segment's gathered keys its gathered queries see, the same for all
+    segments and heads. `first_head`: the number of q's first head among all, where a rank has some only.
+
+    ValueError where there are not as many lengths as rates, one is not positive, q and k differ in length, or the
+    pattern differs by head, by batch element or is of one length.
     """
-    pairs = list(zip(segment_lengths, dilation_rates, strict=False))
-    if len(segment_lengths) != len(dilation_rates) or not pairs or min(map(min, pairs)) < 1:
-        told = f"{list(segment_lengths)} and {list(dilation_rates)}"
-        raise ValueError(f"dilated attention needs as many positive segment lengths as dilation rates, not {told}")
+    pairs = checked_pairs(segment_lengths, dilation_rates)
     if q.dim() != 4 or k.dim() != 4 or q.shape[2] != k.shape[2] or k.shape != v.shape or q.shape[1] % k.shape[1]:
         shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
         raise ValueError(f"q [B, H, S, D], k and v [B, H / G, S, D] of one length are needed, not {shapes}")
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    mask, outs, lses = CAUSAL if causal else FULL, [], []
+    mask, outs, lses = pattern or (CAUSAL if causal else FULL), [], []
+    if mask.lengths or mask.positions or mask.plane != FULL.plane:
+        raise ValueError("the pattern of gathered segments must fit any length, and be the same for all heads")
     for length, rate in pairs:
         parts = []
-        for heads, places in gathered(q.shape[1], q.shape[2], length, rate, q.device):
+        for heads, places in gathered(q.shape[1], q.shape[2], length, rate, q.device, first_head):
             rows = [_take(x, heads, places) for x in (q, k, v)]
-            out, lse = sparse_attention(*rows, mask, backend, scale, return_lse=True)
+            out, lse = sparse_attention(*rows, mask, backend, scale, return_lse=True, block=block)
             parts.append((heads, places, *(_spread(x, q.shape[0]) for x in (out, lse[..., None]))))
         outs.append(_put(q.new_zeros(q.shape), parts, 2))
         lses.append(_put(lse.new_full((*q.shape[:3], 1), -torch.inf), parts, 3)[..., 0])
@@ -54,9 +60,20 @@ def dilated_attention(
     return (out, lse) if return_lse else out
 
 
-def gathered(heads: int, size: int, length: int, rate: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def checked_pairs(segment_lengths: Sequence[int], dilation_rates: Sequence[int]) -> list[tuple[int, int]]:
+    """(length, rate) of each pair. ValueError as of `dilated_attention`."""
+    pairs = list(zip(segment_lengths, dilation_rates, strict=False))
+    if len(segment_lengths) != len(dilation_rates) or not pairs or min(map(min, pairs)) < 1:
+        told = f"{list(segment_lengths)} and {list(dilation_rates)}"
+        raise ValueError(f"dilated attention needs as many positive segment lengths as dilation rates, not {told}")
+    return pairs
+
+
+def gathered(
+    heads: int, size: int, length: int, rate: int, device: torch.device, first: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Parts of equal shape of one pair's work: (heads int64 [h], positions int64 [h, segments, rows])."""
-    offset = torch.arange(heads, device=device) % rate
+    offset = torch.arange(first, first + heads, device=device) % rate
     whole = size // length * length
     for begin, end in ((0, whole), (whole, size)):  # segments of `length`, then the shorter last one
         starts = torch.arange(begin, end, length, device=device)

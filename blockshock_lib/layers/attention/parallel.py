@@ -11,6 +11,7 @@ comes to it by one of four strategies, and the gradients go back the same way:
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -89,20 +90,33 @@ class ContextParallelAttention(nn.Module):
         return torch.cat(take)[places.argsort()].movedim(0, dim)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        own, shapes = (
-            self.placement.length_of(self.group.rank),
-            f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
-        )
-        if not q.dim() == k.dim() == v.dim() == 4 or not q.shape[2] == k.shape[2] == v.shape[2] == own:
-            raise ValueError(f"rank {self.group.rank} holds {own} positions, [B, H, {own}, D]; not {shapes}")
+        self._refuse_shapes(q, k, v)
         scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
         if self.strategy == "heads":
-            return self._by_heads(q, k, v, scale)
+            return self.exchanged(q, k, v, partial(self._by_heads, scale=scale))
         if self.strategy == "ring":
             return _Ring.apply(q, k, v, self, scale)
         lists = self.selected(self.group.rank, self.needed[self.group.rank])
         k, v = _Fetch.apply(torch.stack((k, v)), self)
         return self._attend(Call(q, k, v, None, lists, scale))
+
+    def _refuse_shapes(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        own = self.placement.length_of(self.group.rank)
+        if not q.dim() == k.dim() == v.dim() == 4 or not q.shape[2] == k.shape[2] == v.shape[2] == own:
+            shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+            raise ValueError(f"rank {self.group.rank} holds {own} positions, [B, H, {own}, D]; not {shapes}")
+
+    def exchanged(self, q: Tensor, k: Tensor, v: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+        """attend(q, k, v, heads), where this rank's shares have become the whole sequences of its `heads`, a slice of
+        q's; its result becomes this rank's share again. UnsupportedError where heads do not divide by the ranks.
+        """
+        self._refuse_shapes(q, k, v)
+        ranks, rank = self.group.world_size, self.group.rank
+        if q.shape[1] % ranks or k.shape[1] % ranks:
+            told = f"{q.shape[1]} heads of queries and {k.shape[1]} of keys"
+            raise UnsupportedError(f"strategy 'heads' deals whole heads to {ranks} ranks, which {told} do not allow")
+        mine = slice(q.shape[1] // ranks * rank, q.shape[1] // ranks * (rank + 1))
+        return _Heads.apply(attend(*(_Heads.apply(x, self, True) for x in (q, k, v)), mine), self, False)
 
     def _attend(self, call: Call) -> Tensor:
         return backends.chosen(self.backend, call).attend(call)[0]
@@ -113,18 +127,11 @@ class ContextParallelAttention(nn.Module):
             self.parts[name] = self.lists.select(self.own, keys)
         return self.parts[name]
 
-    def _by_heads(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        ranks, rank = self.group.world_size, self.group.rank
-        if q.shape[1] % ranks or k.shape[1] % ranks:
-            told = f"{q.shape[1]} heads of queries and {k.shape[1]} of keys"
-            raise UnsupportedError(f"strategy 'heads' deals whole heads to {ranks} ranks, which {told} do not allow")
-        mine = slice(q.shape[1] // ranks * rank, q.shape[1] // ranks * (rank + 1))
-        lists, pattern = self.lists, self.pattern
+    def _by_heads(self, q: Tensor, k: Tensor, v: Tensor, heads: slice, scale: float) -> Tensor:
+        lists = self.lists
         if lists.plane.shape[1] > 1:
-            lists = replace(lists, plane=lists.plane[:, mine].contiguous(), forms={})
-            pattern = replace(pattern, plane=tuple(row[mine] for row in pattern.plane), made={})
-        q, k, v = (_Heads.apply(x, self, True) for x in (q, k, v))
-        return _Heads.apply(self._attend(Call(q, k, v, pattern, lists, scale)), self, False)
+            lists = replace(lists, plane=lists.plane[:, heads].contiguous(), forms={})
+        return self._attend(Call(q, k, v, self.pattern.of_heads(heads), lists, scale))
 
 
 def _refuse_unequal(group: Group, lists: BlockLists, options: tuple) -> None:

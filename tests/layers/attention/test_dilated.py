@@ -9,8 +9,10 @@ from blockshock_lib import attention
 from blockshock_lib.layers.attention import dilated
 
 
-def oracle(q, k, v, lengths, rates, causal):
-    """p_ij ~ M_ij exp(s_ij), M the number of pairs in which head h sees key j from query i."""
+def oracle(q, k, v, lengths, rates, causal, pattern=None):
+    """p_ij ~ M_ij exp(s_ij), M the number of pairs in which head h sees key j from query i. `pattern` is asked by the
+    numbers of rows within a gathered segment.
+    """
     heads, size = q.shape[1:3]
     k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
     i, j = torch.arange(size)[:, None], torch.arange(size)[None]
@@ -18,7 +20,10 @@ def oracle(q, k, v, lengths, rates, causal):
     for head in range(heads):
         for length, rate in zip(lengths, rates, strict=True):
             held = [(x % length % rate == head % rate) for x in (i, j)]
-            times[head] += (i // length == j // length) & held[0] & held[1] & ((j <= i) | (not causal))
+            sees = (j <= i) | (not causal)
+            if pattern is not None:
+                sees = pattern.sees(i % length // rate, j % length // rate, size, size)
+            times[head] += (i // length == j // length) & held[0] & held[1] & sees
     scores = q @ k.transpose(2, 3) / q.shape[3] ** 0.5
     weight = times * (scores - scores.amax(-1, keepdim=True)).exp()
     total = weight.sum(-1, keepdim=True)
@@ -54,6 +59,22 @@ def test_values_and_gradients_equal_the_oracle(lengths, rates, causal):
         torch.autograd.grad((x * upstream).sum() + y[seen].sum(), made) for x, y in ((out, lse), (right, right_lse))
     ]
     torch.testing.assert_close(*each)
+
+
+def test_gathered_segments_may_be_sparse_and_heads_may_be_some_of_all():
+    made = drawn(120)
+    pattern = attention.causal() & (attention.random(0.3, 1, 5) | attention.block_diagonal(5))
+    arguments = ([60, 120], [2, 3])
+    right = oracle(*made, *arguments, True, pattern)[0]
+    options = {"pattern": pattern, "block": 32}
+    torch.testing.assert_close(attention.dilated_attention(*made, *arguments, **options), right)
+    some = [x[:, 1:3] for x in made]
+    out = attention.dilated_attention(*some, *arguments, **options, first_head=1)
+    torch.testing.assert_close(out, right[:, 1:3])
+    assert not torch.allclose(attention.dilated_attention(*some, *arguments, **options), right[:, 1:3])
+    for wrong in (attention.documents([120]), attention.by_head([pattern, attention.full()])):
+        with pytest.raises(ValueError, match="must fit any length"):
+            attention.dilated_attention(*made, *arguments, pattern=wrong)
 
 
 def test_averaging_the_pairs_or_dropping_the_gradient_of_their_weights_is_seen(monkeypatch):

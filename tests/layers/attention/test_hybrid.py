@@ -1,0 +1,173 @@
+"""The hybrid transformer block over ranks equals the block of one rank, forward and backward."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from blockshock_lib import attention
+from blockshock_lib.comm import Group, local
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.layers.attention import hybrid
+from tests.layers.ranks import in_process
+
+WIDTH, HEADS, LENGTH = 256, 8, 70
+BY_HEAD = attention.causal() & attention.by_head(
+    [attention.full(), attention.window(9), attention.random(0.5, 1, 32), attention.block_diagonal(20)] * 2
+)
+CUT = {"q": 0, "k": 0, "v": 0, "up": 0, "out": 1, "down": 1}  # the dimension of W that the ranks share
+
+
+def whole(kv_heads=HEADS, pattern=BY_HEAD, **options):
+    torch.manual_seed(0)
+    options = {"backend": "reference", "block": 32} | options
+    return hybrid.HybridTransformerBlock(WIDTH, HEADS, pattern, kv_heads=kv_heads, **options).double()
+
+
+def drawn():
+    return torch.randn(2, 2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def passed(block):
+    """(y, dX, gradients by name) of one pass."""
+    x, upstream = drawn()
+    x = x.clone().requires_grad_()
+    y = block(x)
+    y.backward(upstream)
+    grads = {}
+    for name, parameter in block.named_parameters():
+        layer = block.get_submodule(name.rpartition(".")[0])
+        sparse = name.endswith("weight") and isinstance(layer, hybrid.BlockShockLinear)
+        grads[name] = (layer.part_dense(parameter.grad), layer) if sparse else parameter.grad
+    return y.detach(), x.grad, grads
+
+
+def share(name, grad, group):
+    layer, kind = name.split(".")
+    dim = CUT.get(layer)
+    if dim is None or (dim and kind == "bias"):
+        return grad
+    return grad.chunk(group.world_size, dim)[group.rank]
+
+
+def agree(group, mlp="dense", kv_heads=HEADS, change=lambda block: None):
+    block = whole(kv_heads)
+    share_of = hybrid.HybridTransformerBlock.of(block, group, mlp)
+    change(share_of)
+    right, mine = passed(block), passed(share_of)
+    close = {"atol": 1e-10, "rtol": 0}
+    torch.testing.assert_close(mine[:2], right[:2], **close)
+    assert mine[2].keys() == right[2].keys() and len(right[2]) == 16
+    for name, grad in mine[2].items():
+        wanted = right[2][name]
+        if isinstance(grad, tuple):  # a term of Block-Shock: what its mask keeps of this rank's columns
+            grad, layer = grad
+            wanted = layer.part_dense(layer.from_dense(wanted))
+        elif mlp == "dense" or not name.startswith(("up", "down")):
+            wanted = share(name, wanted, group)
+        torch.testing.assert_close(grad, wanted, **close, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("mlp", hybrid.MLPS)
+@pytest.mark.parametrize(("ranks", "kv_heads"), [(2, 2), (4, 8), (8, 8)])
+def test_ranks_equal_one(ranks, kv_heads, mlp):
+    local.run(ranks, lambda group: agree(group, mlp, kv_heads))
+
+
+def test_two_processes_equal_one_and_refuse_other_weights(pair):
+    for mlp in hybrid.MLPS:
+        pair.call(in_process, agree, mlp, seconds=60)
+    pair.call(in_process, other_weights, seconds=60)
+
+
+def other_weights(group):
+    torch.manual_seed(group.rank)
+    with pytest.raises(UnsupportedError, match="rank 1 was given another"):
+        hybrid.HybridTransformerBlock(WIDTH, HEADS, BY_HEAD, group)
+
+
+def test_one_rank_passes_gradcheck():
+    torch.manual_seed(0)
+    block = hybrid.HybridTransformerBlock(8, 2, attention.causal(), hidden=8, backend="reference", block=32).double()
+    names, given = zip(*block.named_parameters(), strict=True)
+    x = torch.randn(1, 5, 8, dtype=torch.float64, requires_grad=True)
+    call = lambda x, *each: torch.func.functional_call(block, dict(zip(names, each, strict=True)), x)  # noqa: E731
+    assert torch.autograd.gradcheck(call, (x, *given))
+
+
+def compiled(group):
+    agree(group, change=lambda block: block.compile())
+    agree(Group(), change=lambda block: block.compile())
+
+
+@pytest.mark.long
+def test_it_compiles_on_one_rank_and_on_two(pair):
+    pair.call(in_process, compiled, seconds=300)
+
+
+def test_each_rank_holds_its_share_of_the_preset():
+    block = hybrid.HybridTransformerBlock(**attention.HYBRID_1024, pattern=attention.causal())
+    mine = hybrid.HybridTransformerBlock.of(block, Group(1, 4))
+    shapes = {name: tuple(parameter.shape) for name, parameter in mine.named_parameters()}
+    assert shapes["q.weight"] == shapes["k.weight"] == (256, 1024) and shapes["out.weight"] == (1024, 256)
+    assert shapes["up.weight"] == (1024, 1024) and shapes["down.weight"] == (1024, 1024)
+    assert shapes["up.bias"] == shapes["down.bias"] == (1024,)
+    assert torch.equal(mine.q.weight, block.q.weight[256:512])
+
+
+def bias_on_every_rank(x, linear, group):
+    return hybrid.SumOfRanks.apply(F.linear(x, linear.weight, linear.bias), group)
+
+
+def no_sum(ctx, grad):
+    return grad, None
+
+
+def sliced(ctx, grad):
+    mine = torch.zeros_like(grad)
+    mine[..., hybrid.equal_shard(grad.shape[-1], ctx.group.rank, 2)] = 1
+    return grad * mine, None
+
+
+def without_residual(self, x):
+    attended = self.attend(self.norm1(x))
+    return x + attended + self.mlp(self.norm2(attended))
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "wrong"),
+    [
+        (hybrid, "joined", bias_on_every_rank),
+        (hybrid.CopyToRanks, "backward", no_sum),
+        (hybrid.CopyToRanks, "backward", sliced),
+        (hybrid.SumOfRanks, "backward", lambda ctx, grad: (2 * grad, None)),
+    ],
+    ids=["bias on every rank", "no sum in the backward", "sliced, not summed", "summed twice"],
+)
+def test_a_wrong_collective_is_seen(monkeypatch, of, name, wrong):
+    monkeypatch.setattr(of, name, wrong if of is hybrid else staticmethod(wrong))
+    with pytest.raises(AssertionError):
+        local.run(2, agree)
+
+
+def test_an_mlp_without_the_residual_is_seen():
+    wrong = type("Wrong", (hybrid.HybridTransformerBlock,), {"forward": without_residual})
+    with pytest.raises(AssertionError):
+        local.run(2, lambda group: agree(group, change=lambda block: setattr(block, "__class__", wrong)))
+
+
+def test_what_does_not_divide_is_named():
+    make = hybrid.HybridTransformerBlock
+    for words, arguments in (
+        ("6 heads do not divide by 4 ranks", {"width": 48, "heads": 6, "group": Group(0, 4)}),
+        ("2 kv_heads do not divide by 4 ranks", {"width": 64, "heads": 8, "kv_heads": 2, "group": Group(0, 4)}),
+        ("50 hidden features do not divide by 4 ranks", {"width": 64, "heads": 8, "hidden": 50, "group": Group(0, 4)}),
+        ("width 50 must be a multiple of 8 heads", {"width": 50, "heads": 8}),
+        ("and these of 3 kv_heads", {"width": 64, "heads": 8, "kv_heads": 3}),
+        ("unknown mlp 'sparse'", {"width": 64, "heads": 8, "mlp": "sparse"}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make(**arguments, pattern=attention.causal())
+    with pytest.raises(ValueError, match="a pattern of 8 heads does not fit 4 heads"):
+        make(64, 4, BY_HEAD)
+    with pytest.raises(ValueError, match="a dense block of one rank, not of 2"):
+        make.of(make.of(whole(), Group(0, 2)), Group())

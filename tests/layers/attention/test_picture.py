@@ -1,0 +1,34 @@
+"""A pattern's map of blocks, its picture, and the presets."""
+
+import pytest
+import torch
+
+from blockshock_lib import attention
+
+
+@pytest.mark.parametrize("name", attention.PRESETS)
+def test_the_map_says_of_each_block_what_its_pairs_say(name):
+    pattern = attention.preset(name)
+    lists = pattern.lists(520, block=128)
+    mask = torch.zeros(640, 640, dtype=torch.bool)
+    mask[:520, :520] = lists.mask()
+    mask[520:] = mask[519]  # a short block of queries can be full
+    counts = mask.view(5, 128, 5, 128).transpose(1, 2).flatten(2).sum(2)
+    assert torch.equal(lists.map().long(), (counts > 0).long() + (counts == 128**2))
+    assert 0 < lists.block_density <= 1
+
+
+def test_a_preset_that_is_none_is_named():
+    with pytest.raises(ValueError, match=r"unknown preset 'mistrl'.*did you mean 'mistral'"):
+        attention.preset("mistrl")
+
+
+@pytest.mark.parametrize(("length", "side"), [(1000, 32), (32 * 1024 + 1, 342)])
+def test_a_picture_shows_each_visited_block_also_where_a_cell_is_several(length, side):
+    pattern = attention.by_head([attention.full(), attention.causal() & attention.block_diagonal(64)])
+    ax = attention.picture(pattern, length, 32, head=1)
+    shown = torch.from_numpy(ax.images[0].get_array().filled())
+    assert shown.shape == (side, side) and (shown.diag() > 0).all() and not shown.triu(1).any()
+    assert ax.get_xlim() == (0, length) and ax.get_ylim() == (length, 0)
+    assert "blocks visited" in ax.get_title()
+    assert attention.picture(pattern, 320, 32).images[0].get_array().min() == 2
