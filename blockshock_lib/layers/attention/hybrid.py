@@ -65,7 +65,8 @@ class HybridTransformerBlock(nn.Module):
 
     Weights are drawn whole from torch's own generator, then shared out: UnsupportedError where the ranks of a process
     group drew others. A rank's parameters and state dict are its share; layer norms, the biases that are added after a
-    sum, and their gradients are whole on every rank, so no DistributedDataParallel over these ranks.
+    sum, and their gradients are whole on every rank. So no DistributedDataParallel over these very ranks, and no
+    clip_grad_norm_: each would take a rank's share for the whole.
     ValueError where the heads, heads of keys or hidden features do not divide by the ranks, or the width by the heads.
     """
 

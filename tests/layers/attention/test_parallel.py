@@ -52,6 +52,19 @@ def test_ranks_equal_one(name, strategy):
     agree(PATTERNS[name], 2, drawn(), strategy=strategy)
 
 
+def test_a_backend_that_asks_the_pattern_itself_is_told_of_the_ranks_own_heads():
+    *given, _ = (x.float() for x in drawn())
+    right = attention.sparse_attention(*given, PATTERNS["by head"], "reference", block=32)
+
+    def on(group):
+        layer = attention.ContextParallelAttention(
+            PATTERNS["by head"], LENGTH, group, "heads", block=32, backend="flex"
+        )
+        return layer.gather(layer(*map(layer.shard, given)))
+
+    torch.testing.assert_close(local.run(2, on)[1], right, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("where", placement.PLACEMENTS)
 @pytest.mark.parametrize("strategy", ["pull", "ring"])
 def test_any_placement_on_any_number_of_ranks(strategy, where):

@@ -29,6 +29,7 @@ def test_a_picture_shows_each_visited_block_also_where_a_cell_is_several(length,
     ax = attention.picture(pattern, length, 32, head=1)
     shown = torch.from_numpy(ax.images[0].get_array().filled())
     assert shown.shape == (side, side) and (shown.diag() > 0).all() and not shown.triu(1).any()
+    assert set(shown.unique().tolist()) <= {0, 1, 2}
     assert ax.get_xlim() == (0, length) and ax.get_ylim() == (length, 0)
     assert "blocks visited" in ax.get_title()
     assert attention.picture(pattern, 320, 32).images[0].get_array().min() == 2
