@@ -9,7 +9,10 @@ import textwrap
 import torch
 
 import blockshock_lib
+from blockshock_lib import attention
 from blockshock_lib.files import ROOT
+from blockshock_lib.kernels.attention import backends
+from blockshock_lib.layers.attention import parallel
 from blockshock_lib.runs import manifest
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,6 +63,21 @@ def test_the_example_for_one_gpu_gives_what_the_plain_layer_gives():
     assert made["y"].shape == (16, 512)
     torch.testing.assert_close(made["packed"](x), made["pruned"](x))
     assert (made["pruned"].weight == 0).float().mean() == 0.5
+
+
+def test_the_examples_of_attention_run():
+    made = {}
+    for code in re.findall(r"```python\n(.*?)```", PAGES[ROOT / "docs" / "attention.md"], flags=re.DOTALL):
+        exec(code, made)
+    torch.testing.assert_close(made["whole"], made["layer"].gather(made["out"]))
+    assert made["mine"][1].grad.shape == made["k"].shape and made["lists"].block_density < 0.7
+
+
+def test_every_pattern_and_strategy_of_the_page_exists():
+    text = PAGES[ROOT / "docs" / "attention.md"]
+    named = {name for name in re.findall(r"`(\w+)\(", text)} - {"pattern"}
+    assert {name for name in named if not hasattr(attention, name)} == set()
+    assert {f"`{name}`" for name in (*backends.BACKENDS, *parallel.STRATEGIES)} <= set(re.findall(r"`\w+`", text))
 
 
 def test_the_answer_is_the_one_of_the_shipped_findings():
