@@ -28,15 +28,18 @@ from blockshock_lib.layers.attention.factory import BlockSparseAttention, create
 from blockshock_lib.layers.attention.hybrid import HYBRID_1024, HybridTransformerBlock
 from blockshock_lib.layers.attention.parallel import ContextParallelAttention
 from blockshock_lib.layers.attention.picture import picture
-from blockshock_lib.layers.attention.sparse import sparse_attention
+from blockshock_lib.layers.attention.sparse import SparseAttention, sparse_attention
+from blockshock_lib.layers.attention.style import ContextParallel
 
 __all__ = [
     "HYBRID_1024",
     "PRESETS",
     "BlockSparseAttention",
+    "ContextParallel",
     "ContextParallelAttention",
     "HybridTransformerBlock",
     "Pattern",
+    "SparseAttention",
     "block_diagonal",
     "block_lists",
     "by_batch",

@@ -1,6 +1,6 @@
 """Attention over the keys that a pattern lets each query see, on the fastest right backend."""
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends
@@ -51,3 +51,14 @@ def _call(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float | None
         raise ValueError(f"a pattern of {planes[0]} batch elements and {planes[1]} heads does not fit {shapes}")
     lists = pattern.lists(q.shape[2], k.shape[2], block, q.device)
     return Call(q, k, v, pattern, lists, q.shape[3] ** -0.5 if scale is None else scale, lse)
+
+
+class SparseAttention(nn.Module):
+    """`sparse_attention` with its pattern and options: forward(q, k, v). The style `ContextParallel` shares it."""
+
+    def __init__(self, pattern: Pattern, backend: str = "auto", scale: float | None = None, block: int = 128):
+        super().__init__()
+        self.pattern, self.backend, self.scale, self.block = pattern, backend, scale, block
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sparse_attention(q, k, v, self.pattern, self.backend, self.scale, block=self.block)

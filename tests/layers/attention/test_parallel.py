@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import parallelize_module
 
 from blockshock_lib import attention
 from blockshock_lib.comm import Group, local
@@ -133,3 +136,20 @@ def test_averaged_chunks_and_stale_keys_are_seen(monkeypatch):
         lambda x, *rest: (pass_on(x, *rest)[0] * 0 + x[..., :1, :], lambda: None),
         strategy="ring",
     )
+
+
+def as_a_style(ctx):
+    pattern, made = attention.causal() & attention.window(40), [x.float() for x in drawn()[:3]]
+    mesh = init_device_mesh("cpu", (2,))
+    model = nn.ModuleDict({"attention": attention.SparseAttention(pattern, "reference", block=32)})
+    right = model["attention"](*made)
+    parallelize_module(model, mesh, {"attention": attention.ContextParallel(LENGTH, "ring")})
+    layer = model["attention"]
+    out = layer.gather(layer(*map(layer.shard, made)))
+    torch.testing.assert_close(out, right)
+    with pytest.raises(UnsupportedError, match="shares a SparseAttention, not a Linear"):
+        parallelize_module(nn.Sequential(nn.Linear(2, 2)), mesh, {"0": attention.ContextParallel(LENGTH)})
+
+
+def test_a_model_is_shared_by_a_style_on_two_real_ranks(pair):
+    pair.call(as_a_style, seconds=60)
