@@ -64,9 +64,9 @@ class HybridTransformerBlock(nn.Module):
         backend, block: as of `sparse_attention`.
 
     Weights are drawn whole from torch's own generator, then shared out: UnsupportedError where the ranks of a process
-    group drew others. A rank's parameters and state dict are its share; layer norms, the biases that are added after a
-    sum, and their gradients are whole on every rank. So no DistributedDataParallel over these very ranks, and no
-    clip_grad_norm_: each would take a rank's share for the whole.
+    group drew others, or were given other arguments. A rank's parameters and state dict are its share; layer norms, the
+    biases that are added after a sum, and their gradients are whole on every rank. So no DistributedDataParallel over
+    these very ranks, and no clip_grad_norm_: each would take a rank's share for the whole.
     ValueError where the heads, heads of keys or hidden features do not divide by the ranks, or the width by the heads.
     """
 
@@ -114,17 +114,18 @@ class HybridTransformerBlock(nn.Module):
         for name, count in counts.items():
             if count % ranks:
                 raise ValueError(f"{count} {name} do not divide by {ranks} ranks")
-        refuse_unequal(group, type(self).__name__, **dict(self.named_parameters()))
+        options = {"pattern": self.pattern, "heads": counts, "mlp": mlp, "backend": self.backend, "block": self.block}
+        refuse_unequal(group, type(self).__name__, **options, **dict(self.named_parameters()))
         if len(self.pattern.plane[0]) not in (1, counts["heads"]):
             raise ValueError(f"a pattern of {len(self.pattern.plane[0])} heads does not fit {counts['heads']} heads")
         self.pattern = self.pattern.of_heads(equal_shard(counts["heads"], group.rank, ranks))
-        self.q, self.k, self.v = (_rows(linear, group) for linear in (self.q, self.k, self.v))
-        self.out = _columns(self.out, group)
+        self.q, self.k, self.v = (_cut(linear, group, 0) for linear in (self.q, self.k, self.v))
+        self.out = _cut(self.out, group, 1)
         if mlp == "block_shock":
             made = ((linear.weight, linear.bias) for linear in (self.up, self.down))
             self.up, self.down = (BlockShockLinear(*one, mask=Mask.named("checkerboard"), group=group) for one in made)
         else:
-            self.up, self.down = _rows(self.up, group), _columns(self.down, group)
+            self.up, self.down = _cut(self.up, group, 0), _cut(self.down, group, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attend(self.norm1(x))
@@ -168,18 +169,10 @@ def _summed(x: Tensor, group: Group) -> Tensor:
     return group.all_reduce(own).view(x.shape)
 
 
-def _rows(whole: nn.Linear, group: Group) -> nn.Linear:
-    own = equal_shard(whole.out_features, group.rank, group.world_size)
-    return _linear(whole.weight[own], whole.bias[own])
-
-
-def _columns(whole: nn.Linear, group: Group) -> nn.Linear:
-    return _linear(whole.weight[:, equal_shard(whole.in_features, group.rank, group.world_size)], whole.bias)
-
-
-def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+def _cut(whole: nn.Linear, group: Group, dim: int) -> nn.Linear:
+    """This rank's rows (dim 0) of W and the bias, or its columns (dim 1) of W and the whole bias."""
+    weight = whole.weight.chunk(group.world_size, dim)[group.rank].detach()
+    bias = (whole.bias if dim else whole.bias.chunk(group.world_size)[group.rank]).detach()
     linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    linear.weight, linear.bias = (
-        nn.Parameter(x.detach().clone(memory_format=torch.contiguous_format)) for x in (weight, bias)
-    )
+    linear.weight, linear.bias = (nn.Parameter(x.clone(memory_format=torch.contiguous_format)) for x in (weight, bias))
     return linear

@@ -73,16 +73,17 @@ def test_ranks_equal_one(ranks, kv_heads, mlp):
     local.run(ranks, lambda group: agree(group, mlp, kv_heads))
 
 
-def test_two_processes_equal_one_and_refuse_other_weights(pair):
+def test_two_processes_equal_one_and_refuse_other_weights_or_patterns(pair):
     for mlp in hybrid.MLPS:
         pair.call(in_process, agree, mlp, seconds=60)
-    pair.call(in_process, other_weights, seconds=60)
+    pair.call(in_process, others, seconds=60)
 
 
-def other_weights(group):
-    torch.manual_seed(group.rank)
-    with pytest.raises(UnsupportedError, match="rank 1 was given another"):
-        hybrid.HybridTransformerBlock(WIDTH, HEADS, BY_HEAD, group)
+def others(group):
+    for seed, size, words in ((group.rank, 9, "q.weight"), (0, 9 + group.rank, "pattern")):
+        torch.manual_seed(seed)
+        with pytest.raises(UnsupportedError, match=f"rank 1 was given another .*{words}"):
+            hybrid.HybridTransformerBlock(WIDTH, HEADS, attention.window(size), group)
 
 
 def test_one_rank_passes_gradcheck():
