@@ -33,7 +33,7 @@ def rows_of(frame: pd.DataFrame, work: str) -> pd.DataFrame:
     return frame[~frame["phase"].isin(["phase2", "phase3"]) if work == "forward" else frame["phase"].eq(PHASE[work])]
 
 
-def law_rows(frame: pd.DataFrame) -> pd.DataFrame:
+def law_rows(frame: pd.DataFrame, needs: tuple[str, ...] = ("reduce",)) -> pd.DataFrame:
     """A row a case of phase 1 with A, B1 and Block-Shock, smallest first: the law beside the measurement, in "x".
 
     Medians of the products `a`, `b1`, `ours`, of the forwards `a_forward` and so on, and of B1's collective, `reduce`.
@@ -47,10 +47,11 @@ def law_rows(frame: pd.DataFrame) -> pd.DataFrame:
     What parity takes, all else held, nan where nothing does: `s_needed`; `link`, a bus bandwidth: both send the same
     bytes, so that a slower link brings the ratio towards 1 and never across; `free`, the ratio if communication cost
     nothing. `alone`: the bandwidth (GB/s) from which Block-Shock beats A on one GPU; `bus`: the one reached.
+    With `needs` empty, cases without a collective's time stay, as those of emulated ranks; nan what needs it.
     """
     table = build.wide(rows_of(frame, "forward"), _TIMES, {"a": A, "b1": B1, "ours": OURS})
     table = table.rename(columns={"b1_reduce": "reduce"})
-    table = table.dropna(subset=["a", "b1", "ours", "b1_forward", "ours_forward", "reduce"])
+    table = table.dropna(subset=["a", "b1", "ours", "b1_forward", "ours_forward", *needs])
     table = table.merge(verdicts.ratio(frame, AXES, B1, OURS)[["case", "ratio", "low", "high"]], on="case")
     products = verdicts.ratio(frame, AXES, A, OURS, "compute_kernel").set_index("case")
     reduce, ranks = table["reduce"], table["world_size"].astype(float)

@@ -27,7 +27,7 @@ def law_figure(frame: pd.DataFrame) -> Figure:
     It holds without communication and where B1's half product takes half of A's time: speed = s t(B1's product) / t(A).
     """
     chosen, setting = frames.focus(frame, AXES, metrics=("forward_kernel", "compute_kernel", "reduce_kernel"))
-    table, title = law.law_rows(chosen), "The law: speed over B1 = s / 2"
+    table, title = law.law_rows(chosen, needs=()), "The law: speed over B1 = s / 2"
     if table.empty:
         return figures.empty(title, _NO_CASE)
     if not frames.no_claim(table):
