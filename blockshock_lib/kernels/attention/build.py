@@ -41,40 +41,58 @@ def lists(
 
 
 def _judged(rule: Rule, q_len: int, k_len: int, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The blocks that are surely full, and those that may hold some pair: int64 [n, 2], (row, column)."""
+    """The blocks that are surely full, and those that may hold some pair: int32 [n, 2], (row, column), by row."""
     rows, columns, shift = -(-q_len // block), -(-k_len // block), max(k_len - q_len, 0)
-    k0 = torch.arange(columns, device=device)[None] * block
-    k1 = (k0 + block - 1).clamp(max=k_len - 1)
+    least, most = rules.reach(rule)
+    wide = min(columns, (most - least) // block + 3)  # blocks of keys that a row can reach
     whole, maybe = [], []
-    step = max(1, CHUNK // columns)
-    for first in range(0, rows, step):
-        row = torch.arange(first, min(first + step, rows), device=device)[:, None]
-        p0 = row * block
+    for row in torch.arange(rows, device=device, dtype=torch.int32).split(max(1, CHUNK // wide)):
+        p0 = row[:, None] * block
         p1 = (p0 + block - 1).clamp(max=q_len - 1)
+        first = ((p0 + shift - min(most, k_len)) // block).clamp(0, columns - wide) if wide < columns else 0 * p0
+        column = first + torch.arange(wide, device=device, dtype=torch.int32)
+        k0 = column * block
+        k1 = (k0 + block - 1).clamp(max=k_len - 1)
         may, must = rules.bounds(rule, p0 + shift, p1 + shift, k0, k1)
-        must = (must & (k0 + block <= k_len)).expand(len(row), columns)
-        at = torch.tensor([first, 0], device=device)
-        whole.append(must.nonzero() + at)
-        maybe.append((may & ~must).expand(len(row), columns).nonzero() + at)
+        must = must & (k0 + block <= k_len)
+        both = torch.stack((row[:, None].expand_as(column), column), -1)
+        whole.append(both[must.expand_as(column)])
+        maybe.append(both[(may & ~must).expand_as(column)])
     return torch.cat(whole), torch.cat(maybe)
 
 
 def _looked_at(rule: Rule, maybe: Tensor, q_len: int, k_len: int, block: int) -> tuple[Tensor, ...]:
-    """Of each block how many of its bits are set, and the number of its tile; and the tiles.
+    """Of each block how many of its bits are set, and the number of its tile; and the tiles. Of blocks that are alike
+    one is looked at.
 
     Queries beyond the last see what the last one sees, so that a short block can be full.
     """
+    shift, begin = max(k_len - q_len, 0), maybe * block
+    told, same = rules.alike(rule, begin[:, 0] + shift, begin[:, 1], block), None
+    if told is not None and len(maybe):
+        same = torch.zeros(len(maybe), dtype=torch.long, device=maybe.device)
+        short = ((size - begin[:, side]).clamp(max=block) for side, size in ((0, q_len), (1, k_len)))
+        for number in (*told, *short):
+            values, place = number.unique(return_inverse=True)
+            same = (same * len(values) + place).unique(return_inverse=True)[1]
+        first = torch.zeros(int(same.max()) + 1, dtype=torch.long, device=maybe.device)
+        maybe = maybe[first.scatter_(0, same, torch.arange(len(maybe), device=maybe.device))]
+    seen, tile, tiles = _each(rule, maybe, q_len, k_len, block)
+    return (seen, tile, tiles) if same is None else (seen[same], tile[same], tiles)
+
+
+def _each(rule: Rule, maybe: Tensor, q_len: int, k_len: int, block: int) -> tuple[Tensor, ...]:
     shift, count = max(k_len - q_len, 0), 0
     place = torch.arange(block, device=maybe.device, dtype=torch.int32)
-    told = []
-    for part in maybe.int().split(max(1, CHUNK // block**2)):  # one empty part of none
+    found = []
+    for part in maybe.split(max(1, CHUNK // block**2)):  # one empty part of none
         q = (part[:, :1] * block + place)[:, :, None]
         k = (part[:, 1:] * block + place)[:, None]
         sees = rules.sees(rule, q.clamp(max=q_len - 1) + shift, k.clamp(max=k_len - 1)) & (k < k_len)
         tiles, tile = _distinct(pack(sees))
-        told.append((sees.flatten(1).sum(1), tile + count, tiles))
+        found.append((sees.flatten(1).sum(1), tile + count, tiles))
         count += len(tiles)
-    return tuple(map(torch.cat, zip(*told, strict=True)))
+    return tuple(map(torch.cat, zip(*found, strict=True)))
 
 
 def _distinct(words: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,9 @@
 two answers: whether some pair may see each other, and whether all do. Both are safe, not sharp: where the first is
 false none does, where the second is true all do, and what lies between is looked at pair by pair. p is a query's
 position among the keys: queries are the last of the positions, so that the last query stands beside the last key.
+
+`alike` tells blocks apart: two that begin at (p0, k0) and give the same numbers have the same pairs, so that one of
+them is looked at for all. None: each block may be another.
 """
 
 from dataclasses import dataclass
@@ -27,6 +30,12 @@ class Band:
     def bounds(self, p0, p1, k0, k1):
         return (p1 - k0 >= self.low) & (p0 - k1 <= self.high), (p0 - k1 >= self.low) & (p1 - k0 <= self.high)
 
+    def alike(self, p0, k0, block):
+        # Far outside and well inside of the band all blocks are alike.
+        away, low, high = p0 - k0, self.low + block, self.high - block
+        inside = (away >= low) & (away <= high)
+        return (away.clamp(self.low - block, self.high + block).masked_fill(inside, low),)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -40,6 +49,9 @@ class Step:
     def bounds(self, p0, p1, k0, k1):
         some = (p1 - k0) // self.step * self.step >= p0 - k1
         return some, some & (self.step == 1)
+
+    def alike(self, p0, k0, block):
+        return ((p0 - k0) % self.step,)
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,9 @@ class Columns:
         last = first + k1 - k0
         return last >= self.every - self.width, (first >= self.every - self.width) & (last < self.every)
 
+    def alike(self, p0, k0, block):
+        return (k0 % self.every,)
+
 
 @dataclass(frozen=True)
 class FirstQueries:
@@ -69,6 +84,9 @@ class FirstQueries:
 
     def bounds(self, p0, p1, k0, k1):
         return p0 < self.count, p1 < self.count
+
+    def alike(self, p0, k0, block):
+        return (p0.clamp(self.count - block, self.count),)
 
 
 @dataclass(frozen=True)
@@ -83,6 +101,9 @@ class FirstKeys:
     def bounds(self, p0, p1, k0, k1):
         return k0 < self.count, k1 < self.count
 
+    def alike(self, p0, k0, block):
+        return (k0.clamp(self.count - block, self.count),)
+
 
 @dataclass(frozen=True)
 class Diagonal:
@@ -95,6 +116,9 @@ class Diagonal:
 
     def bounds(self, p0, p1, k0, k1):
         return _one_piece(p0 // self.size, p1 // self.size, k0 // self.size, k1 // self.size)
+
+    def alike(self, p0, k0, block):
+        return p0 % self.size, (p0 - k0).clamp(-self.size - block, self.size + block)
 
 
 @dataclass(frozen=True)
@@ -113,6 +137,9 @@ class Cells:
         kept = self.sees(p0, k0)
         return kept | ~one, kept & one
 
+    def alike(self, p0, k0, block):
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class Documents:
@@ -127,6 +154,9 @@ class Documents:
     def bounds(self, p0, p1, k0, k1):
         number = self.number.to(p0.device)
         return _one_piece(number[p0], number[p1], number[k0], number[k1])
+
+    def alike(self, p0, k0, block):
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +175,9 @@ class Table:
         one = (q0 // self.cell == q1 // self.cell) & (k0 // self.cell == k1 // self.cell)
         kept = self.sees(p0, k0)
         return kept | ~one, kept & one
+
+    def alike(self, p0, k0, block):
+        return None
 
 
 Atom = Band | Step | Columns | FirstQueries | FirstKeys | Diagonal | Cells | Documents | Table
@@ -172,6 +205,19 @@ def bounds(rule: Rule, p0: Tensor, p1: Tensor, k0: Tensor, k1: Tensor) -> tuple[
             term_may, term_must = term_may & some, term_must & each
         may, must = may | term_may, must | term_must
     return may, must
+
+
+def alike(rule: Rule, p0: Tensor, k0: Tensor, block: int) -> list[Tensor] | None:
+    """Of blocks that begin at p0 and k0 [n]: numbers [n] that tell those with other pairs apart; None: all differ."""
+    told = [atom.alike(p0, k0, block) for atom in dict.fromkeys(atom for term in rule for atom in term)]
+    return None if None in told else [number for each in told for number in each]
+
+
+def reach(rule: Rule) -> tuple[int, int]:
+    """(least, most) p - k of a pair that the rule may let see each other, as far as its bands tell."""
+    spans = [[(atom.low, atom.high) for atom in term if isinstance(atom, Band)] or [(-FAR, FAR)] for term in rule]
+    each = [(max(low for low, _ in span), min(high for _, high in span)) for span in spans]
+    return min(low for low, _ in each), max(high for _, high in each)
 
 
 def _one_piece(p0, p1, k0, k1):

@@ -114,6 +114,16 @@ def test_equal_tiles_are_held_once_and_a_random_pattern_has_its_density():
     )
 
 
+def test_of_blocks_that_are_alike_one_is_looked_at(monkeypatch):
+    each, looked = build._each, []
+    monkeypatch.setattr(
+        build, "_each", lambda rule, maybe, *rest: looked.append(len(maybe)) or each(rule, maybe, *rest)
+    )
+    (patterns.causal() & patterns.strided(2048, 300, 100)).lists(16384)
+    (patterns.causal() & patterns.documents([128 * 64 + 64, 128 * 63 + 64])).lists(16384)
+    assert looked[0] < 60 and looked[1] == 64 + 64 + 63  # documents differ from block to block: all are looked at
+
+
 def test_tiles_with_one_sum_are_told_apart(monkeypatch):
     words = torch.randint(-9, 9, (40, 32, 1), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(torch.Tensor, "sum", lambda self, dim: self[:, 0] * 0)
