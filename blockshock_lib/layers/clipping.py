@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from blockshock_lib.comm import Group
-from blockshock_lib.layers import ShardedLinear
+from blockshock_lib.layers import autograd
 
 get_total_norm = getattr(get_total_norm, "__wrapped__", get_total_norm)  # which layers.guards keeps from users
 
@@ -17,7 +17,7 @@ get_total_norm = getattr(get_total_norm, "__wrapped__", get_total_norm)  # which
 def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type=2.0, error_if_nonfinite: bool = False) -> Tensor:
     """What torch.nn.utils.clip_grad_norm_ does with the dense model, alike on every rank. Every rank calls it.
 
-    Each entry of a layer's dW lies on one rank of its group, so those ranks put their norms together: one number each.
+    Each entry of what a layer splits lies on one rank of its group, so these put their norms together: one number each.
     DTensors do the same over their mesh; any other gradient is equal on all ranks and counts once.
 
     Returns the norm before clipping, a float64 scalar. ValueError for a norm_type that is not over 0; RuntimeError, on
@@ -27,9 +27,10 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type=2.0, error_if_n
     if not p > 0:
         raise ValueError(f"norm_type must be over 0 or inf, not {norm_type}")
     shared: set[nn.Parameter] = set()
-    groups: dict[Group, list[ShardedLinear]] = {}  # in the order of the modules, as the collectives are on every rank
+    groups: dict[Group, list[nn.Module]] = {}  # in the order of the modules, as the collectives are on every rank
+    ours = set(map(id, autograd.layers()))
     for layer in model.modules():
-        if isinstance(layer, ShardedLinear):
+        if id(layer) in ours and hasattr(layer, "split"):
             groups.setdefault(layer.group, []).append(layer)
             shared.update(layer.parameters(recurse=False))
     norms = [_group_norm(group, layers, p) for group, layers in groups.items()]
@@ -40,13 +41,18 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type=2.0, error_if_n
     return total
 
 
-def _group_norm(group: Group, layers: list[ShardedLinear], p: float) -> Tensor:
-    # Rank 0 counts the biases: it works in every method, where others may stand by. Norms are gathered, not the sums of
-    # their powers: those overflow sooner, and a reduction by MAX may lose a NaN.
-    mine = [layer.weight for layer in layers] + [layer.bias for layer in layers if group.rank == 0]
-    norms = _norms(dict.fromkeys(q for q in mine if q is not None), p)  # a tied weight counts once
-    norm = get_total_norm(norms, p).to(layers[0].like.device, torch.float64)  # none: 0 on the CPU
+def _group_norm(group: Group, layers: list[nn.Module], p: float) -> Tensor:
+    # Rank 0 counts what is whole, as biases: it works in every method, where others may stand by. Norms are gathered,
+    # not the sums of their powers: those overflow sooner, and a reduction by MAX may lose a NaN.
+    named = [(layer, *one) for layer in layers for one in layer.named_parameters(recurse=False)]
+    mine = [parameter for layer, name, parameter in named if name in layer.split or group.rank == 0]
+    norms = _norms(dict.fromkeys(mine), p)  # a tied weight counts once
+    norm = get_total_norm(norms, p).to(_device_of(layers[0]), torch.float64)  # none: 0 on the CPU
     return torch.linalg.vector_norm(group.all_gather(norm.view(1)), p)
+
+
+def _device_of(layer: nn.Module) -> torch.device:
+    return layer.like.device if layer.weight is None else layer.weight.device
 
 
 def _norms(parameters: Iterable[nn.Parameter], p: float) -> list[Tensor]:

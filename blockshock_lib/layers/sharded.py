@@ -35,6 +35,7 @@ class ShardedLinear(nn.Module):
     overlap = True  # dX's collective runs while dW is computed, which is not always faster: they share the GPU
     chunks = 1  # parts of the batch in the forward; the collective of one runs beside the product of the next
     collective = "all-reduce"  # how partial results make y; "all-gather", or "" where there is one rank's only
+    split = ("weight",)  # parameters of which each rank holds a part
     uses_mask = False  # splits W into two terms
     transposed_y = False  # y is the transposed view of a contiguous [N, B]
     transposed_dgrad = False  # dX is the transposed view of a contiguous [K, B]

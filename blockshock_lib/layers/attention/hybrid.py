@@ -16,6 +16,7 @@ from blockshock_lib.comm import Group
 from blockshock_lib.errors import allowed
 from blockshock_lib.kernels.attention.pattern import Pattern
 from blockshock_lib.kernels.sparse24.mask import Mask
+from blockshock_lib.layers import autograd
 from blockshock_lib.layers.attention.sparse import sparse_attention
 from blockshock_lib.layers.block_shock import BlockShockLinear
 from blockshock_lib.layers.guards import refuse_unequal
@@ -65,8 +66,8 @@ class HybridTransformerBlock(nn.Module):
 
     Weights are drawn whole from torch's own generator, then shared out: UnsupportedError where the ranks of a process
     group drew others, or were given other arguments. A rank's parameters and state dict are its share; layer norms, the
-    biases that are added after a sum, and their gradients are whole on every rank. So no DistributedDataParallel over
-    these very ranks, and no clip_grad_norm_: each would take a rank's share for the whole.
+    biases that are added after a sum, and their gradients are whole on every rank. DistributedDataParallel over these
+    very ranks and torch's clip_grad_norm_ are refused; blockshock_lib.clip_grad_norm_ clips as the whole block's.
     ValueError where the heads, heads of keys or hidden features do not divide by the ranks, or the width by the heads.
     """
 
@@ -169,10 +170,24 @@ def _summed(x: Tensor, group: Group) -> Tensor:
     return group.all_reduce(own).view(x.shape)
 
 
+class Share(nn.Linear):
+    """A rank's part of an nn.Linear, known to what guards and clips the layers that ranks share."""
+
+    collective, mask, path = "all-reduce", None, ""
+    group: Group
+    split: tuple[str, ...]
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        autograd.register(self)  # a copy is another layer
+
+
 def _cut(whole: nn.Linear, group: Group, dim: int) -> nn.Linear:
     """This rank's rows (dim 0) of W and the bias, or its columns (dim 1) of W and the whole bias."""
     weight = whole.weight.chunk(group.world_size, dim)[group.rank].detach()
     bias = (whole.bias if dim else whole.bias.chunk(group.world_size)[group.rank]).detach()
-    linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    linear = Share(weight.shape[1], weight.shape[0], device="meta")
+    linear.group, linear.split = group, ("weight",) if dim else ("weight", "bias")
+    autograd.register(linear)
     linear.weight, linear.bias = (nn.Parameter(x.clone(memory_format=torch.contiguous_format)) for x in (weight, bias))
     return linear

@@ -1,10 +1,14 @@
 """The hybrid transformer block over ranks equals the block of one rank, forward and backward."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from blockshock_lib import attention
+from blockshock_lib import attention, clip_grad_norm_
 from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.attention import hybrid
@@ -172,3 +176,25 @@ def test_what_does_not_divide_is_named():
         make(64, 4, BY_HEAD)
     with pytest.raises(ValueError, match="a dense block of one rank, not of 2"):
         make.of(make.of(whole(), Group(0, 2)), Group())
+
+
+def clipped(ctx):
+    group, dense = Group.of(), whole()
+    block = hybrid.HybridTransformerBlock.of(dense, group)
+    for each in (dense, block):
+        passed(each)
+    norm = clip_grad_norm_(block, 0.5)
+    right = torch.nn.utils.clip_grad_norm_(dense.parameters(), 0.5)
+    torch.testing.assert_close(norm, right.double())
+    torch.testing.assert_close(block.q.bias.grad, dense.q.bias.grad.chunk(2)[ctx.rank])
+    torch.testing.assert_close(clip_grad_norm_(copied := copy.deepcopy(block), 0.5), 0 * norm)  # it has no gradients
+    passed(copied)
+    torch.testing.assert_close(clip_grad_norm_(copied, 0.5), norm)
+    with pytest.raises(UnsupportedError, match="use blockshock_lib"):
+        torch.nn.utils.clip_grad_norm_(block.parameters(), 0.5)
+    with pytest.raises(UnsupportedError, match="DistributedDataParallel over ranks"):
+        DistributedDataParallel(nn.Sequential(block))
+
+
+def test_it_is_clipped_as_the_whole_block_and_what_takes_a_share_for_the_whole_is_refused(pair):
+    pair.call(clipped, seconds=60)
