@@ -1,0 +1,145 @@
+"""Block-sparse attention by Triton kernels, forward and backward: the lists of a pattern decide what is computed."""
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.attention.lists import BlockLists
+
+
+class Config(NamedTuple):
+    """How a kernel is cut. A block is computed in tiles of block_m queries and block_n keys."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int  # of the copies that are under way
+
+
+class Backward(NamedTuple):
+    dq: Config
+    dkdv: Config
+
+
+FORWARD = {64: Config(128, 128, 4, 3), 128: Config(128, 64, 8, 3), 256: Config(64, 32, 4, 3)}
+"""Head dimension, rounded up to a power of two -> what is taken where nothing was tuned."""
+BACKWARD = {
+    64: Backward(Config(128, 64, 8, 3), Config(64, 128, 8, 3)),
+    128: Backward(Config(128, 64, 8, 3), Config(64, 128, 8, 3)),
+    256: Backward(Config(64, 32, 4, 2), Config(32, 64, 4, 2)),
+}
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lists: BlockLists,
+    scale: float,
+    config: Config | None = None,
+    splits: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """q [B, H, S, D], k and v [B, H_kv, S_k, D], 16-bit or fp32 -> out as q, lse fp32 [B, H, S] in base e.
+
+    A query that sees no key gets 0 and -inf. splits: programs that share a row of blocks; few queries need several.
+    """
+    q, k, v = checked(q, k, v, lists, scale)
+    from blockshock_lib.kernels.attention import triton_forward  # here, as Triton comes with PyTorch's CUDA builds only
+
+    batch, heads, q_len, dim = q.shape
+    config = fitted(config or FORWARD[_padded(dim)], lists.block, q_len)
+    places = lists.q_blocks * (lists.block // config.block_m)
+    splits = splits or _splits(q, places * batch * heads, lists.k_blocks)
+    if splits == 1:
+        out = torch.empty_like(q)[None]
+    else:
+        out = q.new_empty((splits, *q.shape), dtype=torch.float32)
+    lse = q.new_empty((splits, *q.shape[:3]), dtype=torch.float32)
+    if q.numel():
+        with torch.cuda.device_of(q):
+            triton_forward.forward[places, batch * heads, splits](
+                *(q, k, v, out, lse),
+                *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:4]),
+                *list_args(lists.rows, lists, batch, heads),
+                *(q_len, lists.k_len, lists.q_blocks, heads, heads // k.shape[1], scale / math.log(2)),
+                **fixed(config, lists, dim),
+            )
+    if splits == 1:
+        return out[0], lse[0]
+    out, lse = merge(out, lse)
+    return out.to(q.dtype), lse
+
+
+def merge(outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Outputs [n, ..., D] over disjoint keys and their lse [n, ...] -> out fp32 [..., D] and lse fp32 [...] over all."""
+    outs = outs if isinstance(outs, Tensor) else torch.stack(tuple(outs))
+    lses = lses if isinstance(lses, Tensor) else torch.stack(tuple(lses))
+    lse = lses.float().logsumexp(0)
+    share = (lses - torch.where(lse == -math.inf, 0.0, lse)).exp()
+    return (share[..., None] * outs.float()).sum(0), lse
+
+
+def candidates(head_dim: int, block: int) -> list[Config]:
+    """What is worth timing for any of the three kernels; the transposed one takes them with m and n exchanged, too."""
+    tiles = {64: (64, 128), 128: (64, 128), 256: (32, 64)}[_padded(head_dim)]
+    cuts = product(tiles, (32, *tiles), (4, 8), (2, 3, 4))
+    fits = (fitted(Config(*cut), block) for cut in cuts if cut[0] * cut[1] >= 64 * 32 * (cut[2] // 4))
+    return list(dict.fromkeys(fits))
+
+
+def checked(q: Tensor, k: Tensor, v: Tensor, lists: BlockLists, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The operands with unit steps along the head dimension. Raises ValueError or UnsupportedError."""
+    batch, heads, _, dim = q.shape
+    if q.shape[2] != lists.q_len or k.shape[2] != lists.k_len:
+        raise ValueError(f"lists of {lists.q_len} queries and {lists.k_len} keys, not {q.shape[2]} and {k.shape[2]}")
+    if v.shape != k.shape or k.shape[0] != batch or k.shape[3] != dim or heads % k.shape[1]:
+        raise ValueError(f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} do not go together")
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise UnsupportedError(f"the Triton kernels take one of bf16, fp16, fp32, not {q.dtype}, {k.dtype}, {v.dtype}")
+    if dim > 256:
+        raise UnsupportedError(f"the Triton kernels take head dimensions up to 256, not {dim}")
+    if scale < 0:
+        raise UnsupportedError(f"the Triton kernels take a scale of 0 or more, not {scale}")
+    return dense(q), dense(k), dense(v)
+
+
+def dense(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def fitted(config: Config, block: int, q_len: int | None = None) -> Config:
+    """The config cut down to what divides the block, and to few queries."""
+    most = block & -block  # the largest power of two that divides it
+    rows = most if q_len is None else min(most, max(16, 1 << (q_len - 1).bit_length()))
+    m, n = min(config.block_m, rows), min(config.block_n, most)
+    return Config(m, n, min(config.warps, 4) if m < 64 else config.warps, config.stages)
+
+
+def fixed(config: Config, lists: BlockLists, dim: int) -> dict[str, int]:
+    """What is compiled into a kernel."""
+    blocks = dict(D=dim, BLOCK=lists.block, BLOCK_M=config.block_m, BLOCK_N=config.block_n)
+    return dict(**blocks, num_warps=config.warps, num_stages=config.stages)
+
+
+def list_args(way, lists: BlockLists, batch: int, heads: int) -> tuple:
+    """The lists of one direction as the kernels take them."""
+    plane = lists.plane.expand(batch, heads)
+    listed = way.full_at, way.full, way.partial_at, way.partial, way.tile, way.order
+    return *listed, lists.tiles, plane, *plane.stride()
+
+
+def _padded(dim: int) -> int:
+    return max(64, 1 << (dim - 1).bit_length())
+
+
+def _splits(q: Tensor, programs: int, k_blocks: int) -> int:
+    """Enough for two programs a multiprocessor, each with four blocks or more where its row is full."""
+    if not q.is_cuda:
+        return 1
+    there = 2 * torch.cuda.get_device_properties(q.device).multi_processor_count
+    return max(1, min(there // max(programs, 1), k_blocks // 4, 64))

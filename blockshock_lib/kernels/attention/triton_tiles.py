@@ -1,0 +1,120 @@
+"""What the Triton kernels of attention share: where a list is read, a tile loaded, its bits unpacked, a NaN kept out."""
+
+import triton
+import triton.language as tl
+from triton.language import constexpr
+
+
+@triton.jit
+def first_row(plane, plane_b, plane_h, b, h, order, n, at, PARTS: constexpr):
+    """The row of the lists for place `at` in the order of the plane of head h -> (row, its block, part of the block).
+
+    n: blocks a plane. A block is the work of PARTS neighbouring places.
+    """
+    first = tl.load(plane + b * plane_b + h * plane_h) * n
+    block = tl.load(order + first + at // PARTS)
+    return first + block, block, at % PARTS
+
+
+@triton.jit
+def tile(rows, start, step, length, ROWS: constexpr, D: constexpr, BOUND: constexpr):
+    """[ROWS, DIM], DIM the power of two from D on, from row `start` of `rows`, a matrix [length, D]; zero outside.
+
+    BOUND: rows may lie beyond the length.
+    """
+    DIM: constexpr = triton.next_power_of_2(D)
+    r, d = tl.arange(0, ROWS), tl.arange(0, DIM)
+    here = rows + start.to(tl.int64) * step + (r[:, None] * step + d[None, :])  # a head may have 2^31 elements or more
+    if BOUND and DIM != D:
+        return tl.load(here, mask=(start + r < length)[:, None] & (d < D)[None, :], other=0)
+    elif BOUND:
+        return tl.load(here, mask=(start + r < length)[:, None], other=0)
+    elif DIM != D:
+        return tl.load(here, mask=(d < D)[None, :], other=0)
+    else:
+        return tl.load(here)
+
+
+@triton.jit
+def store(rows, start, step, length, values, which, ROWS: constexpr, D: constexpr):
+    """The inverse of `tile`, of those values that `which` names."""
+    DIM: constexpr = triton.next_power_of_2(D)
+    r, d = tl.arange(0, ROWS), tl.arange(0, DIM)
+    here = rows + start.to(tl.int64) * step + (r[:, None] * step + d[None, :])
+    tl.store(here, values.to(rows.dtype.element_ty), mask=(start + r < length)[:, None] & (d < D)[None, :] & which)
+
+
+@triton.jit
+def seen_in(tiles, number, row, col, BLOCK: constexpr, ROWS: constexpr, COLS: constexpr, TURNED: constexpr):
+    """Bool [ROWS, COLS], turned [COLS, ROWS]: the part of a tile of bits from its (row, col) on.
+
+    A word holds 32 columns: the words of a column of words are one short load, with no large tensor to lay out anew.
+    """
+    tl.static_assert(COLS % 32 == 0)
+    words = tiles + (number.to(tl.int64) * BLOCK + row + tl.arange(0, ROWS)) * (BLOCK // 32) + col // 32
+    c = tl.arange(0, COLS)
+    if TURNED:
+        bits = tl.zeros((COLS, ROWS), tl.int32)
+        for j in tl.static_range(COLS // 32):
+            bits = tl.where((c // 32 == j)[:, None], tl.load(words + j)[None, :], bits)
+        return (bits >> (c % 32)[:, None] & 1) != 0
+    else:
+        bits = tl.zeros((ROWS, COLS), tl.int32)
+        for j in tl.static_range(COLS // 32):
+            bits = tl.where((c // 32 == j)[None, :], tl.load(words + j)[:, None], bits)
+        return (bits >> (c % 32)[None, :] & 1) != 0
+
+
+@triton.jit
+def finite(values):
+    return tl.abs(values.to(tl.float32)) < float("inf")
+
+
+@triton.jit
+def weighed(total, weights, values, GUARD: constexpr):
+    """total + weights @ values. GUARD: what is not finite counts as 0; `poison` tells of it."""
+    if GUARD:
+        values = tl.where(finite(values), values, 0.0).to(values.dtype)
+    return tl.dot(weights, values, total, input_precision="ieee")
+
+
+@triton.jit
+def any_nan(x):
+    return tl.max(tl.max((x != x).to(tl.int32), 1), 0) > 0
+
+
+@triton.jit
+def poison(
+    out,  # [out_len, D], of which the BLOCK_A rows from `start` on are this program's
+    out_s,
+    out_len,
+    start,
+    place,  # of `start` in its block
+    rows,  # [length, D], what was weighed
+    step,
+    length,
+    listed,
+    begin,
+    end,
+    numbers,
+    tiles,
+    D: constexpr,
+    BLOCK: constexpr,
+    BLOCK_A: constexpr,
+    BLOCK_B: constexpr,
+    TURNED: constexpr,  # the program's rows are keys
+):
+    """NaN into `out` where a value that is not finite is seen, in the partial blocks of a list."""
+    PARTS: constexpr = BLOCK // BLOCK_B
+    hits = tl.zeros((BLOCK_A, tl.constexpr(triton.next_power_of_2(D))), tl.float32)
+    for i in tl.range(begin * PARTS, end * PARTS, num_stages=1):
+        number, part = tl.load(numbers + i // PARTS), i % PARTS * BLOCK_B
+        if TURNED:
+            seen = seen_in(tiles, number, part, place, BLOCK, BLOCK_B, BLOCK_A, True)
+        else:
+            seen = seen_in(tiles, number, place, part, BLOCK, BLOCK_A, BLOCK_B, False)
+        values = tile(rows, tl.load(listed + i // PARTS) * BLOCK + part, step, length, BLOCK_B, D, True)
+        hits = tl.dot(seen.to(values.dtype), (~finite(values)).to(values.dtype), hits, input_precision="ieee")
+    nan = tl.where(hits > 0, float("nan"), 0.0)
+    tl.debug_barrier()  # what is overwritten was stored by other threads
+    store(out, start, out_s, out_len, nan, hits > 0, BLOCK_A, D)
