@@ -55,10 +55,7 @@ def forward(
     config = fitted(config or FORWARD[_padded(dim)], lists.block, q_len)
     places = lists.q_blocks * (lists.block // config.block_m)
     splits = splits or _splits(q, places * batch * heads, lists.k_blocks)
-    if splits == 1:
-        out = torch.empty_like(q)[None]
-    else:
-        out = q.new_empty((splits, *q.shape), dtype=torch.float32)
+    out = torch.empty_like(q)[None] if splits == 1 else q.new_empty((splits, *q.shape), dtype=torch.float32)
     lse = q.new_empty((splits, *q.shape[:3]), dtype=torch.float32)
     if q.numel():
         with torch.cuda.device_of(q):
@@ -75,8 +72,54 @@ def forward(
     return out.to(q.dtype), lse
 
 
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    lists: BlockLists,
+    scale: float,
+    dlse: Tensor | None = None,
+    config: Backward | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v, the same in each launch. out and lse may be those over more keys than these."""
+    q, k, v = checked(q, k, v, lists, scale)
+    from blockshock_lib.kernels.attention import triton_dkdv, triton_dq
+
+    dout, out = dense(dout.to(q.dtype)), dense(out)
+    batch, heads, q_len, dim = q.shape
+    config = config or BACKWARD[_padded(dim)]
+    rows, columns = fitted(config.dq, lists.block), fitted(config.dkdv, lists.block)
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    if not q.numel() or not k.numel():
+        return dq, dk, dv
+    delta, level = torch.empty((2, batch, heads, q_len), dtype=torch.float32, device=q.device)
+    dlse = None if dlse is None else dlse.float().contiguous()
+    inputs, strides = (dout, q, k, v, level, delta), [step for x in (dout, q, k, v) for step in x.stride()[:3]]
+    with torch.cuda.device_of(q):
+        triton_dq.prepare[-(-q_len // 64), batch * heads](
+            *(dout, out, lse.float().contiguous(), dlse, delta, level, *dout.stride()[:3], *out.stride()[:3]),
+            *(q_len, heads),
+            **dict(D=dim, ROWS=64, num_warps=4),
+        )
+        triton_dq.by_rows[lists.q_blocks * (lists.block // rows.block_m), batch * heads](
+            *(*inputs, dq, *strides, *dq.stride()[:3], *list_args(lists.rows, lists, batch, heads)),
+            *(q_len, lists.k_len, lists.q_blocks, heads, heads // k.shape[1], scale),
+            **fixed(rows, lists, dim),
+        )
+        triton_dkdv.by_columns[lists.k_blocks * (lists.block // columns.block_n), batch * k.shape[1]](
+            *(*inputs, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3]),
+            *list_args(lists.columns, lists, batch, heads),
+            *(q_len, lists.k_len, lists.k_blocks, heads, heads // k.shape[1], scale),
+            **dict(**fixed(columns, lists, dim), RAGGED=q_len % lists.block != 0),
+        )
+    return dq, dk, dv
+
+
 def merge(outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Outputs [n, ..., D] over disjoint keys and their lse [n, ...] -> out fp32 [..., D] and lse fp32 [...] over all."""
+    """Outputs [n, ..., D] over disjoint keys and their lse [n, ...] -> out [..., D] and lse [...] over all, fp32."""
     outs = outs if isinstance(outs, Tensor) else torch.stack(tuple(outs))
     lses = lses if isinstance(lses, Tensor) else torch.stack(tuple(lses))
     lse = lses.float().logsumexp(0)

@@ -1,4 +1,4 @@
-"""What the Triton kernels of attention share: where a list is read, a tile loaded, its bits unpacked, a NaN kept out."""
+"""What the Triton kernels of attention share: to find a row, load a tile, unpack its bits, keep a NaN out."""
 
 import triton
 import triton.language as tl
