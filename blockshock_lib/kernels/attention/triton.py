@@ -26,13 +26,14 @@ class Backward(NamedTuple):
     dkdv: Config
 
 
-FORWARD = {64: Config(128, 128, 4, 3), 128: Config(128, 64, 8, 3), 256: Config(64, 32, 4, 3)}
-"""Head dimension, rounded up to a power of two -> what is taken where nothing was tuned."""
+FORWARD = {64: Config(128, 128, 8, 3), 128: Config(128, 64, 8, 3), 256: Config(128, 32, 8, 3)}
+"""Head dimension, rounded up to a power of two -> what is taken where nothing was tuned, of 16-bit values."""
 BACKWARD = {
     64: Backward(Config(128, 64, 8, 3), Config(64, 128, 8, 3)),
     128: Backward(Config(128, 64, 8, 3), Config(64, 128, 8, 3)),
-    256: Backward(Config(64, 32, 4, 2), Config(32, 64, 4, 2)),
+    256: Backward(Config(64, 32, 4, 2), Config(32, 64, 8, 2)),
 }
+SMALL = Config(32, 32, 4, 2)  # of 32-bit values, which the tensor cores do not take
 
 
 def forward(
@@ -52,7 +53,7 @@ def forward(
     from blockshock_lib.kernels.attention import triton_forward  # here, as Triton comes with PyTorch's CUDA builds only
 
     batch, heads, q_len, dim = q.shape
-    config = fitted(config or FORWARD[_padded(dim)], lists.block, q_len)
+    config = fitted(config or (SMALL if q.itemsize == 4 else FORWARD[_padded(dim)]), lists.block, q_len)
     places = lists.q_blocks * (lists.block // config.block_m)
     splits = splits or _splits(q, places * batch * heads, lists.k_blocks)
     out = torch.empty_like(q)[None] if splits == 1 else q.new_empty((splits, *q.shape), dtype=torch.float32)
@@ -90,31 +91,34 @@ def backward(
 
     dout, out = dense(dout.to(q.dtype)), dense(out)
     batch, heads, q_len, dim = q.shape
-    config = config or BACKWARD[_padded(dim)]
+    config = config or (Backward(SMALL, SMALL) if q.itemsize == 4 else BACKWARD[_padded(dim)])
     rows, columns = fitted(config.dq, lists.block), fitted(config.dkdv, lists.block)
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     if not q.numel() or not k.numel():
         return dq, dk, dv
-    delta, level = torch.empty((2, batch, heads, q_len), dtype=torch.float32, device=q.device)
+    delta, level = torch.empty((2, batch, heads, lists.q_blocks * lists.block), dtype=torch.float32, device=q.device)
     dlse = None if dlse is None else dlse.float().contiguous()
     inputs, strides = (dout, q, k, v, level, delta), [step for x in (dout, q, k, v) for step in x.stride()[:3]]
     with torch.cuda.device_of(q):
-        triton_dq.prepare[-(-q_len // 64), batch * heads](
+        triton_dq.prepare[lists.q_blocks * (lists.block // 32), batch * heads](
             *(dout, out, lse.float().contiguous(), dlse, delta, level, *dout.stride()[:3], *out.stride()[:3]),
             *(q_len, heads),
-            **dict(D=dim, ROWS=64, num_warps=4),
+            **dict(D=dim, ROWS=32, num_warps=4),
         )
         triton_dq.by_rows[lists.q_blocks * (lists.block // rows.block_m), batch * heads](
             *(*inputs, dq, *strides, *dq.stride()[:3], *list_args(lists.rows, lists, batch, heads)),
             *(q_len, lists.k_len, lists.q_blocks, heads, heads // k.shape[1], scale),
             **fixed(rows, lists, dim),
         )
-        triton_dkdv.by_columns[lists.k_blocks * (lists.block // columns.block_n), batch * k.shape[1]](
-            *(*inputs, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3]),
-            *list_args(lists.columns, lists, batch, heads),
-            *(q_len, lists.k_len, lists.k_blocks, heads, heads // k.shape[1], scale),
-            **dict(**fixed(columns, lists, dim), RAGGED=q_len % lists.block != 0),
-        )
+        grid = lists.k_blocks * (lists.block // columns.block_n), batch * k.shape[1]
+        bad = torch.empty(grid, dtype=torch.int32, device=q.device)
+        for cut in (columns, columns._replace(block_m=min(32, columns.block_m), stages=1)):
+            triton_dkdv.by_columns[grid](
+                *(*inputs, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3]),
+                *list_args(lists.columns, lists, batch, heads),
+                *(q_len, lists.k_len, lists.k_blocks, heads, heads // k.shape[1], scale, bad),
+                **dict(**fixed(cut, lists, dim), RAGGED=q_len % lists.block != 0, GUARD=cut is not columns),
+            )
     return dq, dk, dv
 
 
@@ -122,17 +126,28 @@ def merge(outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]) -> t
     """Outputs [n, ..., D] over disjoint keys and their lse [n, ...] -> out [..., D] and lse [...] over all, fp32."""
     outs = outs if isinstance(outs, Tensor) else torch.stack(tuple(outs))
     lses = lses if isinstance(lses, Tensor) else torch.stack(tuple(lses))
-    lse = lses.float().logsumexp(0)
+    lses = lses.float()
+    lse = lses.logsumexp(0)
     share = (lses - torch.where(lse == -math.inf, 0.0, lse)).exp()
     return (share[..., None] * outs.float()).sum(0), lse
 
 
-def candidates(head_dim: int, block: int) -> list[Config]:
-    """What is worth timing for any of the three kernels; the transposed one takes them with m and n exchanged, too."""
-    tiles = {64: (64, 128), 128: (64, 128), 256: (32, 64)}[_padded(head_dim)]
-    cuts = product(tiles, (32, *tiles), (4, 8), (2, 3, 4))
-    fits = (fitted(Config(*cut), block) for cut in cuts if cut[0] * cut[1] >= 64 * 32 * (cut[2] // 4))
-    return list(dict.fromkeys(fits))
+def candidates(head_dim: int, block: int) -> dict[str, list[Config]]:
+    """Kernel, "forward", "dq" or "dkdv" -> what is worth timing where blocks are of this size, the default first."""
+    dim = _padded(head_dim)
+    first = {"forward": FORWARD[dim], "dq": BACKWARD[dim].dq, "dkdv": BACKWARD[dim].dkdv}
+    found = {}
+    for kernel, default in first.items():
+        cuts = [default]
+        sums = 2 if kernel == "dkdv" else 1  # fp32 [held, dim], in registers beside the scores
+        operands = 1 if kernel == "forward" else 2
+        for held, visited, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3)):
+            registers = held * (sums * dim + operands * visited) / (32 * warps)
+            shared = 2 * dim * (operands * held + 2 * visited * stages)
+            if 64 <= registers <= 192 and shared <= 220 * 1024:
+                cuts.append(Config(*((visited, held) if kernel == "dkdv" else (held, visited)), warps, stages))
+        found[kernel] = list(dict.fromkeys(fitted(cut, block) for cut in cuts))
+    return found
 
 
 def checked(q: Tensor, k: Tensor, v: Tensor, lists: BlockLists, scale: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,7 +175,7 @@ def fitted(config: Config, block: int, q_len: int | None = None) -> Config:
     most = block & -block  # the largest power of two that divides it
     rows = most if q_len is None else min(most, max(16, 1 << (q_len - 1).bit_length()))
     m, n = min(config.block_m, rows), min(config.block_n, most)
-    return Config(m, n, min(config.warps, 4) if m < 64 else config.warps, config.stages)
+    return Config(m, n, min(config.warps, 4) if m * n < 32 * 64 else config.warps, config.stages)
 
 
 def fixed(config: Config, lists: BlockLists, dim: int) -> dict[str, int]:

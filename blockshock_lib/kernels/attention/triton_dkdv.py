@@ -1,6 +1,8 @@
 """dK and dV of block-sparse attention as a Triton kernel: a program holds some keys of a head and visits their blocks.
 
-The scores are transposed here: [keys, queries]. See triton_dq.py.
+The scores are transposed here: [keys, queries]. See triton_dq.py. The pass that leaves out what is not finite is a
+launch of its own, whose programs end at once where no NaN was found: the two accumulators leave no register for what
+both passes use.
 """
 
 import triton
@@ -45,11 +47,7 @@ def _visit_queries(
         start = block * BLOCK + i % PARTS * BLOCK_M
         queries = tile(q, start, q_s, q_len, BLOCK_M, D, RAGGED)
         grad = tile(dout, start, dout_s, q_len, BLOCK_M, D, RAGGED)
-        if RAGGED:
-            levels = tl.load(level + start + m, mask=start + m < q_len, other=float("inf"))
-            deltas = tl.load(delta + start + m, mask=start + m < q_len, other=0.0)
-        else:
-            levels, deltas = tl.load(level + start + m), tl.load(delta + start + m)
+        levels, deltas = tl.load(level + start + m), tl.load(delta + start + m)
         scores = tl.dot(k, tl.trans(queries), input_precision="ieee")
         p = tl.exp2(scores * power - levels[None, :])
         if PARTIAL:
@@ -99,6 +97,7 @@ def _dkdv(
     RAGGED: constexpr,
     GUARD: constexpr,
 ):
+    padded = (q_len + BLOCK - 1) // BLOCK * BLOCK
     dk, dv = tl.zeros((BLOCK_N, k.shape[1]), tl.float32), tl.zeros((BLOCK_N, k.shape[1]), tl.float32)
     for _ in tl.range(group, num_stages=1):
         row = tl.load(plane) * k_blocks + block
@@ -112,7 +111,7 @@ def _dkdv(
             dk, dv, k, v, q, dout, q_s, dout_s, level, delta, q_len, power, partial, begin, end, numbers, tiles, place,
             D, BLOCK, BLOCK_M, BLOCK_N, RAGGED, True, GUARD,
         )  # fmt: skip
-        q, dout, level, delta, plane = q + q_h, dout + dout_h, level + q_len, delta + q_len, plane + plane_h
+        q, dout, level, delta, plane = q + q_h, dout + dout_h, level + padded, delta + padded, plane + plane_h
     return dk, dv
 
 
@@ -160,11 +159,13 @@ def by_columns(
     heads,  # of queries
     group,
     scale,
+    bad,  # int32, of each program: 1 if its result holds a NaN
     D: constexpr,
     BLOCK: constexpr,
     BLOCK_M: constexpr,
     BLOCK_N: constexpr,
     RAGGED: constexpr,  # q_len is no multiple of BLOCK
+    GUARD: constexpr,
 ):
     """Grid: k_blocks * BLOCK / BLOCK_N places of the order, B H_kv heads.
 
@@ -175,33 +176,30 @@ def by_columns(
     h = k_head * group
     _, block, part = first_row(plane, plane_b, plane_h, b, h, order, k_blocks, tl.program_id(0), BLOCK // BLOCK_N)
     start, place = block * BLOCK + part * BLOCK_N, part * BLOCK_N
+    bad += tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     if start >= k_len:
+        return
+    if (tl.load(bad) if GUARD else 1) == 0:
         return
     b, h, k_head = b.to(tl.int64), h.to(tl.int64), k_head.to(tl.int64)
     keys = tile(k + b * k_b + k_head * k_h, start, k_s, k_len, BLOCK_N, D, True)
     values = tile(v + b * v_b + k_head * v_h, start, v_s, k_len, BLOCK_N, D, True)
     q += b * q_b + h * q_h
     dout += b * dout_b + h * dout_h
-    level += (b * heads + h) * q_len
-    delta += (b * heads + h) * q_len
+    padded = (q_len + BLOCK - 1) // BLOCK * BLOCK
+    level += (b * heads + h) * padded
+    delta += (b * heads + h) * padded
     plane += b * plane_b + h * plane_h
     power = scale * 1.4426950408889634
     total_k, total_v = _dkdv(
         keys, values, q, dout, q_h, q_s, dout_h, dout_s, level, delta, q_len, power, full_at, full, partial_at, partial,
-        numbers, tiles, plane, plane_h, k_blocks, group, block, place, D, BLOCK, BLOCK_M, BLOCK_N, RAGGED, False,
+        numbers, tiles, plane, plane_h, k_blocks, group, block, place, D, BLOCK, BLOCK_M, BLOCK_N, RAGGED, GUARD,
     )  # fmt: skip
-    suspect = any_nan(total_k) | any_nan(total_v)
-    if suspect:
-        total_k, total_v = _dkdv(
-            keys, values, q, dout, q_h, q_s, dout_h, dout_s, level, delta, q_len, power, full_at, full, partial_at,
-            partial, numbers, tiles, plane, plane_h, k_blocks, group, block, place, D, BLOCK, BLOCK_M, BLOCK_N, RAGGED,
-            True,
-        )  # fmt: skip
     dk += b * dk_b + k_head * dk_h
     dv += b * dv_b + k_head * dv_h
     store(dk, start, dk_s, k_len, total_k * scale, True, BLOCK_N, D)
     store(dv, start, dv_s, k_len, total_v, True, BLOCK_N, D)
-    if suspect:
+    if GUARD:
         for _ in tl.range(group, num_stages=1):
             row = tl.load(plane) * k_blocks + block
             begin, end = tl.load(partial_at + row), tl.load(partial_at + row + 1)
@@ -214,3 +212,5 @@ def by_columns(
                 D, BLOCK, BLOCK_N, BLOCK_M, True,
             )  # fmt: skip
             q, dout, plane = q + q_h, dout + dout_h, plane + plane_h
+    else:
+        tl.store(bad, (any_nan(total_k) | any_nan(total_v)).to(tl.int32))

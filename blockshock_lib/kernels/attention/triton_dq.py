@@ -18,8 +18,8 @@ def prepare(
     out,
     lse,  # fp32 [B, H, q_len]
     dlse,  # the same, or None
-    delta,
-    level,
+    delta,  # fp32 [B, H, q_blocks BLOCK], beyond q_len 0
+    level,  # the same, beyond q_len inf
     dout_b,
     dout_h,
     dout_s,
@@ -41,9 +41,10 @@ def prepare(
     at = tl.program_id(1).to(tl.int64) * q_len + rows
     if dlse is not None:
         total -= tl.load(dlse + at, mask=rows < q_len, other=0.0)
-    log = tl.load(lse + at, mask=rows < q_len, other=0.0)
-    tl.store(delta + at, total, mask=rows < q_len)
-    tl.store(level + at, tl.where(log == -float("inf"), float("inf"), log * 1.4426950408889634), mask=rows < q_len)
+    log = tl.load(lse + at, mask=rows < q_len, other=-float("inf"))
+    padded = tl.program_id(1).to(tl.int64) * tl.num_programs(0) * ROWS + rows
+    tl.store(delta + padded, total)
+    tl.store(level + padded, tl.where(log == -float("inf"), float("inf"), log * 1.4426950408889634))
 
 
 @triton.jit
@@ -185,10 +186,8 @@ def by_rows(
     v += b * v_b + h // group * v_h
     queries = tile(q + b * q_b + h * q_h, start, q_s, q_len, BLOCK_M, D, True)
     grad = tile(dout + b * dout_b + h * dout_h, start, dout_s, q_len, BLOCK_M, D, True)
-    rows = start + tl.arange(0, BLOCK_M)
-    at = tl.program_id(1).to(tl.int64) * q_len + rows
-    levels = tl.load(level + at, mask=rows < q_len, other=float("inf"))
-    deltas = tl.load(delta + at, mask=rows < q_len, other=0.0)
+    at = tl.program_id(1).to(tl.int64) * q_blocks * BLOCK + start + tl.arange(0, BLOCK_M)
+    levels, deltas = tl.load(level + at), tl.load(delta + at)
     power = scale * 1.4426950408889634
     full_begin, full_end = tl.load(full_at + row), tl.load(full_at + row + 1)
     begin, end = tl.load(partial_at + row), tl.load(partial_at + row + 1)
@@ -197,15 +196,15 @@ def by_rows(
         numbers, tiles, place, D, BLOCK, BLOCK_M, BLOCK_N, False,
     )  # fmt: skip
     suspect = any_nan(total)
-    if suspect:
+    if suspect:  # in other tiles: offsets that both passes share would keep registers through the first one's loops
         total = _dq(
             queries, grad, levels, deltas, k, v, k_s, v_s, k_len, power, full, full_begin, full_end, partial, begin,
-            end, numbers, tiles, place, D, BLOCK, BLOCK_M, BLOCK_N, True,
+            end, numbers, tiles, place, D, BLOCK, BLOCK_M, 32, True,
         )  # fmt: skip
     dq += b * dq_b + h * dq_h
     store(dq, start, dq_s, q_len, total * scale, True, BLOCK_M, D)
     if suspect:
         poison(
             dq, dq_s, q_len, start, place, k, k_s, k_len, partial, begin, end, numbers, tiles,
-            D, BLOCK, BLOCK_M, BLOCK_N, False,
+            D, BLOCK, BLOCK_M, 32, False,
         )  # fmt: skip
