@@ -93,9 +93,9 @@ def backward(
     batch, heads, q_len, dim = q.shape
     config = config or (Backward(SMALL, SMALL) if q.itemsize == 4 else BACKWARD[_padded(dim)])
     rows, columns = fitted(config.dq, lists.block), fitted(config.dkdv, lists.block)
-    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     if not q.numel() or not k.numel():
-        return dq, dk, dv
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     delta, level = torch.empty((2, batch, heads, lists.q_blocks * lists.block), dtype=torch.float32, device=q.device)
     dlse = None if dlse is None else dlse.float().contiguous()
     inputs, strides = (dout, q, k, v, level, delta), [step for x in (dout, q, k, v) for step in x.stride()[:3]]
@@ -107,7 +107,7 @@ def backward(
         )
         triton_dq.by_rows[lists.q_blocks * (lists.block // rows.block_m), batch * heads](
             *(*inputs, dq, *strides, *dq.stride()[:3], *list_args(lists.rows, lists, batch, heads)),
-            *(q_len, lists.k_len, lists.q_blocks, heads, heads // k.shape[1], scale),
+            *(q_len, lists.k_len, lists.q_blocks, heads, heads // k.shape[1], float(scale)),
             **fixed(rows, lists, dim),
         )
         grid = lists.k_blocks * (lists.block // columns.block_n), batch * k.shape[1]
@@ -116,7 +116,7 @@ def backward(
             triton_dkdv.by_columns[grid](
                 *(*inputs, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3]),
                 *list_args(lists.columns, lists, batch, heads),
-                *(q_len, lists.k_len, lists.k_blocks, heads, heads // k.shape[1], scale, bad),
+                *(q_len, lists.k_len, lists.k_blocks, heads, heads // k.shape[1], float(scale), bad),
                 **dict(**fixed(cut, lists, dim), RAGGED=q_len % lists.block != 0, GUARD=cut is not columns),
             )
     return dq, dk, dv
