@@ -1,14 +1,22 @@
-"""Fixtures of the tests that make whole runs, and the order of the files."""
+"""Fixtures of the tests that make whole runs, the order of the files, and Triton as its interpreter has it."""
 
+import importlib.util
 import multiprocessing
 import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from blockshock_lib import files
 from blockshock_lib.ranks import WorkerGroup, worker
+
+if importlib.util.find_spec("triton") and not torch.cuda.is_available():
+    # Its own functions are made for the interpreter or for a GPU as it is imported, and torch.compile imports it too.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("triton.language")
 
 
 def pytest_collection_modifyitems(items):

@@ -29,7 +29,11 @@ BROUGHT |= {"ipython": "ipykernel", "traitlets": "ipykernel", "numpy": "pandas",
 BROUGHT |= {"pydantic-core": "pydantic"}
 # What only runs on a GPU and is imported there alone: import name -> the file that does. cuda.bindings is in the extra
 # `cuda` unpinned, as its version goes with PyTorch's CUDA; Triton comes with PyTorch.
-ON_A_GPU = {"triton": ("kernels.py",), "cuda": ("compiled.py",), "nvmath": ("plans.py",)}
+ON_A_GPU = {
+    "triton": ("kernels.py", *(f"triton_{part}.py" for part in ("forward", "dq", "dkdv", "tiles"))),
+    "cuda": ("compiled.py",),
+    "nvmath": ("plans.py",),
+}
 ON_A_GPU |= {"flash_attn": ("fa4.py",), "cudnn": ("cudnn.py",)}  # the extra `attention`
 
 

@@ -5,11 +5,12 @@
 from types import ModuleType
 
 from blockshock_lib.errors import UnsupportedError, allowed
-from blockshock_lib.kernels.attention import cudnn, fa4, flex, reference, sdpa
+from blockshock_lib.kernels.attention import cudnn, fa4, flex, reference, sdpa, triton
 from blockshock_lib.kernels.attention.call import Call
 
 BACKENDS: dict[str, ModuleType] = {
     "reference": reference,
+    "triton": triton,
     "flex": flex,
     "fa4": fa4,
     "cudnn": cudnn,

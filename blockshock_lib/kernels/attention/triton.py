@@ -1,15 +1,19 @@
 """Block-sparse attention by Triton kernels, forward and backward: the lists of a pattern decide what is computed."""
 
+import importlib.util
 import math
-from collections.abc import Sequence
+import os
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.attention import explicit
+from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
+from blockshock_lib.kernels.attention.merge import merge
 
 
 class Config(NamedTuple):
@@ -21,52 +25,65 @@ class Config(NamedTuple):
     stages: int  # of the copies that are under way
 
 
-class Backward(NamedTuple):
-    dq: Config
-    dkdv: Config
+class Cuts(NamedTuple):
+    """Of each kernel; where there is none, the default of the head dimension is taken."""
+
+    forward: Config | None = None
+    dq: Config | None = None
+    dkdv: Config | None = None
 
 
-FORWARD = {64: Config(128, 128, 8, 3), 128: Config(128, 64, 8, 3), 256: Config(128, 32, 8, 3)}
-"""Head dimension, rounded up to a power of two -> what is taken where nothing was tuned, of 16-bit values."""
-BACKWARD = {
-    64: Backward(Config(128, 64, 8, 3), Config(64, 128, 8, 3)),
-    128: Backward(Config(128, 64, 8, 3), Config(64, 128, 8, 3)),
-    256: Backward(Config(64, 32, 4, 2), Config(32, 64, 8, 2)),
+UNTUNED = Cuts()
+DEFAULTS = {
+    64: Cuts(Config(128, 128, 8, 3), Config(128, 64, 8, 3), Config(64, 128, 8, 3)),
+    128: Cuts(Config(128, 64, 8, 3), Config(128, 64, 8, 3), Config(64, 128, 8, 3)),
+    256: Cuts(Config(128, 32, 8, 3), Config(64, 32, 4, 2), Config(32, 64, 8, 2)),
 }
+"""Head dimension, rounded up to a power of two -> what is taken where nothing was tuned, of 16-bit values."""
 SMALL = Config(32, 32, 4, 2)  # of 32-bit values, which the tensor cores do not take
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lists: BlockLists,
-    scale: float,
-    config: Config | None = None,
-    splits: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """q [B, H, S, D], k and v [B, H_kv, S_k, D], 16-bit or fp32 -> out as q, lse fp32 [B, H, S] in base e.
+def refuse(call: Call) -> str:
+    dtype, interpreted = call.q.dtype, os.environ.get("TRITON_INTERPRET") == "1"
+    if not call.q.is_cuda and not interpreted:
+        return "it needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed: it comes with PyTorch's CUDA builds"
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32) or (interpreted and dtype == torch.bfloat16):
+        return f"it takes bf16 (not in the interpreter), fp16 and fp32, not {dtype}"
+    if call.q.shape[3] > 256:
+        return f"it takes head dimensions up to 256, not {call.q.shape[3]}"
+    if call.scale < 0:
+        return f"it takes a scale of 0 or more, not {call.scale:g}"
+    return ""
 
-    A query that sees no key gets 0 and -inf. splits: programs that share a row of blocks; few queries need several.
+
+def attend(call: Call, cuts: Cuts = UNTUNED) -> tuple[Tensor, Tensor]:
+    return explicit.attend(partial(forward, cuts=cuts), partial(backward, cuts=cuts), call)
+
+
+def forward(call: Call, cuts: Cuts = UNTUNED, splits: int | None = None) -> tuple[Tensor, Tensor]:
+    """A query that sees no key gets 0 and -inf. splits: programs that share a row of blocks; few queries need several.
+
+    Of a 16-bit or fp32 call; lse is fp32.
     """
-    q, k, v = checked(q, k, v, lists, scale)
     from blockshock_lib.kernels.attention import triton_forward  # here, as Triton comes with PyTorch's CUDA builds only
 
+    lists, (q, k, v) = call.lists, map(dense, (call.q, call.k, call.v))
     batch, heads, q_len, dim = q.shape
-    config = fitted(config or (SMALL if q.itemsize == 4 else FORWARD[_padded(dim)]), lists.block, q_len)
+    config = fitted(_cut("forward", call, cuts), lists.block, q_len)
     places = lists.q_blocks * (lists.block // config.block_m)
     splits = splits or _splits(q, places * batch * heads, lists.k_blocks)
     out = torch.empty_like(q)[None] if splits == 1 else q.new_empty((splits, *q.shape), dtype=torch.float32)
     lse = q.new_empty((splits, *q.shape[:3]), dtype=torch.float32)
-    if q.numel():
-        with torch.cuda.device_of(q):
-            triton_forward.forward[places, batch * heads, splits](
-                *(q, k, v, out, lse),
-                *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:4]),
-                *list_args(lists.rows, lists, batch, heads),
-                *(q_len, lists.k_len, lists.q_blocks, heads, heads // k.shape[1], scale / math.log(2)),
-                **fixed(config, lists, dim),
-            )
+    with torch.cuda.device_of(q):
+        triton_forward.forward[places, batch * heads, splits](
+            *(q, k, v, out, lse),
+            *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:4]),
+            *list_args(lists.rows, lists, batch, heads),
+            *(q_len, lists.k_len, lists.q_blocks, heads, heads // k.shape[1], call.scale / math.log(2)),
+            **fixed(config, lists, dim),
+        )
     if splits == 1:
         return out[0], lse[0]
     out, lse = merge(out, lse)
@@ -74,27 +91,15 @@ def forward(
 
 
 def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    lists: BlockLists,
-    scale: float,
-    dlse: Tensor | None = None,
-    config: Backward | None = None,
+    call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, cuts: Cuts = UNTUNED
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v, the same in each launch. out and lse may be those over more keys than these."""
-    q, k, v = checked(q, k, v, lists, scale)
+    """dq, dk, dv, the same in each launch; `out` and `lse` may be those over more keys than these."""
     from blockshock_lib.kernels.attention import triton_dkdv, triton_dq
 
+    lists, (q, k, v) = call.lists, map(dense, (call.q, call.k, call.v))
     dout, out = dense(dout.to(q.dtype)), dense(out)
     batch, heads, q_len, dim = q.shape
-    config = config or (Backward(SMALL, SMALL) if q.itemsize == 4 else BACKWARD[_padded(dim)])
-    rows, columns = fitted(config.dq, lists.block), fitted(config.dkdv, lists.block)
-    if not q.numel() or not k.numel():
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    rows, columns = (fitted(_cut(kernel, call, cuts), lists.block) for kernel in ("dq", "dkdv"))
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     delta, level = torch.empty((2, batch, heads, lists.q_blocks * lists.block), dtype=torch.float32, device=q.device)
     dlse = None if dlse is None else dlse.float().contiguous()
@@ -107,7 +112,7 @@ def backward(
         )
         triton_dq.by_rows[lists.q_blocks * (lists.block // rows.block_m), batch * heads](
             *(*inputs, dq, *strides, *dq.stride()[:3], *list_args(lists.rows, lists, batch, heads)),
-            *(q_len, lists.k_len, lists.q_blocks, heads, heads // k.shape[1], float(scale)),
+            *(q_len, lists.k_len, lists.q_blocks, heads, heads // k.shape[1], float(call.scale)),
             **fixed(rows, lists, dim),
         )
         grid = lists.k_blocks * (lists.block // columns.block_n), batch * k.shape[1]
@@ -116,28 +121,16 @@ def backward(
             triton_dkdv.by_columns[grid](
                 *(*inputs, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3]),
                 *list_args(lists.columns, lists, batch, heads),
-                *(q_len, lists.k_len, lists.k_blocks, heads, heads // k.shape[1], float(scale), bad),
+                *(q_len, lists.k_len, lists.k_blocks, heads, heads // k.shape[1], float(call.scale), bad),
                 **dict(**fixed(cut, lists, dim), RAGGED=q_len % lists.block != 0, GUARD=cut is not columns),
             )
     return dq, dk, dv
 
 
-def merge(outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Outputs [n, ..., D] over disjoint keys and their lse [n, ...] -> out [..., D] and lse [...] over all, fp32."""
-    outs = outs if isinstance(outs, Tensor) else torch.stack(tuple(outs))
-    lses = lses if isinstance(lses, Tensor) else torch.stack(tuple(lses))
-    lses = lses.float()
-    lse = lses.logsumexp(0)
-    share = (lses - torch.where(lse == -math.inf, 0.0, lse)).exp()
-    return (share[..., None] * outs.float()).sum(0), lse
-
-
 def candidates(head_dim: int, block: int) -> dict[str, list[Config]]:
     """Kernel, "forward", "dq" or "dkdv" -> what is worth timing where blocks are of this size, the default first."""
-    dim = _padded(head_dim)
-    first = {"forward": FORWARD[dim], "dq": BACKWARD[dim].dq, "dkdv": BACKWARD[dim].dkdv}
-    found = {}
-    for kernel, default in first.items():
+    dim, found = _padded(head_dim), {}
+    for kernel, default in DEFAULTS[dim]._asdict().items():
         cuts = [default]
         sums = 2 if kernel == "dkdv" else 1  # fp32 [held, dim], in registers beside the scores
         operands = 1 if kernel == "forward" else 2
@@ -148,22 +141,6 @@ def candidates(head_dim: int, block: int) -> dict[str, list[Config]]:
                 cuts.append(Config(*((visited, held) if kernel == "dkdv" else (held, visited)), warps, stages))
         found[kernel] = list(dict.fromkeys(fitted(cut, block) for cut in cuts))
     return found
-
-
-def checked(q: Tensor, k: Tensor, v: Tensor, lists: BlockLists, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The operands with unit steps along the head dimension. Raises ValueError or UnsupportedError."""
-    batch, heads, _, dim = q.shape
-    if q.shape[2] != lists.q_len or k.shape[2] != lists.k_len:
-        raise ValueError(f"lists of {lists.q_len} queries and {lists.k_len} keys, not {q.shape[2]} and {k.shape[2]}")
-    if v.shape != k.shape or k.shape[0] != batch or k.shape[3] != dim or heads % k.shape[1]:
-        raise ValueError(f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} do not go together")
-    if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise UnsupportedError(f"the Triton kernels take one of bf16, fp16, fp32, not {q.dtype}, {k.dtype}, {v.dtype}")
-    if dim > 256:
-        raise UnsupportedError(f"the Triton kernels take head dimensions up to 256, not {dim}")
-    if scale < 0:
-        raise UnsupportedError(f"the Triton kernels take a scale of 0 or more, not {scale}")
-    return dense(q), dense(k), dense(v)
 
 
 def dense(x: Tensor) -> Tensor:
@@ -189,6 +166,11 @@ def list_args(way, lists: BlockLists, batch: int, heads: int) -> tuple:
     plane = lists.plane.expand(batch, heads)
     listed = way.full_at, way.full, way.partial_at, way.partial, way.tile, way.order
     return *listed, lists.tiles, plane, *plane.stride()
+
+
+def _cut(kernel: str, call: Call, cuts: Cuts) -> Config:
+    default = SMALL if call.q.itemsize == 4 else getattr(DEFAULTS[_padded(call.q.shape[3])], kernel)
+    return getattr(cuts, kernel) or default
 
 
 def _padded(dim: int) -> int:

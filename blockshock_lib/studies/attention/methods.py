@@ -18,6 +18,7 @@ _ROWS = (
     # The whole truth is dense: what PyTorch's own attention makes of full and causal patterns.
     Method("SDPA (dense)", "SDPA", "#000000", "s", name="sdpa", backend="sdpa"),
     Method("Reference", "reference", "#999999", "o", name="reference", backend="reference"),
+    Method("Block-Shock's Triton kernel", "Triton", "#882255", "h", name="triton", backend="triton"),
     Method("FlexAttention", "Flex", "#E69F00", "^", name="flex", backend="flex"),
     Method("FlashAttention 4", "FA4", "#56B4E9", "v", name="fa4", backend="fa4"),
     Method("cuDNN BSA", "cuDNN", "#CC79A7", "D", name="cudnn", backend="cudnn"),
