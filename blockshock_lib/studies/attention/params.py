@@ -15,11 +15,15 @@ from blockshock_lib.studies.attention.phases import PHASES
 
 NAMES = (
     *("full", "causal", "window", "dilated_window", "global_local", "documents", "packed_windows"),
-    *("block_diagonal", "strided", "random", "nearly_empty", "pairs", "by_head"),
+    *("block_diagonal", "strided", "random", "nearly_empty", "pairs", "by_head", "blocks"),
 )
 """Those of patterns.PATTERNS, which needs torch."""
 SETS = {
-    "all": tuple(METHODS),
+    "all": tuple(name for name, method in METHODS.items() if not (method.dense or method.tuned)),
+    # The reference is an oracle: in plain torch it takes minutes where kernels take milliseconds.
+    "kernels": tuple(
+        name for name, method in METHODS.items() if not method.strategy and name not in ("sdpa", "reference")
+    ),
     "one device": tuple(name for name, method in METHODS.items() if not method.strategy),
     "ranks": tuple(name for name, method in METHODS.items() if method.strategy),
 }
@@ -108,6 +112,11 @@ class Case(study.Case):
         return f"{self.pattern}, {lengths(vars(self))}, {shape(vars(self))}, blocks of {self.block}, {self.dtype}"
 
 
+def density(pattern: str) -> float:
+    """The number that may follow a pattern's name: "random 0.05"."""
+    return float(pattern.partition(" ")[2] or 0.25)
+
+
 def shape(case: Mapping[str, Any]) -> str:
     shared = f" over {case['kv_heads']}" * (case["heads"] != case["kv_heads"])
     return f"{case['heads']} heads{shared} of {case['head_dim']}"
@@ -118,10 +127,11 @@ def lengths(case: Mapping[str, Any]) -> str:
 
 
 def expand(params: Params) -> tuple[Case, ...]:
-    """The sweep's cases: by pattern as listed, the shortest first."""
+    """The sweep's cases: by pattern as listed, the shortest first. No "blocks" with less than a block a row."""
     sweep, hardware = params.sweep, params.hardware
     axes = [sweep.patterns, sweep.lengths, sweep.shapes, sweep.blocks, sweep.dtypes or (params.dtype,)]
     rows = list(itertools.product(*axes)) if sweep.cover == "all" else covering(axes)
+    rows = [row for row in rows if not row[0].startswith("blocks ") or density(row[0]) * (row[1][-1] // row[3]) >= 1]
     place = {name: at for at, name in enumerate(sweep.patterns)}
     rows.sort(key=lambda row: (place[row[0]], row[1][-1], row[1][0]))
     general = {"phase": params.phase, "methods": params.methods, "seed": params.seed, "batch": params.batch}

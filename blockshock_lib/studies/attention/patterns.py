@@ -2,15 +2,22 @@
 
 import torch
 
+from blockshock_lib.kernels.attention.rules import Band
 from blockshock_lib.layers import attention
 from blockshock_lib.layers.attention import Pattern
-from blockshock_lib.studies.attention.params import Case
+from blockshock_lib.studies.attention.params import Case, density
 
 
 def made(case: Case) -> Pattern:
     """The pattern of a case; a density may follow its name: "random 0.05"."""
-    name, _, density = case.pattern.partition(" ")
-    return PATTERNS[name](case, float(density) if density else 0.25)
+    return PATTERNS[case.pattern.partition(" ")[0]](case, density(case.pattern))
+
+
+def dense(pattern: Pattern) -> Pattern:
+    """The least dense attention that holds it: causal where no query sees a later key, else full."""
+    terms = [term for rule in pattern.rules for term in rule]
+    past = all(any(isinstance(atom, Band) and atom.low >= 0 for atom in term) for term in terms)
+    return attention.causal() if past else attention.full()
 
 
 def _window(case: Case, share: int) -> Pattern:
@@ -38,6 +45,13 @@ def _by_head(case: Case, density: float) -> Pattern:
     return attention.by_head([kinds[head % 4] for head in range(case.heads)])
 
 
+def _blocks(case: Case, share: float) -> Pattern:
+    """Whole blocks at random, so many of all, those on the diagonal among them: each row of blocks visits one."""
+    blocks = case.k_len // case.block
+    others = (share * blocks - 1) / (blocks - 1) if blocks > 1 else 1.0
+    return attention.block_diagonal(case.block) | attention.random(min(1.0, max(0.0, others)), case.seed, case.block)
+
+
 PATTERNS = {
     "full": lambda case, _: attention.full(),
     "causal": lambda case, _: attention.causal(),
@@ -52,4 +66,5 @@ PATTERNS = {
     "nearly_empty": lambda case, _: attention.random(0.05, case.seed, case.block),  # many rows see nothing
     "pairs": lambda case, _: _pairs(case),  # single pairs: no block is full
     "by_head": _by_head,
+    "blocks": _blocks,
 }

@@ -2,21 +2,25 @@
 
 import hashlib
 import math
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from blockshock_lib.engine.case_run import CaseRun
-from blockshock_lib.engine.study import Check, Problem, Runner
+from blockshock_lib.engine.roofline import Ceilings
+from blockshock_lib.engine.study import Check, Problem, Runner, Sample
+from blockshock_lib.engine.timing import Work
 from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.layers.attention import ContextParallelAttention
+from blockshock_lib.kernels.attention.lists import BlockLists
+from blockshock_lib.layers.attention import ContextParallelAttention, Pattern
 from blockshock_lib.layers.attention.placement import placed
-from blockshock_lib.studies.attention import truth
+from blockshock_lib.studies.attention import truth, works
 from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.params import Case, Params
-from blockshock_lib.studies.attention.patterns import made
+from blockshock_lib.studies.attention.patterns import dense, made
+from blockshock_lib.studies.attention.phases import PHASES
 from blockshock_lib.studies.attention.truth import Made
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -31,41 +35,64 @@ TENSORS = ("out", "lse", "dq", "dk", "dv")
 class AttentionProblem(Problem):
     """q, k, v and dout are standard normal, each of a seed of its own, the same on every rank."""
 
+    lists_timed = False  # those of a case are timed once
+
     def __init__(self, case: Case, params: Params, **place):
         super().__init__(case, params, **place)
+        self.timed = PHASES[case.phase].timed
+        if self.device.type == "cuda":
+            works.compile_anew()
         self.dtype, self.scale = DTYPES[case.dtype], case.head_dim**-0.5
         queries, keys = (case.batch, case.heads, case.q_len), (case.batch, case.kv_heads, case.k_len)
         self.q, self.k, self.v, self.dout = (
-            self._drawn(what, (*size, case.head_dim))
+            torch.randn((*size, case.head_dim), generator=self._seeded(what), device=self.device).to(self.dtype)
             for what, size in zip(("q", "k", "v", "dout"), (queries, keys, keys, queries), strict=True)
         )
         self.pattern = made(case)
-        self.lists = self.pattern.lists(case.q_len, case.k_len, case.block, self.device)
+        self.least = dense(self.pattern)
+        self.lists = self.lists_of(self.pattern)
+        self.places = truth.places(case.q_len, case.k_len, case.kv_heads, self._seeded("places", "cpu"), self.device)
+        self._made: dict[bool, tuple[Made, Made]] = {}
 
-    def _drawn(self, what: str, size: tuple[int, ...]) -> torch.Tensor:
+    def _seeded(self, what: str, device: str = "") -> torch.Generator:
         digest = hashlib.sha256(f"{self.case.seed}/{what}/{self.repeat}".encode()).digest()
-        draw = torch.Generator(self.device).manual_seed(int.from_bytes(digest[:7]))
-        return torch.randn(size, generator=draw, device=self.device).to(self.dtype)
+        return torch.Generator(device or self.device).manual_seed(int.from_bytes(digest[:7]))
 
-    def _made(self, dtype: torch.dtype) -> Made:
-        return truth.attention(self.q, self.k, self.v, self.dout, self.pattern, self.scale, dtype)
+    def lists_of(self, pattern: Pattern) -> BlockLists:
+        return pattern.lists(self.case.q_len, self.case.k_len, self.case.block, self.device)
 
-    @cached_property
-    def truth(self) -> Made:
-        return self._made(torch.float64)
+    def asked(self, method: str) -> Pattern:
+        """What the method computes."""
+        return self.least if METHODS[method].dense else self.pattern
 
-    @cached_property
-    def baseline(self) -> Made:
-        return self._made(self.dtype)
+    def expected(self, method: str) -> tuple[Made, Made]:
+        """The truth and the baseline of what the method computes, at `places`."""
+        pattern = self.asked(method)
+        own = pattern.rules != self.pattern.rules
+        if own not in self._made:
+            given = self.q, self.k, self.v, self.dout, pattern, self.scale
+            self._made[own] = tuple(
+                truth.attention(*given, dtype, self.places) for dtype in (torch.float64, self.dtype)
+            )
+        return self._made[own]
 
     def prepare(self, method: str) -> None:
-        _ = self.truth, self.baseline
+        self.expected(method)
+
+    def refusal(self, method: str, grad: bool, lse: bool = False) -> str:
+        """Why its backend cannot do this on one device; "" where it can."""
+        pattern, of = self.asked(method), METHODS[method].backend
+        q, k, v = (x.detach().requires_grad_(grad) for x in (self.q, self.k, self.v))
+        with torch.set_grad_enabled(grad):
+            refuse = backends.BACKENDS[of].refuse if of in backends.BACKENDS else lambda call: ""
+            return refuse(Call(q, k, v, pattern, self.lists_of(pattern), self.scale, lse))
 
     def unsupported(self, method: str) -> str:
         of = METHODS[method]
-        if not of.strategy:
-            q = self.q.detach().requires_grad_()
-            return backends.BACKENDS[of.backend].refuse(Call(q, self.k, self.v, self.pattern, self.lists, self.scale))
+        if of.tuned and self.device.type == "cpu":
+            return "its settings are searched for on GPUs only"
+        if not of.strategy:  # without gradients a method's forward is timed, alone
+            return self.refusal(method, grad=not self.timed)
         if self.case.q_len != self.case.k_len:
             return "ranks share a sequence of as many queries as keys"
         ranks, heads = self.group.world_size, (self.case.heads, self.case.kv_heads)
@@ -81,17 +108,23 @@ class AttentionProblem(Problem):
         return AttentionRunner(self, method)
 
     def forget(self) -> None:
-        for name in ("truth", "baseline"):
-            vars(self).pop(name, None)
+        if not self.timed:  # what is timed is checked again
+            self._made = {}
 
 
 class AttentionRunner(Runner):
     """On one device rank 0 works and the others stand by; a strategy works on every rank, on its share."""
 
     def __init__(self, problem: AttentionProblem, method: str):
-        self.problem, self.method, group = problem, METHODS[method], problem.group
+        self.problem, self.name, self.method, group = problem, method, METHODS[method], problem.group
         self.active = bool(self.method.strategy) or group.rank == 0
         self.layer, operands = None, (problem.q, problem.k, problem.v, problem.dout)
+        self.pattern = problem.asked(method)
+        self.lists = problem.lists_of(self.pattern)
+        self.lacks = "" if self.method.strategy else problem.refusal(method, True)  # why it has no gradients
+        # A layer over ranks is not asked for it.
+        self.gives_lse = not self.method.strategy and not problem.refusal(method, not self.lacks, True)
+        self.first_ms = 0.0  # of its first call
         if self.method.strategy:
             case = problem.case
             options = {"scale": problem.scale, "block": case.block, "device": problem.device}
@@ -101,42 +134,75 @@ class AttentionRunner(Runner):
             operands = tuple(map(self.layer.shard, operands))
         *self.operands, self.dout = (x.detach() for x in operands)
 
+    def attend(self, operands: Sequence[torch.Tensor], lse: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if self.layer is not None:
+            return self.layer(*operands), None
+        call = Call(*operands, self.pattern, self.lists, self.problem.scale, lse)
+        run = works.attend_tuned if self.method.tuned else backends.chosen(self.method.backend, call).attend
+        return run(call)
+
     def checks(self, run: CaseRun) -> Iterator[Check]:
         with run.weighed():
             made = run.agree(self._all) if self.layer is None else self._all()
-        truth, baseline = self.problem.truth, self.problem.baseline
-        for name in TENSORS:
-            value, true = (None if made is None else made[name]), getattr(truth, name)
+        yield from self.compared(made)
+
+    def compared(self, made: Mapping[str, torch.Tensor] | None, names: Sequence[str] = TENSORS) -> Iterator[Check]:
+        """Those of `names` that the method gives, at the places that are compared; NaN and Inf count anywhere."""
+        true, baseline = self.problem.expected(self.name)
+        at = self.problem.places
+        for name in names:
+            if not (self.gives_lse if name == "lse" else name == "out" or not self.lacks):
+                continue
+            value, right = (None if made is None else made[name]), getattr(true, name)
+            size, fault = 0, ""
+            if value is not None:
+                size = value.numel() if at.sampled else 0
+                fault = "" if name == "lse" or value.isfinite().all() else f"{name} holds NaN or Inf"
+                value = value[:, at.heads][:, :, at.keys] if name in ("dk", "dv") else value[:, :, at.rows]
             if name == "lse":
-                if self.layer is None and self.method.backend != "sdpa":  # the others are not asked for it
-                    yield _logsumexp(value, true, truth.empty)
-            elif not true.abs().max() > NOTHING:
-                yield _nothing(name, value, true)
+                yield _logsumexp(value, right, true.empty)
+            elif not right.abs().max() > NOTHING:
+                yield _nothing(name, value, right)
             else:
                 # Rows are queries or keys of all heads: a wrong one among many is seen.
-                flat = [None if x is None else x.flatten(0, 2) for x in (value, getattr(baseline, name), true)]
-                yield Check(name, *flat, "" if name == "out" else name, looser=LOOSER)
+                flat = [None if x is None else x.flatten(0, 2) for x in (value, getattr(baseline, name), right)]
+                detail = "" if name == "out" else name
+                yield Check(name, *flat, detail, sampled=size, fault=fault, looser=LOOSER)
 
     def _all(self) -> dict[str, torch.Tensor] | None:
         if not self.active:
             return None
-        with torch.enable_grad():
-            made = [x.clone().requires_grad_() for x in self.operands]
-            if self.layer is not None:
-                out, lse = self.layer(*made), None
-            else:
-                problem, asked = self.problem, self.method.backend != "sdpa"
-                call = Call(*made, problem.pattern, problem.lists, problem.scale, asked)
-                out, lse = backends.chosen(self.method.backend, call).attend(call)
-            grads = torch.autograd.grad(out, made, self.dout)
+        with torch.set_grad_enabled(not self.lacks):
+            made = [x.clone().requires_grad_(not self.lacks) for x in self.operands]
+            self.first_ms, (out, lse) = works.clocked(self.problem.device, lambda: self.attend(made, self.gives_lse))
+            grads = (None,) * 3 if self.lacks else torch.autograd.grad(out, made, self.dout)
         found = dict(zip(TENSORS, (out.detach(), lse, *grads), strict=True))
         if self.layer is not None:  # every rank looks at the whole: a share may hold nothing but zeros
             return {name: None if x is None else self.layer.gather(x) for name, x in found.items()}
         return found
 
     def weigh(self) -> dict[str, float]:
+        if self.method.dense:
+            return {}
         lists = self.problem.lists
         return {"lists_bytes": lists.bytes, "density": lists.density, "block_density": lists.block_density}
+
+    def samples(self, run: CaseRun, done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+        if not self.problem.timed or done:
+            return
+        yield Sample("first_call", self.first_ms)
+        if not self.method.dense and not self.problem.lists_timed:
+            self.problem.lists_timed = True
+            yield from works.list_times(self.problem)
+
+    def operand_bytes(self) -> int:
+        return sum(x.nbytes for x in self.operands)
+
+    def works(self, run: CaseRun, copies: Sequence["AttentionRunner"]) -> list[Work]:
+        return works.of(run, copies)
+
+    def facts(self, ceilings: Ceilings) -> dict[str, float]:
+        return works.floors(self, ceilings)
 
 
 def _logsumexp(lse: torch.Tensor | None, true: torch.Tensor, empty: torch.Tensor) -> Check:

@@ -1,8 +1,15 @@
 """Tables and figures of the attention study, from its records."""
 
+import numpy as np
 import pandas as pd
 
-from blockshock_lib.report import frames
+from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report.tables import ABSENT, rounded, shown, smallest_first
+from blockshock_lib.studies.attention import law
+from blockshock_lib.studies.attention.axes import AXES
+from blockshock_lib.studies.attention.law import DENSE
+
+_CASE = ["k_len", "pattern", "shape", "block"]
 
 
 def patterns(frame: pd.DataFrame) -> pd.DataFrame:
@@ -31,3 +38,103 @@ def summary(frame: pd.DataFrame) -> list[str]:
     """Sentences at the end of a run's verdict line."""
     cases = frame.drop_duplicates("case")
     return [f"{cases['pattern'].nunique()} patterns in {len(cases)} cases"]
+
+
+def times(frame: pd.DataFrame) -> pd.DataFrame:
+    """Median times, a row a (case, method), the shortest sequence first: kernel time (on a CPU plain calls) and call
+    time of both works in ms; the forward's speed over the best dense kernel with its 99% interval; `share`: its FLOPs a
+    second of visited blocks over the dense kernel's; floors in percent, by visited blocks and measured ceilings.
+    """
+    names = {f"{work} {kind}": f"{work}_{kind}" for work in AXES.times for kind in ("kernel", "call")}
+    floors = {f"{work} floor": f"floor_{work}" for work in AXES.times}
+    table = frames.medians(frame, AXES, **names, **floors)
+    if table.empty:
+        return pd.DataFrame({"times": ["none was measured"]})
+    metric = frames.time_metric(frame, "forward_kernel")
+    ratios = [
+        (row["case"], method, verdicts.interval_text(row), row["outcome"])
+        for method in law.sparse(table)
+        for row in verdicts.ratio(frame, AXES, DENSE, method, metric).to_dict("records")
+    ]
+    table = table.merge(pd.DataFrame(ratios, columns=["case", "method", "vs dense", "claim"]), "left").fillna(
+        {"vs dense": ABSENT, "claim": ABSENT}
+    )
+    table = table.merge(shares(frame, metric)[["case", "method", "share"]], "left")
+    table["blocks visited"] = table["case"].map(law.densities(frame)).astype(float)
+    made = {f"{name} (ms)": rounded(table[name]) for name in names}
+    made |= {
+        f"{work} of floor (%)": (100 * table[f"{work} floor"] / table[f"{work} kernel"]).round(1) for work in AXES.times
+    }
+    made |= {"share of dense": table["share"].round(3), "blocks visited": table["blocks visited"].round(4)}
+    columns = [*_CASE, "blocks visited", "method", *(f"{name} (ms)" for name in names)]
+    columns += ["vs dense", "claim", "share of dense", *(f"{work} of floor (%)" for work in AXES.times)]
+    return shown(smallest_first(table.assign(**made), AXES), AXES, columns)
+
+
+def shares(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """A row a (case, method) with `share`: FLOPs a second over those of the best dense kernel in the same case."""
+    table = frames.medians(frame, AXES, ms=metric, flops="flops")
+    table["rate"] = table["flops"] / table["ms"]
+    dense = table[table["method"].eq(DENSE)].set_index("case")["rate"]
+    return table.assign(share=table["rate"] / table["case"].map(dense)).dropna(subset="share")
+
+
+def lists(frame: pd.DataFrame) -> pd.DataFrame:
+    """What comes before the steady state, a row a (case, method), ms: our lists, built whole and sorted alone (both
+    directions, from the blocks found); a first call, with what the backend makes of the lists and compiles, which
+    PyTorch may have kept on disk; a later one; and of how many later ones the first is worth.
+    """
+    names = {"lists": "list_build", "sorting": "list_sort", "first call": "first_call", "later call": "forward_call"}
+    table = frames.medians(frame, AXES, **names)
+    if table["first call"].isna().all():
+        return pd.DataFrame({"lists": ["none was timed"]})
+    peak = frames.summary(frame, AXES, "list_peak_bytes").set_index("case")["median"]
+    size = frames.summary(frame, AXES, "lists_bytes").drop_duplicates("case").set_index("case")["median"]
+    for name in ("lists", "sorting"):  # of a case, not of the method whose rows hold it
+        table[name] = table.groupby("case")[name].transform("max").mask(table["method"].eq(DENSE))
+    made = {f"{name} (ms)": rounded(table[name]) for name in names}
+    made["peak / lists"] = (table["case"].map(peak) / table["case"].map(size)).astype(float).round(2)
+    made["first / later"] = (table["first call"] / table["later call"]).round(1)
+    return shown(smallest_first(table.assign(**made), AXES), AXES, [*_CASE, "method", *made])
+
+
+def break_even(frame: pd.DataFrame) -> pd.DataFrame:
+    """The law of each method, a row a (length, method, work): ms = slope x density + overhead, over random blocks as
+    measured; its largest deviation; and d*, the density at which it takes as long as the best dense kernel.
+    """
+    found = []
+    for work in AXES.times:
+        for row in law.laws(frame, work).to_dict("records"):
+            one = row["law"]
+            about = {name: row[name] for name in [*law.KEYS, "method"]} | {"work": work}
+            numbers = {"slope (ms)": one.slope, "overhead (ms)": one.overhead, "dense (ms)": row["dense"]}
+            found.append(about | numbers | {"worst off (%)": 100 * one.worst, "d*": even_text(one.even)})
+    if not found:
+        return pd.DataFrame({"law": ["no length has two densities and a dense time"]})
+    return rounded(shown(pd.DataFrame(found), AXES, found[0]), 3)
+
+
+def even_text(even: tuple[float, float, float]) -> str:
+    """ "0.93 [0.91, 0.95]"."""
+    if np.isnan(even[0]):
+        return "none"
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*even) if even[1] > 0 and even[2] < 100 else f"{even[0]:.2f} [no interval]"
+
+
+def answer(frame: pd.DataFrame) -> str:
+    """The answer of the speed phase in a sentence: the largest d* of each length."""
+    table = law.laws(frame)
+    if table.empty:
+        return "Not answered: no length holds valid times of two densities and of the best dense kernel."
+    if why := frames.no_claim(table):
+        return f"Not answered here ({why})."
+    table = law.fastest(table[table["block"].eq(table["block"].max())])
+    table = table[table["shape"].eq(table["shape"].iloc[-1])]
+    each = [
+        f"{one.even.ratio:.2f} at {k} keys"
+        for one, k in zip(table["law"], table["k_len"], strict=True)
+        if one.even.ratio > 0
+    ]
+    if not each:
+        return f"Never here: no kernel beats the best dense one at any density ({table['shape'].iloc[0]})."
+    return f"Below a density of {', '.join(each)}: there the fastest block-sparse kernel beats the best dense one."

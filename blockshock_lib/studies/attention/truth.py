@@ -8,48 +8,81 @@ from torch import Tensor
 
 from blockshock_lib.layers.attention import Pattern
 
-ROWS = 2048  # of queries that are turned into scores at once
+ENTRIES = 2**26  # of a matrix of scores that is made at once
+WHOLE = 4096  # queries up to which all is compared; beyond, what is sampled
+SAMPLED, HEADS = 256, 2  # queries of each head, and as many keys of so many heads of keys
+
+
+class Places(NamedTuple):
+    """What is compared: queries `rows` of every head, keys `keys` of the heads of keys `heads`; int64 [n]."""
+
+    rows: Tensor
+    keys: Tensor
+    heads: Tensor
+    sampled: bool = False
 
 
 class Made(NamedTuple):
-    out: Tensor  # [B, H, S, D]
-    lse: Tensor  # [B, H, S], base e; 0 where a query sees nothing, which `empty` tells
+    out: Tensor  # [B, H, rows, D]
+    lse: Tensor  # [B, H, rows], base e; 0 where a query sees nothing, which `empty` tells
     dq: Tensor
-    dk: Tensor  # [B, H / G, S_k, D]
+    dk: Tensor  # [B, heads, keys, D]
     dv: Tensor
-    empty: Tensor  # bool [B, H, S]
+    empty: Tensor  # bool [B, H, rows]
+
+
+def places(q_len: int, k_len: int, kv_heads: int, draw: torch.Generator, device: torch.device) -> Places:
+    """Everything of a short sequence. Of a long one a place in each of SAMPLED equal stretches, drawn anew for each
+    fresh group of processes, and HEADS heads of keys: a key's gradient takes the scores of all queries that see it.
+    """
+    if q_len <= WHOLE:
+        return Places(*(torch.arange(count, device=device) for count in (q_len, k_len, kv_heads)))
+
+    def stretches(count: int) -> Tensor:
+        start = torch.arange(SAMPLED) * count // SAMPLED
+        drawn = start + (torch.rand(SAMPLED, generator=draw) * (count // SAMPLED)).long()
+        return torch.cat((drawn, torch.tensor([0, count - 1]))).unique().to(device)
+
+    heads = torch.randperm(kv_heads, generator=draw)[:HEADS].sort().values
+    return Places(stretches(q_len), stretches(k_len), heads.to(device), True)
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, pattern: Pattern, scale: float, dtype: torch.dtype
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, pattern: Pattern, scale: float, dtype: torch.dtype, at: Places
 ) -> Made:
-    """Attention and its gradients for `dout`, from whole matrices of scores in `dtype`: float64 is the truth.
+    """Attention and its gradients for `dout` at the places `at`, from whole rows of scores in `dtype`: float64 is the
+    truth.
 
     In q's own dtype it is the baseline: plain PyTorch with each product rounded, and the mean of the scores' gradients
     from the rounded output, as flash kernels have it.
     """
-    (batch, heads, size), group, device = q.shape[:3], q.shape[1] // k.shape[1], q.device
+    (batch, heads, size, width), group, device = q.shape, q.shape[1] // k.shape[1], q.device
     sums = torch.promote_types(dtype, torch.float32)
-    out, dq = (torch.zeros_like(q, dtype=dtype) for _ in range(2))
-    dk, dv = (torch.zeros_like(k, dtype=sums) for _ in range(2))
-    lse = torch.zeros(q.shape[:3], dtype=sums, device=device)
-    empty = torch.ones(q.shape[:3], dtype=torch.bool, device=device)
-    keys = torch.arange(k.shape[2], device=device)[None]
+    out, dq = (torch.zeros(batch, heads, len(at.rows), width, dtype=dtype, device=device) for _ in range(2))
+    dk, dv = (torch.zeros(batch, len(at.heads), len(at.keys), width, dtype=sums, device=device) for _ in range(2))
+    lse = torch.zeros(out.shape[:3], dtype=sums, device=device)
+    empty = torch.ones(out.shape[:3], dtype=torch.bool, device=device)
+    keys, whole = torch.arange(k.shape[2], device=device)[None], torch.arange(size, device=device)
+    place = {int(head): number for number, head in enumerate(at.heads)}
     for b in range(batch):
         for h in range(heads):
-            mine = b, h // group
-            keys_, values = k[mine].to(dtype), v[mine].to(dtype)
-            for rows in torch.arange(size, device=device).split(ROWS):
+            of = place.get(h // group)
+            keys_, values = k[b, h // group].to(dtype), v[b, h // group].to(dtype)
+            for rows in (at.rows if of is None else whole).split(max(1, ENTRIES // k.shape[2])):
                 seen = pattern.sees(rows[:, None], keys, size, k.shape[2], b, h).expand(len(rows), k.shape[2])
-                queries, upstream, at = q[b, h, rows].to(dtype), dout[b, h, rows].to(dtype), (b, h, rows)
+                queries, upstream = q[b, h, rows].to(dtype), dout[b, h, rows].to(dtype)
                 none = ~seen.any(1)
                 scores = (queries @ keys_.T * scale).masked_fill(~seen, -math.inf).masked_fill(none[:, None], 0)
                 weights = scores.softmax(1).masked_fill(none[:, None], 0)
                 made = weights @ values
                 delta = (upstream.to(sums) * made.to(sums)).sum(1, keepdim=True)
                 dscores = (weights.to(sums) * ((upstream @ values.T).to(sums) - delta) * scale).to(dtype)
-                out[at], dq[at] = made, dscores @ keys_
-                dk[mine] += dscores.T @ queries
-                dv[mine] += weights.T @ upstream
-                lse[at], empty[at] = scores.to(sums).logsumexp(1).masked_fill(none, 0), none
+                if of is not None:
+                    dk[b, of] += dscores[:, at.keys].T @ queries
+                    dv[b, of] += weights[:, at.keys].T @ upstream
+                # Of these rows those that are compared: here, and among all that are.
+                mine = torch.isin(rows, at.rows)
+                to = b, h, torch.searchsorted(at.rows, rows[mine])
+                out[to], dq[to] = made[mine], dscores[mine] @ keys_
+                lse[to], empty[to] = scores[mine].to(sums).logsumexp(1).masked_fill(none[mine], 0), none[mine]
     return Made(out, lse, dq, dk.to(dtype), dv.to(dtype), empty)

@@ -1,0 +1,168 @@
+"""What is timed: a forward, a backward, both as kernels and as calls; the lists; and the floors of both."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch._functorch import config
+from torch.nn.attention import flex_attention
+
+from blockshock_lib.engine import memory, roofline
+from blockshock_lib.engine.case_run import CaseRun
+from blockshock_lib.engine.roofline import Ceilings
+from blockshock_lib.engine.study import Problem, Runner, Sample
+from blockshock_lib.engine.timing import Work
+from blockshock_lib.errors import UnsupportedError, first_line
+from blockshock_lib.kernels.attention import flex
+from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.attention.lists import BlockLists
+from blockshock_lib.kernels.graph import Graph
+
+REPEATS = 5  # of what is timed once a case
+BACKWARD = 2.5  # the products of a backward, of which a forward has two: scores again, dV, dP, dQ and dK
+
+
+class Cost(NamedTuple):
+    flops: float
+    read: float
+    written: float
+
+
+def compile_anew() -> None:
+    """Dynamo keeps eight compilations of a function and runs a ninth uncompiled, without a word that a record shows;
+    every case needs several. A backward that is run again must keep what it saved.
+    """
+    torch.compiler.reset()
+    config.donated_buffer = False
+
+
+def attend_tuned(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """FlexAttention with the settings that its search finds fastest."""
+    mask, heads = call.kept("flex", lambda: flex.block_mask(call)), call.q.shape[1] != call.k.shape[1]
+    operands, aux = (call.q, call.k, call.v), flex_attention.AuxRequest(lse=True)
+    out, told = _tuned()(*operands, block_mask=mask, scale=call.scale, enable_gqa=heads, return_aux=aux)
+    return out, told.lse
+
+
+@cache
+def _tuned() -> Callable:
+    return torch.compile(flex_attention.flex_attention, dynamic=False, mode="max-autotune-no-cudagraphs")
+
+
+def clocked(device: torch.device, fn: Callable[[], Any]) -> tuple[float, Any]:
+    """(ms until the device has done it, what it gave)."""
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    made = fn()
+    wait()
+    return (time.perf_counter() - start) * 1e3, made
+
+
+class Backward:
+    """A call of it gives dq, dk and dv, by the graph of one forward. That is made by the first call: autograd runs a
+    backward on the stream of its forward, so one that is captured needs a forward on that stream.
+    """
+
+    def __init__(self, runner: Runner):
+        self.runner, self.out = runner, None
+
+    def __call__(self) -> tuple[torch.Tensor, ...]:
+        if self.out is None:
+            with torch.enable_grad():
+                self.leaves = [x.detach().requires_grad_() for x in self.runner.operands]
+                self.out = self.runner.attend(self.leaves)[0]
+        return torch.autograd.grad(self.out, self.leaves, self.runner.dout, retain_graph=True)
+
+    def drop(self) -> None:
+        self.out = self.leaves = None
+
+
+def of(run: CaseRun, copies: Sequence[Runner]) -> list[Work]:
+    """The works of a method: kernel time only where its calls can be captured in a CUDA graph."""
+    one = copies[0]
+    for copy in copies[1:]:  # so that a call does not find its operands in the cache
+        copy.operands, copy.dout = [x.clone() for x in copy.operands], copy.dout.clone()
+    found = []
+    kinds: tuple[tuple[str, Callable], ...] = (("forward", _forward),) + (
+        () if one.lacks else (("backward", Backward),)
+    )
+    for name, make in kinds:
+        if run.attempt(one.name, partial(run.agree, partial(captured, run, one, make)), f"{name}_kernel"):
+            check = partial(_again, one, name)
+            found.append(_work(f"{name}_kernel", make, copies, recheck=check, heavy=True, traced=True))
+        found.append(_work(f"{name}_call", make, copies, eager=True))
+    if one.lacks:
+        run.miss(one.name, "unsupported", one.lacks, "backward_kernel")
+    return found
+
+
+def _forward(runner: Runner) -> Callable:
+    return lambda: runner.attend(runner.operands)[0]
+
+
+def _work(metric: str, make: Callable, copies: Sequence[Runner], **how: Any) -> Work:
+    calls = [make(copy) for copy in copies]
+
+    def release() -> None:
+        for call in calls:
+            if isinstance(call, Backward):
+                call.drop()
+
+    return Work(metric, calls, release=release, **how)
+
+
+def _again(one: Runner, name: str, made: Any) -> Iterator:
+    names = ("out",) if name == "forward" else ("dq", "dk", "dv")
+    made = made if name == "backward" or made is None else (made,)
+    return one.compared(None if made is None else dict(zip(names, made, strict=True)), names)
+
+
+def captured(run: CaseRun, one: Runner, make: Callable) -> bool:
+    """True; UnsupportedError where a call cannot be captured. It is tried alone, before others depend on it."""
+    if one.active and run.timer.pool is not None:
+        try:
+            Graph([make(one)], run.device, keeps=False).release()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            torch.cuda.synchronize(run.device)
+            raise UnsupportedError(f"it cannot be captured in a CUDA graph: {first_line(error)}") from error
+    return True
+
+
+def list_times(problem: Problem) -> Iterator[Sample]:
+    """The building of a case's lists, whole, and the sorting of found blocks into both directions alone."""
+    case, lists, works_here = problem.case, problem.lists, problem.group.rank == 0
+    size = case.q_len, case.k_len, case.block, problem.device
+    full, partial_ = lists.blocks()
+    rest = {name: getattr(lists, name) for name in ("block", "q_len", "k_len", "tiles", "plane")}
+
+    def build() -> BlockLists:
+        return replace(problem.pattern, made={}).lists(*size)
+
+    def sort() -> BlockLists:
+        return BlockLists.of(full, partial_, lists.rows.tile.long(), lists.planes, **rest)
+
+    for metric, make in (("list_build", build), ("list_sort", sort)):
+        meter = memory.Peak(problem.device)
+        meter.restart()
+        for step in range(REPEATS):
+            yield Sample(metric, clocked(problem.device, make)[0] if works_here else 0.0, step)
+        if metric == "list_build" and (peak := meter.read()) is not None:
+            yield Sample("list_peak_bytes", peak)
+
+
+def floors(one: Runner, ceilings: Ceilings) -> dict[str, float]:
+    """By the blocks that are visited, and each operand read or written once."""
+    case, lists = one.problem.case, one.lists
+    blocks = lists.block_density * lists.q_blocks * lists.k_blocks
+    flops = 4.0 * case.batch * case.heads * case.head_dim * blocks * case.block**2
+    q, k = one.operands[0].nbytes, one.operands[1].nbytes
+    forward = Cost(flops, q + 2 * k, q)
+    backward = Cost(BACKWARD * flops, 3 * q + 2 * k, q + 2 * k)
+    found = {"flops": flops, "floor_forward": roofline.compute(forward, ceilings)}
+    return found | ({} if one.lacks else {"floor_backward": roofline.compute(backward, ceilings)})

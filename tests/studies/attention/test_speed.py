@@ -1,0 +1,212 @@
+"""The speed phase: its law, break-even and verdicts on planted times; and a tiny case through the engine."""
+
+import types
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from blockshock_lib import studies
+from blockshock_lib.comm import Group
+from blockshock_lib.engine import experiment
+from blockshock_lib.kernels.attention import backends, reference
+from blockshock_lib.layers import attention
+from blockshock_lib.params import load
+from blockshock_lib.report.frames import COLUMNS
+from blockshock_lib.studies.attention import hypotheses, law, patterns, plots, report, truth
+from blockshock_lib.studies.attention.params import columns, expand
+from blockshock_lib.studies.attention.problem import AttentionProblem
+from tests.report.frames import row, title
+
+STUDY = studies.load("attention")
+QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01, "profile": "none"}
+
+
+def asked(pattern="blocks 0.5", length=256, **settings):
+    sweep = {"sweep.patterns": [pattern], "sweep.lengths": [[length]]}
+    return load(STUDY, "attention_speed", QUICK | sweep | settings, choose={"hardware": "cpu"})
+
+
+def measured(**how):
+    params = asked(**how)
+    (case,) = expand(params)
+    problem = AttentionProblem(case, params, device=torch.device("cpu"), group=Group())
+    return case, experiment.measure(problem, params, STUDY)
+
+
+def framed(case, rows, group=0):
+    about = columns(vars(case)) | dict(run="a", phase="attention_speed", case=case.id, group=group, seed=0, code="")
+    about |= {name: getattr(case, name) for name in ("device", "emulated", "world_size", "dtype")}
+    return pd.DataFrame([about | one for one in rows])
+
+
+def planted(slope=0.9, overhead=0.02, device="cuda", bend=0.0, noise=0.002, lengths=hypotheses.LENGTHS):
+    """A GPU's records of the headline cells: at length k dense takes (k / 4096)^2 ms, FA4 that times slope d +
+    overhead + bend sqrt(d).
+    """
+    rng, found = np.random.default_rng(0), []
+    for k in lengths:
+        for density in map(float, hypotheses.DENSITIES):
+            case = dict(pattern=f"blocks {density:g}", batch=1, heads=16, kv_heads=16, head_dim=128, q_len=k, k_len=k)
+            about = columns(case | {"block": 128}) | dict(run="a", phase="attention_speed", case=f"{k} {density}")
+            about |= dict(seed=0, code="", device=device, emulated=False, world_size=1, dtype="bf16")
+            whole = (k / 4096) ** 2
+            for group in range(3):
+                rows = []
+                for method, ms in (("dense", 1.0), ("fa4", slope * density + overhead + bend * density**0.5)):
+                    rows += [row(method, "check", "bool", 1), row(method, "flops", "FLOP", 1e9)]
+                    for metric, times in (("forward_kernel", 1), ("backward_kernel", 2.5), ("forward_call", 1.1)):
+                        each = whole * times * ms * np.exp(rng.normal(0, noise, 4))
+                        rows += [row(method, metric, "ms", value, repeat) for repeat, value in enumerate(each)]
+                rows.append(row("fa4", "block_density", "1", density))
+                found += [about | {"group": group} | one for one in rows]
+    return pd.DataFrame(found)
+
+
+def test_the_law_finds_a_planted_overhead_and_its_break_even():
+    table = law.laws(planted(slope=1.25, overhead=0.1))
+    assert list(table["k_len"]) == list(hypotheses.LENGTHS) and set(table["method"]) == {"fa4"}
+    for one, k in zip(table["law"], table["k_len"], strict=True):
+        whole = (k / 4096) ** 2
+        assert one.slope == pytest.approx(1.25 * whole, rel=0.01) and one.worst < 0.01
+        assert one.overhead == pytest.approx(0.1 * whole, rel=0.05)
+        assert one.even.low < 0.72 < one.even.high and one.even.high - one.even.low < 0.05
+    assert law.laws(planted(slope=1.25, overhead=1.5))["law"].map(lambda one: np.isnan(one.even.ratio)).all()
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict", "proportional"),
+    [
+        (dict(slope=1.25, overhead=0.005), "supported", "supported"),
+        (dict(slope=0.8, overhead=0.005), "supported", "supported"),  # d* beyond 1: faster at any density
+        (dict(slope=1.25, overhead=0.1), "supported", "refuted"),
+        (dict(slope=1.25, overhead=1.5), "refuted", "refuted"),
+        (dict(slope=1.25, overhead=0.005, noise=0.3), "undecided", "undecided"),
+        (dict(slope=1.25, overhead=0.005, device="cpu"), "undecided", "undecided"),
+        (dict(slope=1.25, overhead=0.005, lengths=(4096,)), "undecided", "undecided"),
+    ],
+)
+def test_the_verdicts_follow_their_rules(times, verdict, proportional):
+    frame = planted(**times)
+    one, two = hypotheses.a1(frame), hypotheses.a2(frame)
+    assert (one.verdict, two.verdict) == (verdict, proportional), (one.why, two.why)
+    if times.get("device") == "cpu":
+        assert "CPU" in one.why and "CPU" in two.why and "CPU" in report.answer(frame)
+
+
+def test_a_break_even_that_the_cells_contradict_refutes_a1():
+    frame = planted(slope=1.25, overhead=0.005)
+    above = frame["pattern"].eq("blocks 1") & frame["method"].eq("fa4") & frame["metric"].eq("forward_kernel")
+    frame.loc[above, "value"] /= 1.6
+    assert hypotheses.a1(frame).verdict == "refuted"
+
+
+def test_there_are_at_most_twenty_headline_cells_and_a_sweep_of_a_gpu_measures_them():
+    params = load(STUDY, "attention_speed", choose={"hardware": "cuda"})
+    cases = pd.DataFrame([vars(case) | columns(vars(case)) for case in expand(params)])
+    assert params.hardware.world_size == 1 and not params.hardware.emulated
+    assert 12 <= len(hypotheses.headline(cases.assign(value=0.0))) <= 20
+
+
+def test_figures_and_tables_say_what_was_planted_and_stand_without_records():
+    frame = planted(slope=1.25, overhead=0.1)
+    drawn = plots.time_over_density(frame)
+    assert "below a density of 0.72" in title(drawn) and len(drawn.axes) == 3
+    assert "no claim" in drawn.alt or "d* = 0.72" in drawn.alt
+    assert set(report.break_even(frame)["d*"].str[:4]) == {"0.72"}
+    assert "0.72 at 65536 keys" in report.answer(frame)
+    table = report.times(frame)
+    assert {"faster", "slower"} <= set(table["claim"])
+    for name in ("times", "break-even", "lists"):
+        assert len(STUDY.tables[name](frame.iloc[:0])) == 1
+    for name in ("time over density", "share of dense"):
+        assert "nothing to draw" in STUDY.figures[name](pd.DataFrame(columns=COLUMNS)).alt
+    assert [hypotheses.a1(frame.iloc[:0]).verdict, hypotheses.a2(frame.iloc[:0]).verdict] == ["undecided"] * 2
+
+
+def test_a_case_is_checked_timed_and_drawn():
+    case, rows = measured(methods=["dense", "reference", "flex"])
+    frame = framed(case, rows)
+    assert frame[frame["metric"].eq("check")]["status"].eq("ok").all()
+    found = frame[frame["status"].eq("ok")].groupby("method")["metric"].agg(set)
+    both = {f"{work}_{kind}" for work in ("forward", "backward") for kind in ("kernel", "call")}
+    for name in ("dense", "reference"):
+        assert both | {"floor_forward", "floor_backward", "flops", "first_call"} <= found[name]
+    assert both <= found["twin"] and {"list_build", "list_sort", "block_density"} <= found["reference"]
+    # On a CPU FlexAttention has no gradients: its forward is timed, and what is missing has its reason.
+    assert "forward_kernel" in found["flex"] and not found["flex"] & {"backward_kernel", "error_backward"}
+    missing = frame[frame["metric"].eq("backward_kernel") & frame["status"].eq("unsupported")]
+    assert set(missing["method"]) == {"flex"} and missing["reason"].str.contains("no gradients").all()
+    assert not report.lists(frame).empty and set(report.times(frame)["claim"]) <= {"no claim", "–"}
+    assert "no claim" in plots.share_of_dense(frame).alt
+
+
+@pytest.mark.parametrize(("pattern", "rival"), [("window", "causal"), ("blocks 0.5", "full"), ("causal", "causal")])
+def test_the_dense_rival_computes_the_least_dense_attention_that_holds_the_pattern(pattern, rival, monkeypatch):
+    params = asked(pattern=pattern)
+    (case,) = expand(params)
+    assert patterns.dense(patterns.made(case)).rules == getattr(attention, rival)().rules
+    # A rival that saw the pattern would be refused: it is checked against dense attention.
+    fake = types.SimpleNamespace(refuse=lambda call: "", attend=lambda call: reference.attend(wrong(call)))
+
+    def wrong(call):
+        lists = attention.block_diagonal(case.block).lists(case.q_len, case.k_len, case.block)
+        return types.SimpleNamespace(**vars(call) | {"lists": lists})
+
+    monkeypatch.setitem(backends.BACKENDS, "sdpa", fake)
+    _, rows = measured(pattern=pattern, methods=["dense"])
+    failed = [one for one in rows if one["metric"] == "check"]
+    assert {one["status"] for one in failed} == {"failed"} and not [r for r in rows if r["metric"] == "forward_kernel"]
+
+
+@pytest.mark.parametrize("density", ["1", "0.25", "0.1"])
+def test_random_blocks_have_the_asked_density_and_a_block_in_each_row(density):
+    (case,) = expand(asked(pattern=f"blocks {density}", length=4096))
+    lists = patterns.made(case).lists(case.q_len, case.k_len, case.block)
+    assert lists.block_density == pytest.approx(float(density), rel=0.15) and not len(lists.rows.partial)
+    assert (lists.rows.full_at.diff() > 0).all()
+    assert expand(asked(pattern="blocks 0.02", length=1024)) == (), "not a block a row"
+
+
+def test_sampled_truth_is_the_whole_one_at_its_places_and_a_fault_there_is_refused(monkeypatch):
+    params = asked(pattern="window", length=512, methods=["reference"])
+    (case,) = expand(params)
+    whole = AttentionProblem(case, params, device=torch.device("cpu"), group=Group())
+    monkeypatch.setattr(truth, "WHOLE", 128)
+    monkeypatch.setattr(truth, "SAMPLED", 32)
+    monkeypatch.setattr(truth, "HEADS", 1)
+    monkeypatch.setattr(truth, "ENTRIES", 100 * 512)
+    some = AttentionProblem(case, params, device=torch.device("cpu"), group=Group())
+    (all_of, _), (part, _), at = whole.expected("reference"), some.expected("reference"), some.places
+    assert at.sampled and 32 <= len(at.rows) <= 34 and len(at.heads) == 1
+    for name in ("out", "dq", "lse", "empty"):
+        torch.testing.assert_close(getattr(part, name), getattr(all_of, name)[:, :, at.rows])
+    for name in ("dk", "dv"):
+        torch.testing.assert_close(getattr(part, name), getattr(all_of, name)[:, at.heads][:, :, at.keys])
+    _, rows = measured(pattern="window", length=512, methods=["reference"])
+    assert [one["status"] for one in rows if one["metric"] == "check"] == ["ok"]
+    assert next(one["value"] for one in rows if one["metric"] == "entries_total") == 2 * 512 * 64
+
+    def attend(call):
+        out, lse = reference.attend(call)
+        keep = torch.ones(out.shape[2]).scatter(0, at.rows[3:4], 1.5)
+        return out * keep[:, None], lse
+
+    monkeypatch.setitem(backends.BACKENDS, "reference", types.SimpleNamespace(refuse=lambda call: "", attend=attend))
+    _, rows = measured(pattern="window", length=512, methods=["reference"])
+    assert next(one["reason"] for one in rows if one["metric"] == "check").startswith("rank 0: out")
+
+
+def test_a_call_that_cannot_be_captured_is_still_timed_as_a_call(monkeypatch):
+    from blockshock_lib.errors import UnsupportedError
+    from blockshock_lib.studies.attention import works
+
+    def captured(*_):
+        raise UnsupportedError("it cannot be captured in a CUDA graph: planted")
+
+    monkeypatch.setattr(works, "captured", captured)
+    _, rows = measured(methods=["reference"])
+    found = {one["metric"]: one for one in rows}
+    assert found["forward_kernel"]["status"] == "unsupported" and "planted" in found["forward_kernel"]["reason"]
+    assert found["forward_call"]["status"] == found["backward_call"]["status"] == "ok"
