@@ -136,4 +136,4 @@ def span(seconds: float) -> str:
 
 
 def _fold(name: str, text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=f"{name:<12}", subsequent_indent=" " * 12, break_long_words=False)
+    return textwrap.fill(text, WIDTH, initial_indent=f"{name:<11} ", subsequent_indent=" " * 12, break_long_words=False)

@@ -9,6 +9,7 @@ import pytest
 from blockshock_lib import files, params
 from blockshock_lib.runs import dry_run, manifest, records
 from blockshock_lib.runs.dry_run import earlier
+from blockshock_lib.studies import attention
 from blockshock_lib.studies.linear import STUDY
 
 REFERENCE = files.ROOT / "outputs" / "reference"
@@ -46,6 +47,11 @@ def test_a_dry_run_tells_every_case_starts_no_process_and_makes_no_folder(phase,
     for said in (f"base < linear < {phase}", f"sweeps/{phase}-{hardware}", "estimate", "outputs/reference", "fits"):
         assert said in text
     assert all(STUDY.axes.label(name) in text for name in effective.methods)
+
+
+def test_a_phase_of_a_long_name_stands_apart_from_its_question():
+    effective = params.load(attention.STUDY, "attention_correctness", {}, choose={"hardware": "cpu"})
+    assert dry_run.dry_run(attention.STUDY, effective, CPU).startswith("attention_correctness Is every kernel right")
 
 
 def test_what_would_be_refused_is_said_and_the_cases_are_listed_all_the_same():
