@@ -249,7 +249,7 @@ class BlockShockLinear(TermParallelLinear):
     def _state(self) -> tuple:
         """What changes when the weight may have changed."""
         w = self.weight
-        version, steps = 0 if w.is_inference() else w._version, 0 if self.frozen else autograd.optimizer_steps
+        version, steps = 0 if w.is_inference() else w._version, autograd.optimizer_steps if w.requires_grad else 0
         return w.data_ptr(), version, steps, getattr(w, "looks", 0)
 
     def _look(self) -> None:

@@ -5,13 +5,14 @@ A GEMM reads a transposed view at the same cost; an elementwise operation with a
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from blockshock_lib.comm import Pending
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
+from blockshock_lib.layers import autograd
 from blockshock_lib.layers.parts import Part, equal_shard, term_mask
 from blockshock_lib.layers.sharded import ShardedLinear
 
@@ -105,6 +106,22 @@ class MaskedDenseLinear(TermParallelLinear):
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
         super().shard(weight, keep, part)
         self.pattern = None if self.frozen else Pattern.of(term_mask(keep, part))
+        self._noted = self._state()
+
+    def _state(self) -> tuple[int, int]:
+        return 0 if self.weight.is_inference() else self.weight._version, autograd.optimizer_steps
+
+    @torch.no_grad()
+    def prepare(self, always: bool = False) -> None:
+        """Zeros in the holes again where something else than an optimizer wrote, as nn.init does to a whole tensor."""
+        if self.pattern is None or self.gathered or not isinstance(self.weight, nn.Parameter):
+            return
+        (version, steps), (before, counted) = self._state(), self._noted
+        if version != before and steps == counted:
+            masked = self.pattern.masked(self.weight)
+            if not torch.equal(masked, self.weight):
+                self.weight.copy_(masked)
+        self._noted = self._state()
 
     def hold_bytes(self) -> dict[str, int]:
         return super().hold_bytes() | {"pattern": self.pattern.nbytes if self.pattern else 0}
@@ -114,12 +131,15 @@ class MaskedDenseLinear(TermParallelLinear):
 
     def local_wgrad(self, dy: Tensor, x: Tensor, by: str | None = None) -> Tensor:
         dense = super().local_wgrad(dy, x)
-        return self.pattern.masked(dense, out=dense)
+        return self._kept().masked(dense, out=dense)
 
     def from_dense(self, dense: Tensor) -> Tensor:
+        return self._kept().masked(dense[self.rows, self.cols])
+
+    def _kept(self) -> Pattern:
         if self.pattern is None:
             raise UnsupportedError("a frozen masked dense layer does not keep its mask: make it anew with the weight")
-        return self.pattern.masked(dense[self.rows, self.cols])
+        return self.pattern
 
 
 class PermutedDenseLinear(TermParallelLinear):

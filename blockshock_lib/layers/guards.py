@@ -56,12 +56,27 @@ def refuse_same_ranks(layer: nn.Module, wrapper: str, ranks: Iterable[int]) -> N
         )
 
 
-def sharded_over_others(layer: nn.Module, weight: object) -> bool:
-    """Whether FSDP2 sets this weight, sharded; UnsupportedError where over the layer's own ranks."""
-    if not isinstance(weight, DTensor):
-        return False
-    refuse_same_ranks(layer, "FSDP2", weight.device_mesh.mesh.flatten().tolist())
-    return True
+def before_set(layer: nn.Module, weight: object) -> bool:
+    """Whether FSDP2 gathers the weight that is set; UnsupportedError where over the layer's own ranks."""
+    if "weight" not in layer._parameters:  # prune, and weight_norm and spectral_norm of torch.nn.utils, took it out
+        _refuse_made_anew(layer)
+    if not layer.gathered and isinstance(weight, DTensor):
+        refuse_same_ranks(layer, "FSDP2", weight.device_mesh.mesh.flatten().tolist())
+        return True
+    return layer.gathered
+
+
+def before_delete(layer: nn.Module, name: str) -> None:
+    if name == "weight":  # as torch.nn.utils.parametrize and FSDP1 do
+        _refuse_made_anew(layer)
+    nn.Module.__delattr__(layer, name)
+
+
+def _refuse_made_anew(layer: nn.Module) -> None:
+    raise UnsupportedError(
+        f"{describe(layer)} takes no FSDP1, pruning, weight_norm, spectral_norm or other parametrization: it holds a "
+        "part of its weight, or packed values alone: use fully_shard (FSDP2), and parametrize the nn.Linear before"
+    )
 
 
 def before_forward(layer: nn.Module, x: Tensor) -> None:
@@ -70,23 +85,24 @@ def before_forward(layer: nn.Module, x: Tensor) -> None:
 
 
 def before_pass(layer: nn.Module, what: str, x: Tensor) -> None:
-    """Counts a pass of ranks that share a layer; before the first forward, a collective compares the shapes of x.
+    """Counts a pass of ranks that share a layer; before the first two forwards, a collective compares their x.
 
-    With CHECK, before each, its values too; not by default: where a pipeline learns its shapes, x is uninitialised.
+    In the first the shapes alone: where a pipeline learns them, x is uninitialised. With CHECK, all in each.
     """
     if not (layer.group.connected and layer.collective):
         return
     watch.count(layer, what, x.shape)
-    if what == "forward" and (CHECK or not layer.met) and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-        layer.met, values = True, x.detach().reshape(-1)
+    capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    if what == "forward" and (CHECK or layer.met < 2) and not capturing:
+        layer.met, values = layer.met + 1, x.detach().reshape(-1)
         # To a tenth: what comes before may round otherwise on another rank.
-        sample = values[:: -(-values.numel() // 64)].tolist() if CHECK else [0.0]
+        sample = values[:: -(-values.numel() // 64)].tolist() if CHECK or layer.met == 2 else [0.0]
         (shape, first), *others = layer.group.gather_objects((x.shape, sample))
         near = max(map(abs, first)) / 10
         for rank, (other, found) in enumerate(others, 1):
             unlike = any(abs(a - b) > near for a, b in zip(first, found, strict=False))
             if odd := "shape of x" if other != shape else "x" if unlike else "":
-                how = "all ranks of a layer pass it the same batch, with one seed for what is random before it"
+                how = "all ranks of a layer pass it the same batch, with one seed for all that comes before it"
                 raise UnsupportedError(f"{describe(layer)}: rank {rank} was given another {odd} than rank 0: {how}")
 
 
@@ -130,15 +146,13 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def _before_wrapped(wrapper: nn.Module, _: str, model: nn.Module | None) -> None:
-    flattens = type(wrapper).__name__ == "FullyShardedDataParallel"
-    if not (flattens or isinstance(wrapper, DistributedDataParallel)) or model is None:
+    if not isinstance(wrapper, DistributedDataParallel) or model is None:
         return
-    layers = {id(layer) for layer in autograd.layers()}
-    for name, layer in model.named_modules():
-        if id(layer) in layers:
-            layer.path = max(layer.path, name, key=len)
-            if flattens:
-                raise UnsupportedError(f"FSDP1 flattens the weight of {describe(layer)}: use fully_shard (FSDP2)")
+    names = {id(module): name for name, module in model.named_modules()}
+    given = {id(parameter) for parameter in model.parameters()}  # all that torch's replicate passes on
+    for layer in autograd.layers():
+        if id(layer) in names or id(layer.weight) in given:
+            layer.path = max(layer.path, names.get(id(layer), ""), key=len)
             ranks = dist.get_process_group_ranks(wrapper.process_group)
             refuse_same_ranks(layer, "DistributedDataParallel", ranks)
 

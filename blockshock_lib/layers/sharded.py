@@ -11,7 +11,7 @@ from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import autograd, chunked
 from blockshock_lib.layers.graphed import Graphed
-from blockshock_lib.layers.guards import before_forward, before_pass, refuse_unequal, sharded_over_others
+from blockshock_lib.layers.guards import before_delete, before_forward, before_pass, before_set, refuse_unequal
 from blockshock_lib.layers.parts import Part, laid_as, part_of, require_plain, whole
 from blockshock_lib.layers.watch import describe
 
@@ -41,8 +41,9 @@ class ShardedLinear(nn.Module):
     transposed_dgrad = False  # dX is the transposed view of a contiguous [K, B]
     gathered = False  # FSDP2 shards the weight over other ranks, and gathers it for each pass
     path = ""  # its dotted name in the model, where that is known
-    met = False  # the ranks have compared what they pass
+    met = 0  # how often the ranks have compared what they pass
     before_pass = before_pass
+    __delattr__ = before_delete
     dgrad_by = "dense"
     wgrad_by = "full"
 
@@ -99,8 +100,8 @@ class ShardedLinear(nn.Module):
         autograd.register(self)  # or the compiled operator would find the original of a copy
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name == "weight" and not self.gathered and sharded_over_others(self, value):
-            self.gathered = True
+        if name == "weight":
+            self.gathered = before_set(self, value)
         super().__setattr__(name, value)
 
     def _parameter(self, data: Tensor) -> nn.Parameter:

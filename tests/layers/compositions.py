@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint as dcp
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -38,6 +39,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_ as torchs_clip
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint as recompute
 
@@ -334,6 +336,16 @@ def ddp_same_ranks(method):
     raise UnsupportedError(said)
 
 
+@composition("replicate (torch.distributed._composable) over the ranks of the layer", SHARED)
+def replicated(method):
+    plain, model, half = over_dp(method)
+    replicate(model, process_group=square()["dp"].get_group())
+    train(plain, sgd(plain))
+    train(model, sgd(model), half)
+    alike(model, plain)
+    replicate(twins(method)[1])(batch(0)[0])
+
+
 # Optimizers, clipping, and torch's own checkpoint of an optimizer
 
 
@@ -519,12 +531,25 @@ def unequal_seeds(method):
     alike(model, plain)
 
 
-@composition("another seed on each rank, dropout before the layer: with BLOCKSHOCK_CHECK=1", SHARED)
-def unequal_dropout(method):
-    _, model = twins(method)
-    torch.manual_seed(dist.get_rank())
+def _refused_at_the_second_forward(model, x):
+    model(x)
+    said = said_by(model, x)
     with mock.patch.object(guards, "CHECK", True):
-        nn.Sequential(nn.Dropout(0.5), model)(batch(0)[0])
+        assert said_by(model, x) == said  # and at the first forward too
+    raise UnsupportedError(said)
+
+
+@composition("another seed on each rank, an embedding or dropout before the layer: at the second forward", SHARED)
+def unequal_before(method):
+    one, other = twins(method)[1], twins(method)[1]
+    torch.manual_seed(dist.get_rank())
+    said_by(_refused_at_the_second_forward, nn.Sequential(nn.Dropout(0.5), one), batch(0)[0])
+    _refused_at_the_second_forward(nn.Sequential(nn.Embedding(8, FEATURES, dtype=F64), other), torch.arange(8))
+
+
+@composition("another batch of the same size on each rank: at the second forward", SHARED)
+def other_batches(method):
+    _refused_at_the_second_forward(twins(method)[1], batch(dist.get_rank())[0])
 
 
 @composition("a batch of another size on one rank: at the first forward, or at any with BLOCKSHOCK_CHECK=1", SHARED)
@@ -724,6 +749,46 @@ def written_by_data(method):
     for found, wanted in zip(model.seen, plain.seen, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
     alike(model, plain)
+
+
+@composition("weights drawn anew in place, as by nn.init")
+def drawn_anew(method):
+    plain, model = twins(method)
+    for one in (model[0], model[2]):
+        torch.manual_seed(dist.get_rank())
+        nn.init.normal_(one.weight, std=0.1)
+    with torch.no_grad():
+        found = model(batch(0)[0])
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(found, plain(batch(0)[0]), rtol=1e-10, atol=1e-10)
+
+
+@composition("torch.nn.utils.prune, weight_norm, spectral_norm, parametrize")
+def made_anew(method):
+    utils, model = nn.utils, twins(method)[1]
+    for make in (utils.spectral_norm, utils.weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)):
+        said = said_by(make, copy.deepcopy(model[0]))
+    for make in (utils.parametrizations.weight_norm, utils.parametrizations.spectral_norm):
+        try:
+            assert said_by(make, model[0]) == said
+        except RuntimeError as error:  # torch itself makes no parametrization of a subclass of Parameter
+            assert "WatchedParameter" in str(error)
+    alike(model, twins(method)[0], trained=False)
+    raise UnsupportedError(said)
+
+
+@composition("a layer made frozen, then trained all the same", ("packed", "recompress", "B1", "B2", "D"))
+def thawed(method):
+    kind, options = METHODS[method]
+    for fused in (True, False):
+        plain, model = dense(), dense()
+        for name in ("0", "2"):
+            setattr(model, name, kind.from_linear(model.get_submodule(name), frozen=True, **options))
+        model(batch(0)[0].requires_grad_()).sum().backward()
+        model.requires_grad_(True)
+        for one in (plain, model):
+            train(one, torch.optim.AdamW(one.parameters(), lr=0.01, fused=fused))
+        alike(model, plain)
 
 
 @composition("one layer used twice")
