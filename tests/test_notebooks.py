@@ -9,16 +9,16 @@ import xml.etree.ElementTree as ElementTree
 import nbformat
 import pytest
 
+from blockshock_lib import studies
 from blockshock_lib.files import ROOT
-from blockshock_lib.studies.linear import STUDY
-from blockshock_lib.studies.linear.report import FIGURES, TABLES
+from blockshock_lib.studies.linear.report import TABLES
 from tests.nbval_runs import differs
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 IGNORED = "nbval-ignore-output"
 # What is the same on every computer, and what holds times or depends on the machine. A cell that shows anything shows
 # one of them, so that a new one has to say which it is. All figures vary.
-SAME_TABLES = {"correctness", "reasons", "weights", "hypotheses", "tensors", "how dX is made"}
+SAME_TABLES = {"correctness", "reasons", "weights", "hypotheses", "tensors", "how dX is made", "patterns"}
 SAME = {"plan_table", "proofs", "claims", *SAME_TABLES}
 VARIES = {"answer", "card_table", "measure", "numbers", "figure", "show", "runs_table"} | TABLES.keys() - SAME
 # Of explore: a static figure, and after it a widget view.
@@ -108,10 +108,12 @@ def test_a_cell_is_ignored_by_nbval_exactly_when_its_output_varies(notebook):
         )
 
 
-def test_the_notebooks_show_every_table_and_figure_of_the_study():
+@pytest.mark.parametrize("study", studies.names())
+def test_the_notebooks_show_every_table_and_figure_of_a_study(study):
+    study = studies.load(study)
     shown = {name for path in NOTEBOOKS for cell in code(nbformat.read(path, 4)) for name in calls(cell)}
-    at_the_top = {f"figure {name}" for phase in STUDY.phases.values() for name in phase.figures[:1]}
-    asked = {*TABLES, *(f"figure {name}" for name in FIGURES)} - at_the_top
+    at_the_top = {f"figure {name}" for phase in study.phases.values() for name in phase.figures[:1]}
+    asked = {*study.tables, *(f"figure {name}" for name in study.figures)} - at_the_top
     assert shown >= asked - {"answer"}  # the findings' `numbers` is made of "answer"
 
 
