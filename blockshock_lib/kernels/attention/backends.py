@@ -2,11 +2,13 @@
 `forward` and a `backward` of its own, those take and give the logsumexp, and parts of the keys can be merged.
 """
 
+from functools import partial
 from types import ModuleType
 
 from blockshock_lib.errors import UnsupportedError, allowed
-from blockshock_lib.kernels.attention import cudnn, fa4, flex, reference, sdpa, triton
+from blockshock_lib.kernels.attention import cudnn, fa4, flex, reference, sdpa, triton, tune
 from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.tuning.child import Search
 
 BACKENDS: dict[str, ModuleType] = {
     "reference": reference,
@@ -16,12 +18,15 @@ BACKENDS: dict[str, ModuleType] = {
     "cudnn": cudnn,
     "sdpa": sdpa,
 }
+SEARCH = Search(
+    f"{__name__}:SEARCH", tune.KINDS, partial(tune.run, BACKENDS), tune.SECONDS, silence=300.0
+)  # a word between two compilations
 
 
 def chosen(name: str, call: Call) -> ModuleType:
     """The backend of that name. ValueError where there is none; UnsupportedError, with its reason, where it cannot."""
     if name == "auto":
-        name = "flex" if call.q.is_cuda and not flex.refuse(call) else "reference"
+        return tune.auto(BACKENDS, call)
     if name not in BACKENDS:
         raise ValueError(f"unknown backend {name!r}; {allowed(name, ['auto', *BACKENDS])}")
     if why := BACKENDS[name].refuse(call):
@@ -31,6 +36,13 @@ def chosen(name: str, call: Call) -> ModuleType:
 
 def explicit(name: str, call: Call) -> ModuleType:
     """`chosen` for a ring: UnsupportedError where the backend has no backward of its own."""
+    if name == "auto":
+        return tune.auto({each: row for each, row in BACKENDS.items() if hasattr(row, "backward")}, call)
     if name in BACKENDS and not hasattr(BACKENDS[name], "backward"):
         raise UnsupportedError(f"backend {name!r} has no backward that takes the logsumexp over all keys")
     return chosen(name, call)
+
+
+def tuned(call: Call) -> dict[str, float]:
+    """As `tune.tuned`, among all backends."""
+    return tune.tuned(SEARCH, call)

@@ -3,7 +3,7 @@
 import importlib.util
 import math
 import os
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ def refuse(call: Call) -> str:
     dtype, interpreted = call.q.dtype, os.environ.get("TRITON_INTERPRET") == "1"
     if not call.q.is_cuda and not interpreted:
         return "it needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)"
-    if importlib.util.find_spec("triton") is None:
+    if not _installed():
         return "triton is not installed: it comes with PyTorch's CUDA builds"
     if dtype not in (torch.bfloat16, torch.float16, torch.float32) or (interpreted and dtype == torch.bfloat16):
         return f"it takes bf16 (not in the interpreter), fp16 and fp32, not {dtype}"
@@ -56,6 +56,11 @@ def refuse(call: Call) -> str:
     if call.scale < 0:
         return f"it takes a scale of 0 or more, not {call.scale:g}"
     return ""
+
+
+@cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def attend(call: Call, cuts: Cuts = UNTUNED) -> tuple[Tensor, Tensor]:

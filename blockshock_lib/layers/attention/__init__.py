@@ -28,7 +28,7 @@ from blockshock_lib.layers.attention.factory import BlockSparseAttention, create
 from blockshock_lib.layers.attention.hybrid import HYBRID_1024, HybridTransformerBlock
 from blockshock_lib.layers.attention.parallel import ContextParallelAttention
 from blockshock_lib.layers.attention.picture import picture
-from blockshock_lib.layers.attention.sparse import SparseAttention, sparse_attention
+from blockshock_lib.layers.attention.sparse import SparseAttention, sparse_attention, tune
 from blockshock_lib.layers.attention.style import ContextParallel
 
 __all__ = [
@@ -58,5 +58,6 @@ __all__ = [
     "random",
     "sparse_attention",
     "strided",
+    "tune",
     "window",
 ]

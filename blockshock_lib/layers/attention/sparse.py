@@ -36,6 +36,22 @@ def sparse_attention(
     return (out, lse) if return_lse else out
 
 
+def tune(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float | None = None, block: int = 128
+) -> dict[str, float]:
+    """Measures the backends on calls of these shapes and this pattern, in a process of its own: the milliseconds of
+    each whose values are right, forward and, where q, k or v requires a gradient, backward; the fastest first.
+
+    They are kept on disk, where `backend="auto"` finds them in later processes too, for patterns that are near as well.
+    Warns of backends whose values are wrong. UnsupportedError without a GPU, BlockShockError where nothing is right,
+    ValueError as of `sparse_attention`.
+    """
+    call = _call(q, k, v, pattern, scale, False, block)
+    if not q.is_cuda:
+        raise UnsupportedError(f"tuning measures GPUs; these tensors lie on {q.device}")
+    return backends.tuned(call)
+
+
 def _call(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float | None, lse: bool, block: int) -> Call:
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4 or k.shape != v.shape or not q.numel() or not k.numel():

@@ -1,0 +1,175 @@
+"""Which backend is the fastest of those whose values are right on this machine, measured once and kept on disk.
+
+The search draws q, k, v and dout of a call's shapes and holds what each backend makes of its pattern against the
+reference in float64 before it is timed; first it cuts the Triton kernels. What is kept serves other patterns too: those
+of another length or density take the nearest that was measured. It runs in a process of its own, as a rival may crash.
+"""
+
+import functools
+import itertools
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from blockshock_lib.errors import BlockShockError
+from blockshock_lib.kernels.attention import trial, triton
+from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.needs import version
+from blockshock_lib.kernels.tuning import store
+from blockshock_lib.kernels.tuning.child import Search
+from blockshock_lib.kernels.tuning.clock import Clock
+from blockshock_lib.kernels.tuning.search import Trial, leaders, search
+
+SECONDS = 60.0  # for each kind of ways, after which no further one is started
+
+
+class Backend(NamedTuple):
+    name: str
+
+
+class Wrong(NamedTuple):
+    """A backend whose values were wrong; its time means nothing."""
+
+    name: str
+
+
+class Cut(NamedTuple):
+    """Of a Triton kernel, "forward", "dq" or "dkdv"."""
+
+    kernel: str
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+
+KINDS = {"backend": Backend, "wrong": Wrong, "cut": Cut}
+STORE = store.Store("attention", KINDS)
+Rows = Mapping[str, ModuleType]
+
+
+def auto(rows: Rows, call: Call) -> ModuleType:
+    """The fastest right one of what was kept, else the first that can; none that was found wrong."""
+    kept = nearest(call) if gpu(call.q.device) else {}
+    names = [way.name for way in sorted(kept, key=kept.get) if isinstance(way, Backend)]
+    names += ["triton", "flex"] if call.q.is_cuda else []
+    wrong = {way.name for way in kept if isinstance(way, Wrong)}  # as tuples, ways of two kinds may be equal
+    for name in names:
+        if name in rows and name not in wrong and not rows[name].refuse(call):
+            return with_cuts(rows, name, kept)
+    return rows["reference"]
+
+
+def with_cuts(rows: Rows, name: str, ways: Iterable) -> Any:
+    """The backend; the Triton kernels as these ways cut them."""
+    cuts = {way.kernel: triton.Config(*way[1:]) for way in ways if isinstance(way, Cut)}
+    if name != "triton" or not cuts:
+        return rows[name]
+    options = {"cuts": triton.Cuts(**cuts)}
+    own = {each: functools.partial(getattr(rows[name], each), **options) for each in ("attend", "forward", "backward")}
+    return SimpleNamespace(refuse=rows[name].refuse, **own)
+
+
+def tuned(finder: Search, call: Call) -> dict[str, float]:
+    """Searches and keeps: each right backend -> its milliseconds, the fastest first. Warns of what is wrong or crashes.
+
+    BlockShockError where the search fails or nothing is right.
+    """
+    problem = problem_of(call)
+    found = finder.find(problem | {"call": trial.packed(call)}, call.q.device)
+    if found.crashes:
+        warnings.warn(f"tuning attention left out what crashed: {'; '.join(found.crashes)}", stacklevel=3)
+    backends = [each for each in found.trials if isinstance(each.way, Backend)]
+    wrong = {each.way.name: each.error for each in backends if each.wrong}
+    for name, error in wrong.items():
+        told = f"the error is {error.max_ratio:.3g} times what is allowed of a row, {error.rms_ratio:.3g} times in all"
+        warnings.warn(f"backend {name!r} gives wrong values and is never chosen: {told}", stacklevel=3)
+    right = {each.way: each.ms for each in leaders(backends)}
+    if right or wrong:
+        kept = {best.way: best.ms for best in _cuts(found.trials)} | {Wrong(name): 1.0 for name in wrong}
+        STORE.keep(problem, versions(), right | kept)
+        _kept.cache_clear()
+    if found.failed or not right:
+        raise BlockShockError(f"tuning attention: {found.failed or 'no backend that can do it gave right values'}")
+    return {way.name: ms for way, ms in right.items()}
+
+
+def _cuts(trials: Iterable[Trial]) -> list[Trial]:
+    """The fastest right one of each kernel."""
+    mine = leaders(each for each in trials if isinstance(each.way, Cut))
+    return list({each.way.kernel: each for each in reversed(mine)}.values())
+
+
+def problem_of(call: Call) -> dict:
+    """What a choice is kept under. Lengths and the share of visited blocks are powers of two, the nearest."""
+    (_, heads, q_len, dim), lists = call.q.shape, call.lists
+    power = lambda x: round(math.log2(max(x, 2.0**-20)))  # noqa: E731
+    return {
+        **{"gpu": gpu(call.q.device), "dtype": str(call.q.dtype).removeprefix("torch."), "head_dim": dim},
+        **{"group": heads // call.k.shape[1], "block": lists.block, "partial": bool(len(lists.rows.partial))},
+        "grad": torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v)),
+        **{"heads": power(call.q.shape[0] * heads), "q_len": power(q_len), "k_len": power(lists.k_len)},
+        "density": power(lists.block_density),
+    }
+
+
+def nearest(call: Call) -> dict:
+    """Ways -> milliseconds, of the kept problem that differs least."""
+    return _kept(tuple(problem_of(call).items()))
+
+
+@functools.cache  # further calls ask no file
+def _kept(items: tuple) -> dict:
+    problem, sizes = dict(items), ("heads", "q_len", "k_len", "density")
+    same = STORE.matching({key: value for key, value in items if key not in sizes}, versions())
+    far = lambda entry: sum(abs(entry[0][key] - problem[key]) for key in sizes)  # noqa: E731
+    return min(same, key=far)[1] if same else {}
+
+
+def gpu(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    names = ("triton", "flash-attn-4", "nvidia-cudnn-frontend")
+    sources = sorted(Path(__file__).parent.glob("triton*.py"))
+    return store.versions(*sources, **{name: version(name) for name in names})
+
+
+def run(
+    rows: Rows, problem: dict, device: torch.device, *, clock: Any = None, known: Iterable[Trial] = (), **options: Any
+) -> list[Trial]:
+    """Cuts of the Triton kernels, then the backends with the best of them; options as of `search`."""
+    options.pop("without", None)
+    grad, clock, known = problem["grad"], clock or Clock(device), list(known)
+    draws = [trial.drawn(problem["call"], device, grad, seed) for seed in (0, 1)]
+    call, turn, cuts = draws[0].call, itertools.cycle(draws), []
+
+    def backend(way: Backend | Cut) -> Any:
+        return with_cuts(rows, way.name, cuts) if isinstance(way, Backend) else with_cuts(rows, "triton", [way])
+
+    def check(way: Backend | Cut) -> trial.Ratio:
+        with trial.tried(device):
+            return trial.error(backend(way), next(turn))
+
+    def timed(way: Backend | Cut) -> Any:
+        return clock.timed([functools.partial(trial.made, backend(way), draws[0])])
+
+    try:
+        tried = [each for each in known if isinstance(each.way, Cut)]
+        if not rows["triton"].refuse(call):
+            found = triton.candidates(problem["head_dim"], call.lists.block)
+            ways = [Cut(name, *cut) for name in (found if grad else ("forward",)) for cut in found[name]]
+            tried = search(ways, check, timed, kind=lambda way: way.kernel, known=tried, **options)
+            cuts += [best.way for best in _cuts(tried)]
+        ways = [Backend(name) for name in rows if name != "reference" and not rows[name].refuse(call)]
+        known = [each for each in known if isinstance(each.way, Backend)]
+        return tried + search(ways, check, timed, finalists=len(rows), known=known, **options)
+    finally:
+        clock.close()

@@ -1,0 +1,57 @@
+"""Block-sparse attention on a real GPU: each backend against float64, launches that are bitwise equal, and tuning."""
+
+import pytest
+import torch
+
+from blockshock_lib import attention
+from blockshock_lib.kernels.attention import trial, tune
+from blockshock_lib.kernels.attention.backends import BACKENDS
+from blockshock_lib.kernels.attention.call import Call
+
+PATTERNS = {
+    "full": attention.full(),
+    "causal": attention.causal(),
+    "window and documents": attention.causal() & attention.window(300) & attention.documents([700, 1, 299]),
+    "whole blocks": attention.random(0.3, 1, 128),
+    "by head": attention.by_head([attention.full(), attention.window(9), attention.random(0.0), attention.causal()]),
+}
+
+
+def call_of(pattern, dtype, dim, kv_heads, length=1000, grad=True):
+    q, k = (torch.empty(1, heads, length, dim, device="cuda", dtype=dtype) for heads in (4, kv_heads))
+    return Call(q.requires_grad_(grad), k, k, pattern, pattern.lists(length, device=q.device), dim**-0.5)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 1])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+def test_values_and_gradients_are_those_of_float64(backend, pattern, dtype, dim, kv_heads):
+    call = call_of(PATTERNS[pattern], dtype, dim, kv_heads)
+    if why := BACKENDS[backend].refuse(call):
+        pytest.skip(why)
+    error = trial.error(BACKENDS[backend], trial.drawn(trial.packed(call), call.q.device, True, 0))
+    assert error.right, error
+
+
+@pytest.mark.parametrize("launches", [100, pytest.param(10_000, marks=pytest.mark.long)])
+def test_each_launch_of_the_triton_kernels_gives_the_same_bits(launches):
+    call = call_of(PATTERNS["window and documents"], torch.bfloat16, 64, 1)
+    draw = trial.drawn(trial.packed(call), call.q.device, True, 0)
+    first = trial.made(BACKENDS["triton"], draw)
+    for _ in range(launches):
+        assert all(map(torch.equal, trial.made(BACKENDS["triton"], draw), first))
+
+
+def test_what_is_tuned_is_right_kept_and_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
+    tune._kept.cache_clear()
+    call = call_of(PATTERNS["causal"], torch.bfloat16, 64, 4, 2048)
+    times = attention.tune(call.q, call.k, call.v, PATTERNS["causal"])
+    assert "triton" in times and list(times.values()) == sorted(times.values())
+    tune._kept.cache_clear()
+    taken = tune.auto(BACKENDS, call)
+    best = BACKENDS[next(iter(times))]
+    assert taken.refuse is best.refuse  # the Triton kernels are taken as they were cut
+    assert trial.error(taken, trial.drawn(trial.packed(call), call.q.device, True, 5)).right

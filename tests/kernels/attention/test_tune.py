@@ -1,0 +1,155 @@
+"""What `auto` takes: the fastest backend whose values are right. Backends and times are made up; values are real."""
+
+import contextlib
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from blockshock_lib import attention
+from blockshock_lib.errors import BlockShockError, UnsupportedError
+from blockshock_lib.kernels.attention import backends, reference, triton, tune
+from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.tuning.search import Found
+
+CPU = torch.device("cpu")
+PATTERN = attention.causal() & attention.window(50)
+
+
+def call_of(size=100, dim=16, grad=True, dtype=torch.float16):
+    q, k, v = (torch.zeros(1, heads, size, dim, dtype=dtype, requires_grad=grad) for heads in (4, 2, 2))
+    return Call(q, k, v, PATTERN, PATTERN.lists(size, block=32), 0.25)
+
+
+def over_keys(call, part):
+    """Out and lse over some of the keys, bool."""
+    mask = PATTERN.lists(*call.q.shape[2:3], call.k.shape[2], 32).mask() & part
+    lists = attention.from_mask(mask[None, None]).lists(call.lists.q_len, call.lists.k_len, 32)
+    return reference.attend(Call(call.q, call.k, call.v, None, lists, call.scale))
+
+
+def planted(call, fault):
+    every = torch.arange(call.k.shape[2])
+    if fault == "list ignored":
+        full = attention.full().lists(call.lists.q_len, call.lists.k_len, 32)
+        return reference.attend(Call(call.q, call.k, call.v, None, full, call.scale))
+    if fault == "stale tail":  # the last keys are read where the ones before lie
+        k = torch.cat((call.k[:, :, :-9], call.k[:, :, -18:-9]), 2)
+        return reference.attend(Call(call.q, k, call.v, None, call.lists, call.scale))
+    if fault == "averaged chunks":
+        (a, lse_a), (b, lse_b) = (over_keys(call, every % 2 == i) for i in range(2))
+        return (a + b) / 2, torch.logaddexp(lse_a, lse_b)
+    out, lse = reference.attend(call)
+    if fault == "zero dQ":
+        out = reference.attend(Call(call.q.detach(), call.k, call.v, None, call.lists, call.scale))[0] + 0 * call.q
+    if fault == "lse in base 2":
+        lse = lse / math.log(2)
+    if fault == "it raises":
+        raise ImportError("a beta without its library")
+    if fault == "not a number":
+        out = torch.where(torch.arange(out.shape[2])[:, None] == 0, math.nan, out)
+    return out, lse
+
+
+class Times:
+    """A clock: a call takes what the backend that it ran is said to take."""
+
+    def __init__(self, **ms):
+        self.ms, self.last = ms, ""
+
+    def row(self, name, fault=""):
+        def attend(call):
+            self.last = name
+            return planted(call, fault)
+
+        return SimpleNamespace(refuse=lambda call: "", attend=attend)
+
+    def timed(self, calls):
+        calls[0]()
+        ms = self.ms[self.last]
+        return contextlib.nullcontext(lambda: ms)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch):
+    """A GPU by name, and an empty cache."""
+    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
+    monkeypatch.setattr(tune, "gpu", lambda device: "some GPU")
+    tune._kept.cache_clear()
+    yield
+    tune._kept.cache_clear()
+
+
+def searched(rows, clock, call):
+    find = lambda problem, device: Found(tuple(tune.run(rows, problem, device, clock=clock)))  # noqa: E731
+    return tune.tuned(SimpleNamespace(find=find), call)
+
+
+def taken(rows, call):
+    tune._kept.cache_clear()  # as in another process
+    return next(name for name, row in rows.items() if row is tune.auto(rows, call))
+
+
+FAULTS = ["list ignored", "stale tail", "averaged chunks", "zero dQ", "lse in base 2", "not a number"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_fast_backend_with_wrong_values_is_named_and_never_chosen(fault, dtype):
+    clock, call = Times(fast=1.0, slow=2.0), call_of(dtype=dtype)
+    rows = {"reference": reference, "triton": triton, "fast": clock.row("fast", fault), "slow": clock.row("slow")}
+    with pytest.warns(UserWarning, match="'fast' gives wrong values and is never chosen"):
+        assert searched(rows, clock, call) == {"slow": 2.0}
+    assert taken(rows, call) == "slow"
+
+
+def test_the_fastest_right_one_is_kept_for_problems_that_are_near():
+    clock, call = Times(fast=1.0, slow=2.0), call_of()
+    rows = {"reference": reference, "triton": triton, "slow": clock.row("slow"), "fast": clock.row("fast")}
+    assert taken(rows, call) == "reference"  # nothing is kept yet
+    assert list(searched(rows, clock, call)) == ["fast", "slow"]
+    assert taken(rows, call) == taken(rows, call_of(size=300)) == "fast"
+    assert taken(rows, call_of(dim=32)) == taken(rows, call_of(grad=False)) == "reference"
+    rows["fast"].refuse = lambda call: "not today"
+    assert taken(rows, call) == "slow"
+
+
+def test_where_nothing_is_right_nothing_is_chosen_but_the_reference():
+    clock, call = Times(triton=1.0), call_of()
+    rows = {"reference": reference, "triton": triton, "flex": clock.row("flex", "zero dQ")}
+    rows["fa4"] = clock.row("fa4", "it raises")
+    with pytest.warns(UserWarning, match="'flex' gives wrong"), pytest.raises(BlockShockError, match="no backend"):
+        searched(rows, clock, call)
+    assert [type(way) for way in tune.nearest(call)] == [tune.Wrong] and taken(rows, call) == "reference"
+
+
+def test_the_triton_kernels_run_as_they_were_cut_fastest_of_what_is_right():
+    clock, call = Times(flex=1.5), call_of()
+    wrong, best = triton.Config(32, 32, 4, 2), triton.Config(32, 32, 4, 3)
+    seen = []
+
+    def attend(call, cuts=triton.UNTUNED):
+        seen.append(cuts)
+        clock.last = clock.ms.setdefault(cuts, 0.5 if wrong in cuts else 1.0 if best in cuts else 2.0) and cuts
+        return planted(call, "zero dQ" if cuts.dq == wrong else "")
+
+    own = {name: getattr(triton, name) for name in ("forward", "backward")}
+    rows = {"reference": reference, "triton": SimpleNamespace(refuse=lambda call: "", attend=attend, **own)}
+    rows["flex"] = clock.row("flex")
+    assert {wrong, best} <= set(triton.candidates(16, 32)["dq"])
+    assert list(searched(rows, clock, call)) == ["triton", "flex"]
+    tune.auto(rows, call).attend(call)
+    assert seen[-1].dq == best and seen[-1].forward == wrong  # which is wrong of dq alone
+
+
+def test_the_real_search_answers_from_its_own_process_and_needs_a_gpu():
+    call = call_of(grad=False)
+    found = backends.SEARCH.find(tune.problem_of(call) | {"call": tune.trial.packed(call)}, CPU)
+    backends.SEARCH.close()
+    assert not found.crashes and found.trial(tune.Backend("flex")).refused  # no clock runs without a GPU
+    with pytest.raises(UnsupportedError, match="tuning measures GPUs"):
+        attention.tune(call.q, call.k, call.v, PATTERN)
