@@ -122,8 +122,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         from blockshock_lib.runs import dry_run
 
-        if args.resume:
-            raise ParamsError("--dry-run lists the cases of a new run: leave out --resume")
+        if args.resume or args.again or args.of:
+            raise ParamsError("--dry-run lists the cases of one new run: leave out --resume, --again and --of")
         choose = {"hardware": args.hardware}
         asked = params.load(study, args.phase, settings, choose=choose, detect=machine.auto_hardware)
         terminal.say(dry_run.dry_run(study, asked, machine.probe(), args.out))
@@ -209,8 +209,9 @@ def _findings(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     if args.n is not None and args.n < 1:
         raise ParamsError(f"list -n: {args.n}; allowed: a whole number from 1")
-    rows = []
+    rows, seen = [], {}
     for folder, noted in manifest.every(args.out):
+        seen[noted["phase"]] = True
         about = {"verdict": ""} | noted | {"machine": noted["machine"]["title"], "folder": str(folder.absolute())}
         if args.study in ("", about["study"]) and args.phase in ("", about["phase"]):
             rows.append({name: about[name] for name in LIST})
@@ -218,7 +219,7 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         terminal.say(json.dumps(rows, indent=1))
     elif not rows:
-        terminal.say(f"no such runs under {shown(args.out)}")
+        terminal.say(f"no such runs under {shown(args.out)}" + f"; phases there: {', '.join(seen)}" * bool(seen))
     else:
         for row in rows:  # PASS or FAIL; the rest of the sentence stands on the run's page
             name, _, first = str(row["verdict"]).partition(" · ")[0].partition(": ")

@@ -116,6 +116,8 @@ def test_a_misspelt_folder_is_answered_with_the_nearest_run(capsys):
         (["--sweep", "dtype"], ["no file of params/linear/sweeps", "did you mean 'dtypes'"]),
         (["--resume", "nowhere"], ["nowhere", "manifest"]),
         (["--resume", "--dry-run"], ["--dry-run", "--resume"]),
+        (["--of", "outputs/reference/phase0-cuda", "--dry-run"], ["--dry-run", "--of"]),
+        (["--again", "2", "--dry-run"], ["--dry-run", "--again"]),
     ],
 )
 def test_a_refused_request_ends_with_2_and_one_sentence_and_starts_nothing(

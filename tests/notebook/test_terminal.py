@@ -97,6 +97,7 @@ def test_a_list_is_a_table_with_filters_or_json(outputs, capsys):
     assert {row.index("FAIL") for row in rows} == {head.index("verdict")} and max(map(len, rows)) < 160
     assert len(said("--phase", "phase1").splitlines()) == 3 and len(said("-n", "1").splitlines()) == 2
     assert said("--study", "other").startswith("no such runs under ")
+    assert "; phases there: " in said("--phase", "phas1")
     (newest,) = json.loads(said("--phase", "phase0", "--json"))
     assert newest["verdict"] == "phase0: FAIL · why" and newest["folder"] == str(out / "d1")
     assert main(["list", "-n", "0"]) == 2 and "list -n: 0" in capsys.readouterr().err
