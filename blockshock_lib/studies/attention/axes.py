@@ -14,5 +14,8 @@ AXES = Axes(
     settings=("shape", "block"),
     checked=("pattern",),
     headers={"k_len": "keys", "q_len": "queries", "head_dim": "head dimension", "detail": "tensor"},
-    words={"detail": {"": "out", "lse": "logsumexp", "dq": "dQ", "dk": "dK", "dv": "dV"}},
+    words={
+        "block": {block: f"blocks of {block}" for block in range(32, 257, 32)},
+        "detail": {"": "out", "lse": "logsumexp", "dq": "dQ", "dk": "dK", "dv": "dV"},
+    },
 )

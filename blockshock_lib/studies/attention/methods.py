@@ -21,7 +21,7 @@ class Method(Look):
 
 _ROWS = (
     # The whole truth is dense: what PyTorch's own attention makes of full and causal patterns.
-    Method("SDPA (full and causal only)", "SDPA", "#666666", "h", name="sdpa", backend="sdpa"),
+    Method("SDPA (full and causal only)", "SDPA", "#666666", "H", name="sdpa", backend="sdpa"),
     Method("Best dense kernel (SDPA)", "dense", "#000000", "s", name="dense", backend="sdpa", dense=True),
     Method("Reference", "reference", "#999999", "o", name="reference", backend="reference"),
     Method("Block-Shock's Triton kernel", "Triton", "#882255", "h", name="triton", backend="triton"),

@@ -35,7 +35,7 @@ def time_over_density(frame: pd.DataFrame, work: str = "forward") -> Figure:
     columns = min(3, len(lengths))
     words = [f"{k} keys: d* = {even_text(even)} of {AXES.label(method)}." for k, (method, even) in evens.items()]
     with figures.drawing(
-        *(max(6.4, 3.4 * columns), 2.8 * -(-len(lengths) // columns) + 0.5),
+        *(2.2 + 3.2 * columns, 2.8 * -(-len(lengths) // columns) + 0.5),
         *(title, no_claim, setting, frames.time_name(table, AXES, metric)),
         alt=f"Lines of time over density, a panel a length. {' '.join(words)}",
         note="Points: medians, at the density as measured. Dashed: slope x density + overhead. Level: the best dense "
@@ -51,13 +51,17 @@ def time_over_density(frame: pd.DataFrame, work: str = "forward") -> Figure:
             ax.set_axis_off()
         methods = AXES.ordered(table["method"])
         handles = [grid[0, 0].plot([], [], label=AXES.label(method), **_look(method))[0] for method in methods]
-        figures.legend_below(fig, handles, 4, fontsize=8.5)
+        _legend(grid[0, -1], handles)
     return fig
 
 
 def _look(method: str) -> dict:
     look = AXES.look(method)
     return dict(color=look.colour, marker=look.marker, markersize=5.5, markeredgecolor="white", linewidth=1.2)
+
+
+def _legend(ax: Axes, handles: list) -> None:
+    ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
 
 
 def _panel(ax: Axes, table: pd.DataFrame, laws: pd.DataFrame) -> None:
@@ -102,7 +106,7 @@ def share_of_dense(frame: pd.DataFrame) -> Figure:
     if not no_claim:
         title = f"Kernels that take lists reach {best.min():.0%} to {best.max():.0%} of the best dense kernel's rate"
     with figures.drawing(
-        *(7.4, 0.9 + 0.3 * len(patterns), title, no_claim, setting, f"{length} keys, {kind} time"),
+        *(8.6, 0.9 + 0.3 * len(patterns), title, no_claim, setting, f"{length} keys, {kind} time"),
         alt=" ".join(f"{name}: {value:.0%} at best." for name, value in best.items()),
         note="Rate: FLOPs of visited blocks a second. The dense kernel computes the least dense attention that holds "
         "the pattern, causal or full. 100%: a block takes as long as one of its own.",
@@ -121,5 +125,5 @@ def share_of_dense(frame: pd.DataFrame) -> Figure:
             ax.grid(True, axis="x", color=MUTED, alpha=0.2)
         figures.lines(grid[0, 0], patterns)
         handles = [grid[0, 0].plot([], [], label=AXES.label(m), **_look(m) | dict(linestyle=""))[0] for m in methods]
-        figures.legend_below(fig, handles, 5, fontsize=8.5)
+        _legend(grid[0, -1], handles)
     return fig

@@ -10,7 +10,7 @@ from blockshock_lib.layers.attention import Pattern
 
 ENTRIES = 2**26  # of a matrix of scores that is made at once
 WHOLE = 4096  # queries up to which all is compared; beyond, what is sampled
-SAMPLED, HEADS = 256, 2  # queries of each head, and as many keys of so many heads of keys
+SAMPLED, HEADS = 256, 1  # queries of each head, and as many keys of so many heads of keys
 
 
 class Places(NamedTuple):
