@@ -1,22 +1,20 @@
 """Every table and figure of the study by name: notebooks, pages and widgets ask for them with these words."""
 
-import pkgutil
-from functools import partial
-
+from blockshock_lib.report import late
 from blockshock_lib.studies.linear.axes import AXES
 
 
-def _late(room, place, *given, **options):
-    """The function at "module:name", called with a frame and what is given; imported then, not with the study."""
-    made = f"blockshock_lib.{room}.{place}"
-    return lambda frame, *more, **how: pkgutil.resolve_name(made)(frame, *given, *more, **options | how)
+def _plain(place, *given, **options):
+    return late(f"report.{place}", *given, **options)
 
 
 def _shared(place, **options):
-    return _late("report", place, AXES, **options)
+    return _plain(place, AXES, **options)
 
 
-_plain, _own = partial(_late, "report"), partial(_late, "studies.linear.report")
+def _own(place, *given, **options):
+    return late(f"studies.linear.report.{place}", *given, **options)
+
 
 TABLES = {
     "correctness": _shared("tables:correctness_table"),
