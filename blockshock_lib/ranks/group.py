@@ -39,8 +39,9 @@ class WorkerGroup:
     """Worker processes, one a rank, that run module-level functions and share a process group; one rank has none.
 
     A context manager, or call `close`: no process outlives it, the parent, or a failure. RankError or DeadlineError
-    where not all ranks join within `start_seconds`. Rank r computes with `threads` torch threads, on cuda:<r> where
-    device is "cuda", and appends what it prints to rank<r>.log in the folder `logs`, by default a temporary one.
+    where not all ranks join within `start_seconds`. Rank r computes with `threads` torch threads, where device is
+    "cuda" on cuda:<first + r>, and appends what it prints to rank<first + r>.log in the folder `logs`, by default a
+    temporary one.
     """
 
     def __init__(
@@ -52,27 +53,28 @@ class WorkerGroup:
         threads: int = 1,
         logs: Path | None = None,
         start_seconds: float = 120,
+        first: int = 0,
     ):
         backend = backend or ("nccl" if device == "cuda" else "gloo")
         if processes < 1 or (backend == "nccl" and device != "cuda"):
             raise LaunchError(f"{processes} processes with {backend} on {device} are no group of workers")
         # Where a run has a scratch folder, what a killed parent leaves there is swept with it.
         self._meeting = Path(tempfile.mkdtemp(prefix="blockshock-", dir=os.environ.get("BLOCKSHOCK_SCRATCH") or None))
-        self._logs = self._meeting if logs is None else Path(logs)
+        folder = self._meeting if logs is None else Path(logs)
+        self._logs = [worker.log_of(folder, first + rank) for rank in range(processes)]
         self._processes: dict[int, BaseProcess] = {}
         self._pipes: dict[int, Connection] = {}
         # Also when the group is forgotten or the interpreter ends.
         self._end = weakref.finalize(self, _stop, self._processes, self._pipes, self._meeting)
         with self._ended_on_failure():
-            self._logs.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             # Logs are appended to; what an earlier group wrote is not this one's.
-            logs = [worker.log_of(self._logs, rank) for rank in range(processes)]
-            self._seen = [log.stat().st_size if log.exists() else 0 for log in logs]
+            self._seen = [log.stat().st_size if log.exists() else 0 for log in self._logs]
             spawn = multiprocessing.get_context("spawn")
             for rank in range(processes):
                 self._pipes[rank], theirs = spawn.Pipe()
-                where = f"cuda:{rank}" if device == "cuda" else device
-                args = theirs, rank, processes, where, backend, threads, self._logs, self._meeting
+                where = f"cuda:{first + rank}" if device == "cuda" else device
+                args = theirs, rank, processes, where, backend, threads, self._logs[rank], self._meeting
                 self._processes[rank] = spawn.Process(target=worker.main, args=args, name=f"rank {rank}", daemon=True)
                 self._processes[rank].start()
                 theirs.close()
@@ -186,7 +188,7 @@ class WorkerGroup:
                 return pickle.loads(self._pipes[rank].recv_bytes())
         self._processes[rank].join(1.0)
         kind, message = _death(self._processes[rank].exitcode)
-        log = _read(worker.log_of(self._logs, rank))[self._seen[rank] :].decode(errors="replace")
+        log = _read(self._logs[rank])[self._seen[rank] :].decode(errors="replace")
         told = "\n".join(["(last lines of its log)", *log.splitlines()[-30:]])
         return worker.Answer(kind=kind, message=message, traceback=told, time=time.monotonic())
 
@@ -199,7 +201,7 @@ class WorkerGroup:
         found = {}
         for rank in self._processes:
             text = _read(worker.log_of(self._meeting, rank, "stacks")).decode()
-            with contextlib.suppress(OSError), worker.log_of(self._logs, rank, "stacks").open("a") as file:
+            with contextlib.suppress(OSError), self._logs[rank].with_suffix(".stacks").open("a") as file:
                 file.write(text)
             found[rank] = text or "(no stack: this rank was still starting, or stopped)"
         return found

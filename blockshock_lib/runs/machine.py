@@ -194,10 +194,11 @@ def _software(gpus: list[dict]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 class Sampler:
-    """Watches visible GPUs in a thread; `rows()`: power (W), SM clock (MHz), throttling since the last call."""
+    """Watches GPUs from `first` on in a thread; `rows()`: power (W), SM clock (MHz), throttling since the last."""
 
-    def __init__(self, device: str, processes: int):
-        self._nvml, self.handles = open_nvml(processes) if device == "cuda" else (None, [])
+    def __init__(self, device: str, processes: int, first: int = 0):
+        self._nvml, handles = open_nvml(first + processes) if device == "cuda" else (None, [])
+        self.handles, self._first = handles[first:], first
         self._seen: list[list[tuple[float, float, int]]] = [[] for _ in self.handles]
         self._stop, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True)
 
@@ -224,7 +225,7 @@ class Sampler:
     def rows(self) -> list[dict]:
         seen, self._seen = self._seen, [[] for _ in self.handles]
         found = []
-        for gpu, samples in ((gpu, samples) for gpu, samples in enumerate(seen) if samples):
+        for gpu, samples in ((gpu, samples) for gpu, samples in enumerate(seen, self._first) if samples):
             watts, clock, bits = zip(*samples, strict=True)
             why = ", ".join(text for bit, text in REASONS.items() if any(b & bit for b in bits))
             power = "power", statistics.median(watts), f"max {max(watts):.0f} W"

@@ -11,8 +11,10 @@ import json
 import math
 import os
 import pkgutil
+import threading
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +66,8 @@ def run(
     group: Callable[..., Any] = WorkerGroup,
     gives_up: bool = False,
 ) -> None:
-    """Measure every case in `params.timing.groups` fresh groups of workers; write one record a case and group.
+    """Measure every case in `params.timing.groups` fresh groups of workers; write one record a case and group. Cases of
+    one rank that are not timed run side by side, each on a device of its own.
 
     Args:
         folder: the run's; records go to records/, what the ranks print to logs/.
@@ -82,38 +85,65 @@ def run(
     hardware, done = params.hardware, 0
     options = {name: getattr(hardware, name) for name in ("device", "backend", "threads")}
     options |= dict(logs=folder / "logs", start_seconds=params.limits.start_seconds)
+    stopped, turn = threading.Event(), threading.Lock()
+
+    def say(case: Case, index: int, status: str) -> None:
+        nonlocal done
+        with turn:
+            done += status != "running"
+            event = {"total": params.timing.groups * len(cases), "done": done}
+            on_event(event | {"case": case.label, "group": index, "status": status})
+
+    def lane(cases: Iterator[Case], index: int, stack: contextlib.ExitStack, processes: int, first: int = 0) -> None:
+        workers = None
+        for case in cases:
+            say(case, index, "running")
+            if workers is None or not workers.alive:
+                where = {"first": first} if first else {}
+                workers = stack.enter_context(group(processes, **where, **options))
+            started = time.monotonic()
+            part = Part(folder, case, index, context)
+            with machine.Sampler(hardware.device, processes, first) as sampler:
+                try:
+                    if gives_up and part.silent:
+                        raise RecordError("the job has ended in this case before; torchrun's report says why")
+                    answers = workers.call(
+                        task,
+                        *(study.name, case, params, index, part.rows),
+                        seconds=params.limits.case_seconds,
+                        on_emit=lambda rank, rows, part=part: part.add(rows),  # one speaks: rank 0 or its heir
+                        may_lose=study.may_lose(case),
+                    )
+                    rows = kept(study, answers)
+                except (RankError, DeadlineError, RecordError) as error:
+                    rows = failure_rows(study, case, error, first)
+            if stopped.is_set():  # what another lane raised has ended this one's workers
+                return
+            status = next((s for s in ("failed", "oom", "timeout") if any(r["status"] == s for r in rows)), "ok")
+            written = dict(run=run_name, group=index, context=context, seconds=time.monotonic() - started)
+            record.write(folder, study=study, case=case, rows=[*rows, *sampler.rows()], **written)
+            part.remove()
+            say(case, index, status)
+
     for index in range(params.timing.groups):
         left = [case for case in cases if (case.id, index) not in finished]
         done += len(cases) - len(left)
-        workers = None
+        alone = [case for case in left if case.world_size == 1 and not study.phases[case.phase].timed]
+        lanes = min(len(alone), hardware.processes)
+        if lanes < 2 or group is not WorkerGroup:
+            with contextlib.ExitStack() as stack:
+                lane(iter(left), index, stack, hardware.processes)
+            continue
         with contextlib.ExitStack() as stack:
-            for case in left:
-                event = {"total": params.timing.groups * len(cases), "case": case.label, "group": index}
-                on_event(event | {"done": done, "status": "running"})
-                if workers is None or not workers.alive:
-                    workers = stack.enter_context(group(hardware.processes, **options))
-                started = time.monotonic()
-                part = Part(folder, case, index, context)
-                with machine.Sampler(hardware.device, hardware.processes) as sampler:
-                    try:
-                        if gives_up and part.silent:
-                            raise RecordError("the job has ended in this case before; torchrun's report says why")
-                        answers = workers.call(
-                            task,
-                            *(study.name, case, params, index, part.rows),
-                            seconds=params.limits.case_seconds,
-                            on_emit=lambda rank, rows, part=part: part.add(rows),  # one speaks: rank 0 or its heir
-                            may_lose=study.may_lose(case),
-                        )
-                        rows = kept(study, answers)
-                    except (RankError, DeadlineError, RecordError) as error:
-                        rows = failure_rows(study, case, error)
-                status = next((s for s in ("failed", "oom", "timeout") if any(r["status"] == s for r in rows)), "ok")
-                written = dict(run=run_name, group=index, context=context, seconds=time.monotonic() - started)
-                record.write(folder, study=study, case=case, rows=[*rows, *sampler.rows()], **written)
-                part.remove()
-                done += 1
-                on_event(event | {"done": done, "status": status})
+            lane(iter([case for case in left if case.world_size > 1]), index, stack, hardware.processes)
+        rest = iter(alone)  # that of a list may be shared by threads
+        with ThreadPoolExecutor(lanes) as pool, contextlib.ExitStack() as stack:
+            try:
+                for one in as_completed([pool.submit(lane, rest, index, stack, 1, first) for first in range(lanes)]):
+                    one.result()
+            except BaseException:
+                stopped.set()
+                raise
 
 
 class Part:
@@ -180,17 +210,19 @@ def kept(study: Study, answers: list[Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def failure_rows(study: Study, case: Case, error: RankError | DeadlineError | RecordError) -> list[dict[str, Any]]:
+def failure_rows(
+    study: Study, case: Case, error: RankError | DeadlineError | RecordError, first: int = 0
+) -> list[dict[str, Any]]:
     status, detail = "failed", ""
     reason = first_line(str(error))
     if isinstance(error, DeadlineError):
         status, detail = "timeout", "logs/rank*.stacks"
     elif isinstance(error, RankError):
-        line, detail = first_line(error.message), f"logs/rank{error.rank}.log"
+        line, detail = first_line(error.message), f"logs/rank{first + error.rank}.log"
         shortages = [text for text in error.message.splitlines() if any(w in text.lower() for w in OUT_OF_MEMORY)]
         if shortages or "OutOfMemory" in error.kind or error.kind == "MemoryError":
             # The line that says how many bytes were asked for is not always the first one.
             status, line = "oom", (shortages or [line])[0].strip()
-        reason = f"rank {error.rank}: {error.kind}: {line}"
+        reason = f"rank {first + error.rank}: {error.kind}: {line}"
     why = dict(status=status, reason=reason, detail=detail)
     return [row(study.metrics, method, "check", math.nan, **why) for method in case.methods]

@@ -45,9 +45,9 @@ class Case:
 CONTEXT = {"code": {"commit": "", "sources": "abc"}, "machine": "0123456789ab", "libraries": {}, "emulated": False}
 
 
-def params(groups: int = 1, device: str = "cpu", case_seconds: float = 60) -> SimpleNamespace:
+def params(groups: int = 1, device: str = "cpu", case_seconds: float = 60, processes: int = 1) -> SimpleNamespace:
     return SimpleNamespace(
-        hardware=SimpleNamespace(processes=1, device=device, backend="gloo", threads=1),
+        hardware=SimpleNamespace(processes=processes, device=device, backend="gloo", threads=1),
         timing=SimpleNamespace(groups=groups),
         limits=SimpleNamespace(start_seconds=60, case_seconds=case_seconds),
     )
@@ -66,6 +66,10 @@ def measure(ctx, study, case, params, group, done=()):
         raise ValueError("planted\nwith a second line")
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "meet":  # until the other one of them has begun too
+        (ctx.log.parent / f"met-{case.name}-{group}").touch()
+        while len(list(ctx.log.parent.glob(f"met-*-{group}"))) < 2:
+            time.sleep(0.01)
     if fault == "hang":
         time.sleep(600)
     if case.fault == "no time":

@@ -45,7 +45,7 @@ def test_a_rank_is_a_process_with_one_thread_whose_print_is_in_its_log(pair):
     assert [f["threads"] for f in facts] == [1, 1] and [f["device"] for f in facts] == ["cpu", "cpu"]
     assert [f["pid"] for f in facts] == pair.pids and os.getpid() not in pair.pids
     for rank in range(2):
-        text = (pair._logs / f"rank{rank}.log").read_text()
+        text = pair._logs[rank].read_text()
         assert f"said by rank {rank}" in text and "said by a program" in text
 
 

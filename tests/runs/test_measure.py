@@ -1,8 +1,10 @@
 """Cases in, records out: a sweep goes on after every failure, and what a case has said survives a kill."""
 
+import multiprocessing
+
 import pytest
 
-from blockshock_lib.errors import RankError, RecordError
+from blockshock_lib.errors import Interrupted, RankError, RecordError
 from blockshock_lib.runs import measure, record, records
 from blockshock_lib.runs.measure import Part
 from blockshock_lib.studies.linear import STUDY
@@ -36,6 +38,43 @@ def test_a_sweep_goes_on_after_every_kind_of_failure(tmp_path, light):
     pids = frame[frame.metric == "flops"].value.tolist()
     assert pids[0] == pids[1] != pids[-1], "a healthy group is kept from case to case, a failed case ends it"
     assert not living(map(int, pids)) and not list(tmp_path.rglob("*.part"))
+
+
+def test_untimed_cases_of_one_rank_run_side_by_side_and_one_that_dies_ends_no_other(tmp_path):
+    """Each waits until another has begun, so that one after the other would hang; the whole group's case goes first."""
+    cases = [
+        workers.Case(str(i), fault, phase="phase0", world_size=1)
+        for i, fault in enumerate(["meet", "meet", "kill", ""])
+    ]
+    whole = workers.Case("9", phase="phase0")
+    frame, events = run(tmp_path, [*cases, whole], processes=2, groups=2)
+    assert events[0]["case"] == whole.label and [e["done"] for e in events if e["status"] != "running"] == [
+        *range(1, 11)
+    ]
+    pids = frame[frame.metric == "flops"].groupby("case")["value"].agg(set)
+    assert not pids["0" * 12] & pids["1".zfill(12)], "each device has a worker of its own"
+    assert len(pids["9".zfill(12)]) == 2
+    failures = frame[frame.status != "ok"]
+    assert set(failures.case) == {"2".zfill(12)} and failures.reason.str.contains("SIGKILL").all()
+    assert set(failures.detail) <= {"logs/rank0.log", "logs/rank1.log"}
+    assert "kill at" in "".join((tmp_path / "logs" / f"rank{device}.log").read_text() for device in (0, 1))
+
+
+def test_what_stops_one_lane_stops_all_and_leaves_no_worker_and_no_record_of_what_was_running(tmp_path):
+    events = []
+
+    def stop(event):
+        events.append(event)
+        if event["status"] == "ok":
+            raise Interrupted("enough")
+
+    cases = [workers.Case(str(i), fault, phase="phase0", world_size=1) for i, fault in enumerate(["hang", "", "", ""])]
+    named = dict(study=STUDY, run_name="r1", context=workers.CONTEXT, on_event=stop)
+    with pytest.raises(Interrupted, match="enough"):
+        measure.run(workers.params(processes=2), cases, tmp_path, task=workers.measure, **named)
+    assert [path.name for path in (tmp_path / "records").glob("*.json")] == [f"{1:0>12}-0.json"]
+    assert len(list(tmp_path.rglob("*.part"))) == 1, "what the stopped case has said is there to go on from"
+    assert not [child for child in multiprocessing.active_children() if child.name.startswith("rank ")]
 
 
 SHORTAGES = [
