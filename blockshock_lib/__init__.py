@@ -22,6 +22,7 @@ _WHERE = {
     "checkpoint": "layers.checkpoint",
     "clip_grad_norm_": "layers.clipping",
     "compare": "runs.compare",
+    "gpt": "layers.gpt",
     "load": "runs.records",
     "open_run": "notebook.workbook",
 }

@@ -1,0 +1,126 @@
+"""A schedule: when a GPT over ranks reads the partial result of each of its sublayers. Data, without torch.
+
+Sublayers are numbered s = 0 .. 2 layers - 1: attention 2i, MLP 2i + 1; 2 layers is the end, the final norm and head.
+o[t][r] is what rank r of n makes of sublayer t, without its bias. On rank r sublayer s reads
+    x = embedding + sum over t of   late_t * sum over j of o[t][j]   where lands_t <= s
+                                    early_t * o[t][r]                where own_t <= s < lands_t
+                                    bias_t                           where own_t <= s
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from blockshock_lib.errors import allowed
+
+# What multiplies a partial result, by the number of ranks.
+WEIGHTS: dict[str, Callable[[int], float]] = {"1": lambda n: 1.0, "1/n": lambda n: 1 / n, "sqrt(n)": lambda n: n**0.5}
+
+
+@dataclass(frozen=True)
+class Step:
+    """Of a sublayer's partial result: `own`, the first sublayer that reads this rank's; `lands`, the first that reads
+    all ranks' sum, `own` at the earliest. `early` and `late` of WEIGHTS multiply it before and after it lands.
+    """
+
+    own: int
+    lands: int
+    early: str = "1"
+    late: str = "1"
+
+    @property
+    def private(self) -> bool:
+        return self.own < self.lands
+
+
+@dataclass(frozen=True)
+class Sync:
+    """One all-reduce, of all `members` that land together: it can start when the last of them, `start`, was made."""
+
+    start: int
+    lands: int
+    members: tuple[int, ...]
+
+    @property
+    def overlap(self) -> int:
+        """Sublayers that run beside it."""
+        return self.lands - self.start - 1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A Step for each sublayer. ValueError names the sublayer whose partial result never lands or comes too early."""
+
+    name: str
+    steps: tuple[Step, ...]
+
+    def __post_init__(self):
+        if not self.steps or len(self.steps) % 2:
+            raise ValueError(f"schedule {self.name}: a layer has 2 sublayers, {len(self.steps)} make no layers")
+        for s, step in enumerate(self.steps):
+            if wrong := _wrong(s, step, self.end):
+                raise ValueError(f"schedule {self.name}: the partial result of sublayer {s} {wrong}")
+
+    @property
+    def end(self) -> int:
+        return len(self.steps)
+
+    @property
+    def layers(self) -> int:
+        return len(self.steps) // 2
+
+    @cached_property
+    def syncs(self) -> tuple[Sync, ...]:
+        """The all-reduces of a forward in the order in which they start; a backward has as many."""
+        together: dict[int, list[int]] = {}
+        for s, step in enumerate(self.steps):
+            together.setdefault(step.lands, []).append(s)
+        syncs = (Sync(members[-1], lands, tuple(members)) for lands, members in together.items())
+        return tuple(sorted(syncs, key=lambda sync: sync.start))
+
+    @cached_property
+    def operations(self) -> tuple[tuple[str, int], ...]:
+        """What a forward does, in order: ("land", i) waits for the sum of syncs[i] and adds it; ("show", t) adds bias t
+        and, where it is private, the rank's own partial result; ("run", s) reads and computes; ("start", i) begins.
+        The end has no "run": what was added by then is what the final norm reads.
+        """
+        done = []
+        for s in range(self.end + 1):
+            done += [("land", i) for i, sync in enumerate(self.syncs) if sync.lands == s]
+            done += [("show", t) for t, step in enumerate(self.steps) if step.own == s]
+            done += [("run", s)] if s < self.end else []
+            done += [("start", i) for i, sync in enumerate(self.syncs) if sync.start == s]
+        return tuple(done)
+
+
+def _wrong(s: int, step: Step, end: int) -> str:
+    for weight in (step.early, step.late):
+        if weight not in WEIGHTS:
+            return f"has the unknown weight {weight!r}; {allowed(weight, WEIGHTS)}"
+    if not step.lands <= end:
+        return f"never lands: sublayer {step.lands} is beyond the end, {end}"
+    if not s < step.own <= step.lands:
+        return f"is read by this rank at {step.own} and lands at {step.lands}: first {s + 1} at the earliest, then that"
+    return ""
+
+
+def dropping(layers: int, dropped: Collection[int], late: str = "1") -> tuple[Step, ...]:
+    """The next sublayer reads each partial result at once. The sums of `dropped` sublayers, each times `late`, are made
+    with the next one that keeps its own; the last one always does.
+    """
+    steps, lands = [], 2 * layers
+    for s in reversed(range(2 * layers)):
+        lands = lands if s in dropped else s + 1
+        steps.append(Step(s + 1, lands, late=late if lands > s + 1 else "1"))
+    return tuple(reversed(steps))
+
+
+def within(what: str, given: Iterable[int], least: int, most: int) -> list[int]:
+    """`given`, sorted. ValueError names a number that is no number, not from `least` to `most`, or given twice."""
+    given = list(given)
+    for number in given:
+        if type(number) is not int or not least <= number <= most:
+            raise ValueError(f"{what} {number} is out of range: {least} to {most}")
+        if given.count(number) > 1:
+            raise ValueError(f"{what} {number} is given twice")
+    return sorted(given)
