@@ -16,11 +16,11 @@ from blockshock_lib.comm import Group
 from blockshock_lib.errors import allowed
 from blockshock_lib.kernels.attention.pattern import Pattern
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.layers import autograd
 from blockshock_lib.layers.attention.sparse import sparse_attention
 from blockshock_lib.layers.block_shock import BlockShockLinear
 from blockshock_lib.layers.guards import refuse_unequal
 from blockshock_lib.layers.parts import equal_shard
+from blockshock_lib.layers.share import cut
 
 MLPS = ("dense", "block_shock")
 HYBRID_1024 = {"width": 1024, "heads": 8}  # keyword arguments of a block of a common size
@@ -120,13 +120,13 @@ class HybridTransformerBlock(nn.Module):
         if len(self.pattern.plane[0]) not in (1, counts["heads"]):
             raise ValueError(f"a pattern of {len(self.pattern.plane[0])} heads does not fit {counts['heads']} heads")
         self.pattern = self.pattern.of_heads(equal_shard(counts["heads"], group.rank, ranks))
-        self.q, self.k, self.v = (_cut(linear, group, 0) for linear in (self.q, self.k, self.v))
-        self.out = _cut(self.out, group, 1)
+        self.q, self.k, self.v = (cut(linear, group, 0) for linear in (self.q, self.k, self.v))
+        self.out = cut(self.out, group, 1)
         if mlp == "block_shock":
             made = ((linear.weight, linear.bias) for linear in (self.up, self.down))
             self.up, self.down = (BlockShockLinear(*one, mask=Mask.named("checkerboard"), group=group) for one in made)
         else:
-            self.up, self.down = _cut(self.up, group, 0), _cut(self.down, group, 1)
+            self.up, self.down = cut(self.up, group, 0), cut(self.down, group, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attend(self.norm1(x))
@@ -168,26 +168,3 @@ def _summed(x: Tensor, group: Group) -> Tensor:
     shared = group.buffer(*rows.shape, x.dtype, x.device)
     own = rows.clone(memory_format=torch.contiguous_format) if shared is None else shared.copy_(rows)
     return group.all_reduce(own).view(x.shape)
-
-
-class Share(nn.Linear):
-    """A rank's part of an nn.Linear, known to what guards and clips the layers that ranks share."""
-
-    collective, mask, path = "all-reduce", None, ""
-    group: Group
-    split: tuple[str, ...]
-
-    def __setstate__(self, state: dict) -> None:
-        super().__setstate__(state)
-        autograd.register(self)  # a copy is another layer
-
-
-def _cut(whole: nn.Linear, group: Group, dim: int) -> nn.Linear:
-    """This rank's rows (dim 0) of W and the bias, or its columns (dim 1) of W and the whole bias."""
-    weight = whole.weight.chunk(group.world_size, dim)[group.rank].detach()
-    bias = (whole.bias if dim else whole.bias.chunk(group.world_size)[group.rank]).detach()
-    linear = Share(weight.shape[1], weight.shape[0], device="meta")
-    linear.group, linear.split = group, ("weight",) if dim else ("weight", "bias")
-    autograd.register(linear)
-    linear.weight, linear.bias = (nn.Parameter(x.clone(memory_format=torch.contiguous_format)) for x in (weight, bias))
-    return linear

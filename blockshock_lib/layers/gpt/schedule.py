@@ -8,8 +8,7 @@ o[t][r] is what rank r of n makes of sublayer t, without its bias. On rank r sub
 """
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 from blockshock_lib.errors import allowed
 
@@ -49,10 +48,18 @@ class Sync:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A Step for each sublayer. ValueError names the sublayer whose partial result never lands or comes too early."""
+    """A Step for each sublayer. ValueError names the sublayer whose partial result never lands or comes too early.
+
+    `syncs`: the all-reduces of a forward in the order in which they start; a backward has as many.
+    `operations`: what a forward does, in order. ("land", i) waits for the sum of syncs[i] and adds it; ("show", t) adds
+    bias t and, where it is private, the rank's own partial result; ("run", s) reads and computes; ("start", i) begins
+    a sum. The end has no "run": what was added by then is what the final norm reads.
+    """
 
     name: str
     steps: tuple[Step, ...]
+    syncs: tuple[Sync, ...] = field(init=False, repr=False, compare=False)
+    operations: tuple[tuple[str, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         if not self.steps or len(self.steps) % 2:
@@ -60,6 +67,9 @@ class Schedule:
         for s, step in enumerate(self.steps):
             if wrong := _wrong(s, step, self.end):
                 raise ValueError(f"schedule {self.name}: the partial result of sublayer {s} {wrong}")
+        # Fields, not cached properties: a compiler reads no lock.
+        object.__setattr__(self, "syncs", _syncs(self.steps))
+        object.__setattr__(self, "operations", _operations(self.steps, self.syncs))
 
     @property
     def end(self) -> int:
@@ -69,28 +79,23 @@ class Schedule:
     def layers(self) -> int:
         return len(self.steps) // 2
 
-    @cached_property
-    def syncs(self) -> tuple[Sync, ...]:
-        """The all-reduces of a forward in the order in which they start; a backward has as many."""
-        together: dict[int, list[int]] = {}
-        for s, step in enumerate(self.steps):
-            together.setdefault(step.lands, []).append(s)
-        syncs = (Sync(members[-1], lands, tuple(members)) for lands, members in together.items())
-        return tuple(sorted(syncs, key=lambda sync: sync.start))
 
-    @cached_property
-    def operations(self) -> tuple[tuple[str, int], ...]:
-        """What a forward does, in order: ("land", i) waits for the sum of syncs[i] and adds it; ("show", t) adds bias t
-        and, where it is private, the rank's own partial result; ("run", s) reads and computes; ("start", i) begins.
-        The end has no "run": what was added by then is what the final norm reads.
-        """
-        done = []
-        for s in range(self.end + 1):
-            done += [("land", i) for i, sync in enumerate(self.syncs) if sync.lands == s]
-            done += [("show", t) for t, step in enumerate(self.steps) if step.own == s]
-            done += [("run", s)] if s < self.end else []
-            done += [("start", i) for i, sync in enumerate(self.syncs) if sync.start == s]
-        return tuple(done)
+def _syncs(steps: tuple[Step, ...]) -> tuple[Sync, ...]:
+    together: dict[int, list[int]] = {}
+    for s, step in enumerate(steps):
+        together.setdefault(step.lands, []).append(s)
+    syncs = (Sync(members[-1], lands, tuple(members)) for lands, members in together.items())
+    return tuple(sorted(syncs, key=lambda sync: sync.start))
+
+
+def _operations(steps: tuple[Step, ...], syncs: tuple[Sync, ...]) -> tuple[tuple[str, int], ...]:
+    done = []
+    for s in range(len(steps) + 1):
+        done += [("land", i) for i, sync in enumerate(syncs) if sync.lands == s]
+        done += [("show", t) for t, step in enumerate(steps) if step.own == s]
+        done += [("run", s)] if s < len(steps) else []
+        done += [("start", i) for i, sync in enumerate(syncs) if sync.start == s]
+    return tuple(done)
 
 
 def _wrong(s: int, step: Step, end: int) -> str:

@@ -1,0 +1,237 @@
+"""A GPT whose sublayers sum their partial results by a schedule: tracks on one device, or real ranks."""
+
+import copy
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from blockshock_lib.comm import Group
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.layers.gpt.schedule import Schedule
+from blockshock_lib.layers.gpt.schedules import named
+from blockshock_lib.layers.gpt.streams import Streams
+from blockshock_lib.layers.gpt.tracks import column, row
+from blockshock_lib.layers.guards import refuse_unequal
+from blockshock_lib.layers.share import Share, cut
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The shape of a GPT; `hidden` features of its MLPs are 4 width by default. ValueError where heads do not divide
+    the width, or a number is not over 0.
+    """
+
+    width: int
+    heads: int
+    vocab: int
+    context: int
+    layers: int = 12
+    hidden: int = 0
+
+    def __post_init__(self):
+        object.__setattr__(self, "hidden", self.hidden or 4 * self.width)
+        for name, number in vars(self).items():
+            if number < 1:
+                raise ValueError(f"{name} must be over 0, not {number}")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} does not divide by {self.heads} heads")
+
+
+class Attention(nn.Module):
+    """Causal self-attention. The rows of `qkv` are dealt head by head, each its q, k and v: a rank's are in one run."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.size = config.width // config.heads
+        self.norm, self.qkv = nn.LayerNorm(config.width), nn.Linear(config.width, 3 * config.width)
+        self.out = nn.Linear(config.width, config.width)
+
+    def forward(self, x: Tensor, tracks: int, apart: bool) -> Tensor:
+        heads = column(self.norm(x), self.qkv).unflatten(-1, (-1, 3, self.size))
+        q, k, v = (one.flatten(0, -4).transpose(1, 2) for one in heads.unbind(-2))  # [n B, heads, S, size]
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return row(y.unflatten(0, heads.shape[:-4]), self.out, tracks, apart)
+
+
+class MLP(nn.Module):
+    """With GPT-2's GELU, the tanh approximation."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(config.width), nn.Linear(config.width, config.hidden)
+        self.out = nn.Linear(config.hidden, config.width)
+
+    def forward(self, x: Tensor, tracks: int, apart: bool) -> Tensor:
+        return row(F.gelu(column(self.norm(x), self.up), approximate="tanh"), self.out, tracks, apart)
+
+
+class GPT(nn.Module):
+    """GPT-2's shape: pre-norm, LayerNorm, biases, learned positions, tied head.
+
+    Args:
+        schedule: a Schedule, or the name of one: "spd", "grouped(2)".
+        tracks: of how many ranks one device computes what they would; products are batched, in no loop.
+        group: the real ranks that share the model, each with its heads and hidden features.
+
+    Weights are drawn as GPT-2's, whole, from torch's own generator; their names and shapes are the same for any
+    schedule and number of tracks. On real ranks a model holds its share of them: `whole` gathers, `of` shares out. The
+    gradients of what is whole on every rank, embeddings, norms and the biases of `out`, are parts there, to be added by
+    `sum_gradients` after the backward and before anything reads them.
+
+    ValueError where heads or hidden features do not divide by the ranks, or the schedule has other layers;
+    UnsupportedError where the ranks of a process group drew others, or were given other arguments.
+    """
+
+    def __init__(self, config: GPTConfig, schedule: Schedule | str, tracks: int = 1, group: Group | None = None):
+        super().__init__()
+        self.config = config
+        self.schedule = named(schedule, config.layers) if isinstance(schedule, str) else schedule
+        if self.schedule.layers != config.layers:
+            raise ValueError(f"schedule {self.schedule.name} has {self.schedule.layers} layers, not {config.layers}")
+        self.group, self.tracks = Group(), tracks
+        if group is not None and tracks > 1:
+            raise ValueError(f"{tracks} tracks are computed on one device: give tracks or a group, not both")
+        self._refuse_parts(ranks := group.world_size if group else tracks)
+        self.tokens, self.positions = (nn.Embedding(size, config.width) for size in (config.vocab, config.context))
+        made = lambda: nn.ModuleDict({"attention": Attention(config), "mlp": MLP(config)})  # noqa: E731
+        self.blocks, self.norm = nn.ModuleList(made() for _ in range(config.layers)), nn.LayerNorm(config.width)
+        self._draw()
+        if group is not None and ranks > 1:
+            self._share(group)
+
+    @classmethod
+    def of(cls, whole: "GPT", group: Group) -> "GPT":
+        """This rank's share of a model of as many tracks, which every rank holds; the weights are copied."""
+        if whole.group.world_size > 1 or whole.tracks != group.world_size:
+            raise ValueError(f"a model of {whole.ranks} tracks is shared by as many ranks, not by {group.world_size}")
+        model = copy.deepcopy(whole)
+        if group.world_size > 1:
+            model._share(group)
+        return model
+
+    def whole(self) -> "GPT":
+        """The same model as tracks on each rank's device. A collective."""
+        with torch.device("meta"):
+            model = GPT(self.config, self.schedule, self.ranks)
+        model.load_state_dict(self.gathered(), assign=True)
+        return model
+
+    @torch.no_grad()
+    def gathered(self, of: Callable[[nn.Parameter], Tensor] = lambda parameter: parameter) -> dict[str, Tensor]:
+        """By name, what is `of` each parameter, as it is or its gradient, of all ranks; new tensors. A collective."""
+        dims = {id(part): dim for module, dim in self._shares() for part, dim in _dims(module, dim)}
+        found = {}
+        for name, parameter in self.named_parameters():
+            tensor, dim = of(parameter).detach(), dims.get(id(parameter))
+            if dim is None:
+                found[name] = tensor.clone()
+            else:
+                parts = self.group.all_gather(tensor.movedim(dim, 0).contiguous())
+                found[name] = parts.movedim(0, dim).contiguous()
+        return found
+
+    @property
+    def ranks(self) -> int:
+        return max(self.tracks, self.group.world_size)
+
+    @property
+    def sublayers(self) -> list[nn.Module]:
+        return [block[kind] for block in self.blocks for kind in ("attention", "mlp")]
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """tokens [B, S] -> logits [B, S, vocab]; with targets [B, S] the mean cross-entropy, in nats, equal on all
+        ranks. ValueError for another shape, or more positions than the context has.
+        """
+        if tokens.dim() != 2 or tokens.shape[1] > self.config.context:
+            raise ValueError(f"tokens are [batch, at most {self.config.context} positions], not {list(tokens.shape)}")
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        streams, sublayers = Streams(self.schedule, x, self.ranks, self.group), self.sublayers
+        for what, which in self.schedule.operations:
+            if what == "run":
+                apart = self.schedule.steps[which].private
+                streams.made[which] = sublayers[which](streams.read(), self.tracks, apart)
+            elif what == "show":
+                streams.show(which, sublayers[which].out.bias)
+            elif what == "start":
+                streams.start(which)
+            else:
+                streams.land(which)
+        out = F.linear(self.norm(streams.read()), self.tokens.weight)
+        if targets is not None:
+            logits = out.flatten(0, 1).to(torch.promote_types(out.dtype, torch.float32))
+            out = F.cross_entropy(logits, targets.flatten())
+        if self.group.world_size > 1 and out.requires_grad:
+            out.register_hook(self._before_backward)
+        return out
+
+    def _before_backward(self, grad: Tensor) -> Tensor:
+        _unsummed.add(self)
+        return grad / self.group.world_size  # each rank's loss is 1 / n of the one that all have
+
+    @torch.no_grad()
+    def sum_gradients(self) -> None:
+        """Adds up over the ranks the gradients of what each holds whole, in one all-reduce. A collective, to be called
+        once before a step and before gradients are clipped.
+        """
+        if self.group.world_size == 1:
+            return
+        _unsummed.discard(self)
+        parts = {id(part) for module, dim in self._shares() for part, _ in _dims(module, dim)}
+        grads = [p.grad for p in self.parameters() if id(p) not in parts and p.grad is not None]
+        summed = self.group.all_reduce(torch.cat([grad.flatten() for grad in grads]))
+        for grad, part in zip(grads, summed.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(part.view_as(grad))
+
+    def _shares(self) -> list[tuple[Share, int]]:
+        """The shared layers, and which dimension of their weights the ranks share."""
+        return [(m, 0 if "bias" in m.split else 1) for m in self.modules() if isinstance(m, Share)]
+
+    def _refuse_parts(self, ranks: int) -> None:
+        for name, count in (("heads", self.config.heads), ("hidden features", self.config.hidden)):
+            if ranks < 1 or count % ranks:
+                raise ValueError(f"{count} {name} do not divide by {ranks} ranks")
+
+    @torch.no_grad()
+    def _draw(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Embedding | nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+        for sublayer in self.sublayers:
+            sublayer.out.weight /= math.sqrt(self.schedule.end)
+
+    def _share(self, group: Group) -> None:
+        self._refuse_parts(group.world_size)
+        refuse_unequal(group, "GPT", config=self.config, schedule=self.schedule, **dict(self.named_parameters()))
+        for sublayer in self.sublayers:
+            for name, linear in list(sublayer.named_children()):
+                if isinstance(linear, nn.Linear):
+                    setattr(sublayer, name, cut(linear, group, dim=1 if name == "out" else 0))
+        self.group, self.tracks = group, 1
+
+
+def _dims(module: Share, dim: int) -> list[tuple[nn.Parameter, int]]:
+    return [(getattr(module, name), dim if name == "weight" else 0) for name in module.split]
+
+
+_unsummed: weakref.WeakSet[GPT] = weakref.WeakSet()  # whose gradients are parts since their last backward
+
+
+def _before_step(optimizer: Optimizer, *_: object) -> None:
+    for model in list(_unsummed):
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if any(id(parameter) in held for parameter in model.parameters()):
+            raise UnsupportedError(
+                "each rank has its own part of the gradients of embeddings, norms and biases: call the GPT's "
+                "sum_gradients() after the backward, or its ranks would drift apart"
+            )
+
+
+register_optimizer_step_pre_hook(_before_step)

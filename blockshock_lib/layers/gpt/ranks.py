@@ -1,0 +1,64 @@
+"""A sum over real ranks that runs beside what lies between its start and its landing, forward and backward."""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from blockshock_lib.comm import Group, Pending
+
+
+class Sum:
+    """One all-reduce of a forward, and one of its gradients: begun where the sum landed, awaited where it started.
+
+    Every rank holds the gradient of what it alone makes of the sum; what all ranks make of it is the sum of these.
+    """
+
+    def __init__(self, group: Group, overlapped: bool):
+        self.group, self.overlapped, self.pending = group, overlapped, Pending(torch.empty(0))
+
+    @torch.compiler.disable
+    def start(self, x: Tensor) -> Tensor:
+        """Overwrites x. What it returns is not the sum yet."""
+        return _Start.apply(x, self)
+
+    @torch.compiler.disable
+    def land(self, started: Tensor) -> Tensor:
+        return _Land.apply(started, self)
+
+    def begin(self, x: Tensor) -> Tensor:
+        rows = x.view(-1, x.shape[-1])
+        if self.overlapped:
+            self.pending = self.group.start_all_reduce(rows)
+        else:  # at once, by the fastest way, on the current stream
+            shared = self.group.buffer(*rows.shape, x.dtype, x.device)
+            self.pending = Pending(self.group.all_reduce(rows if shared is None else shared.copy_(rows)))
+        return self.pending.result.view(x.shape)
+
+    def wait(self) -> None:
+        self.pending.wait()
+
+
+class _Start(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, one: Sum) -> Tensor:
+        ctx.one = one
+        return one.begin(x.detach())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.one.wait()
+        return grad, None
+
+
+class _Land(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, started: Tensor, one: Sum) -> Tensor:
+        ctx.one = one
+        one.wait()
+        return started.view_as(started)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.one.begin(grad.clone(memory_format=torch.contiguous_format)), None

@@ -1,0 +1,77 @@
+"""What the ranks read: the sum that all know, and beside it what each has made by itself and is not summed yet."""
+
+from torch import Tensor
+
+from blockshock_lib.comm import Group
+from blockshock_lib.layers.gpt.ranks import Sum
+from blockshock_lib.layers.gpt.schedule import WEIGHTS, Schedule
+
+
+class Streams:
+    """The state of one forward: x [B, S, W], the embedding, at first, and then what a schedule's operations make of it.
+
+    Partial results are [B, S, W] on a real rank. On one device they are [n, B, S, W] where a track reads its own, and
+    else summed over the n tracks already, [B, S, W]: the only place where the two ways differ is where a sum is made.
+    """
+
+    def __init__(self, schedule: Schedule, x: Tensor, ranks: int, group: Group):
+        self.schedule, self.shared, self.group = schedule, x, group
+        self.weights = {name: weight(ranks) for name, weight in WEIGHTS.items()}
+        self.made: dict[int, Tensor] = {}  # by sublayer: partial results that are not in `own` and not all summed
+        self.own: dict[tuple[int, str, str], Tensor] = {}  # (lands, early, late): the sum of those that are read
+        self.sums: dict[int, tuple[Sum, Tensor]] = {}
+
+    def read(self) -> Tensor:
+        """[B, S, W], or on one device [n, B, S, W] where the tracks differ."""
+        x = self.shared
+        for (_, early, _), own in self.own.items():
+            x = x + self._times(early, own)
+        return x
+
+    def show(self, t: int, bias: Tensor) -> None:
+        """The bias of sublayer t is added, and where it is private this rank's own partial result."""
+        step = self.schedule.steps[t]
+        self.shared = self.shared + bias
+        if step.private:
+            key, own = (step.lands, step.early, step.late), self.made.pop(t)
+            # One of 16 bits stays as it is, several are added in the stream's own dtype.
+            self.own[key] = self.own[key].to(self.shared.dtype) + own if key in self.own else own
+
+    def start(self, i: int) -> None:
+        """Begins the sum of all that syncs[i] brings together."""
+        sync, steps = self.schedule.syncs[i], self.schedule.steps
+        parts = [self._times(late, own) for (lands, _, late), own in self.own.items() if lands == sync.lands]
+        parts += [self._times(steps[t].late, self.made[t]) for t in sync.members if t in self.made]
+        dtype = self.made[sync.start].dtype  # what 16-bit products have added up to in fp32 travels in 16 bits
+        for t in sync.members:
+            if not steps[t].private:
+                self.made.pop(t)
+        if self.group.world_size == 1:
+            self.sums[i] = None, _total([x for x in parts if x.dim() == 3] + _over_tracks(parts))
+            return
+        x = _total(parts).to(dtype)
+        kept = any(x is other for other in (*self.own.values(), *self.made.values()))
+        over_ranks = Sum(self.group, sync.overlap > 0)
+        self.sums[i] = over_ranks, over_ranks.start(x.clone() if kept else x)
+
+    def land(self, i: int) -> None:
+        """Adds the sum, and forgets what this rank had of it."""
+        over_ranks, started = self.sums.pop(i)
+        self.shared = self.shared + (over_ranks.land(started) if over_ranks else started)
+        self.own = {key: own for key, own in self.own.items() if key[0] != self.schedule.syncs[i].lands}
+
+    def _times(self, weight: str, x: Tensor) -> Tensor:
+        number = self.weights[weight]
+        return x if number == 1 else x * number
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    total, *others = parts
+    for other in others:
+        total = total + other
+    return total
+
+
+def _over_tracks(parts: list[Tensor]) -> list[Tensor]:
+    apart = [x for x in parts if x.dim() == 4]
+    return [_total(apart).sum(0)] if apart else []

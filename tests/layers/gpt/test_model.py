@@ -1,0 +1,370 @@
+"""A GPT's tracks on one device are its real ranks, and both are what the schedule's equation says."""
+
+import copy
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from blockshock_lib import clip_grad_norm_, gpt
+from blockshock_lib.comm import Group, Pending, local
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.layers.gpt import model, ranks, streams
+from tests.layers.gpt import oracle
+from tests.layers.gpt.test_schedule import SYNCS
+from tests.layers.ranks import in_process
+
+CONFIG = gpt.GPTConfig(width=16, heads=8, vocab=31, context=7, layers=4, hidden=24)
+CLOSE = {"atol": 1e-10, "rtol": 0}
+NAMES = [
+    "tensor_parallel",
+    "parallel",
+    "spd",
+    "desync(2)",
+    "desync(3)",
+    "desync(4)",
+    "grouped(1)",
+    "grouped(2)",
+    "grouped(3, mean)",
+    "ladder",
+    "delayed(1)",
+    "delayed(3, scaled)",
+    "selective(0, 2)",
+    "dropped(1, 2, 6)",
+    "none",
+]
+# No row of the table has all of this: several weights landing at once, and a sum that starts before its parts are read.
+ODD = gpt.Schedule(
+    "odd",
+    (
+        gpt.Step(3, 6, "sqrt(n)", "1/n"),
+        gpt.Step(2, 4),
+        gpt.Step(5, 6),
+        gpt.Step(4, 6, "1", "sqrt(n)"),
+        gpt.Step(7, 8),
+        gpt.Step(6, 6),
+        gpt.Step(7, 8, "1/n"),
+        gpt.Step(8, 8, late="1/n"),
+    ),
+)
+EACH = [pytest.param(schedule, id=getattr(schedule, "name", schedule)) for schedule in (*NAMES, ODD)]
+
+
+def drawn(schedule, tracks):
+    """Whole weights of a size at which every one matters, biases and norms too."""
+    torch.manual_seed(0)
+    model = gpt.GPT(CONFIG, schedule, tracks).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.3)
+    return model
+
+
+def batch(seed=0, rows=2):
+    tokens = torch.randint(CONFIG.vocab, (rows, CONFIG.context + 1), generator=torch.Generator().manual_seed(seed))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def trained(model, steps=3):
+    """Logits, then losses, first gradients and last parameters, whole: of AdamW's steps."""
+    # The gradient of a key's bias is zero but for rounding, of which AdamW makes a step of lr * 1e-16 / 1e-8.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    with torch.no_grad():
+        logits = model(batch()[0])
+    losses, grads = [], None
+    for step in range(steps):
+        loss = model(*batch(step))
+        loss.backward()
+        model.sum_gradients()
+        losses.append(loss.detach())
+        grads = grads or model.gathered(lambda parameter: parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+    return logits, torch.stack(losses), grads, model.gathered()
+
+
+def agree(schedule, ranks):
+    whole = drawn(schedule, ranks)
+    mine = local.run(ranks, lambda group: trained(gpt.GPT.of(whole, group)))
+    right = trained(whole)
+    for each in mine:
+        torch.testing.assert_close(each, right, **CLOSE)
+
+
+def right_on_tracks(schedule, ranks):
+    model = drawn(schedule, ranks)
+    state = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
+    tokens, targets = batch()
+    logits = oracle.scheduled(state, tokens, model.schedule, CONFIG.heads, ranks)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    grads = dict(zip(state, torch.autograd.grad(loss, list(state.values())), strict=True))
+    found = trained(model, 1)
+    torch.testing.assert_close(found[:3], (logits.detach(), loss.detach()[None], grads), **CLOSE)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("name", EACH)
+def test_tracks_are_what_the_equation_says(name, ranks):
+    right_on_tracks(name, ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", EACH)
+def test_ranks_are_the_tracks_after_three_steps(name, ranks):
+    agree(name, ranks)
+
+
+@pytest.mark.parametrize("name", ["spd", "delayed(3, scaled)"])
+def test_eight_ranks_are_eight_tracks(name):
+    agree(name, 8)
+
+
+def in_processes(group):
+    for schedule in (*NAMES, ODD):
+        whole = drawn(schedule, group.world_size)
+        torch.testing.assert_close(trained(gpt.GPT.of(whole, group)), trained(whole), **CLOSE)
+
+
+def alike(group):
+    """It is clipped as the tracks are, its weights are drawn alike, and unequal ones are named."""
+    whole = drawn("spd", 2)
+    mine = gpt.GPT.of(whole, group)
+    for each in (whole, mine):
+        each(*batch()).backward()
+        each.sum_gradients()
+    norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
+    torch.testing.assert_close(clip_grad_norm_(mine, 0.5), norm)
+    right = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    torch.testing.assert_close(mine.gathered(lambda parameter: parameter.grad), right)
+    torch.manual_seed(3)
+    tracks = gpt.GPT(CONFIG, "ladder", 2)
+    torch.manual_seed(3)
+    shared = gpt.GPT(CONFIG, "ladder", group=group).whole()
+    assert shared.ranks == 2 and not shared.blocks[0]["mlp"].up.weight.is_meta
+    torch.testing.assert_close(shared.state_dict(), tracks.state_dict(), atol=0, rtol=0)
+    torch.testing.assert_close(shared(*batch()), tracks(*batch()))
+    torch.manual_seed(group.rank)
+    with pytest.raises(UnsupportedError, match=r"rank 1 was given another tokens\.weight"):
+        gpt.GPT(CONFIG, "ladder", group=group)
+    with pytest.raises(UnsupportedError, match="rank 1 was given another schedule than rank 0"):
+        gpt.GPT.of(drawn(("spd", "none")[group.rank], 2), group)
+
+
+def test_two_processes_are_two_tracks_by_every_schedule(pair):
+    pair.call(in_process, in_processes, seconds=120)
+    pair.call(in_process, alike, seconds=60)
+
+
+def test_tensor_parallelism_is_a_plain_gpt_and_one_track_too():
+    for tracks in (1, 4):
+        model = drawn("tensor_parallel", tracks)
+        state = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
+        tokens, targets = batch()
+        logits = oracle.plain(state, tokens, CONFIG.layers, CONFIG.heads)
+        F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+        found, _, grads, _ = trained(model, 1)
+        right = logits.detach(), {name: each.grad for name, each in state.items()}
+        torch.testing.assert_close((found, grads), right, **CLOSE)
+
+
+@dataclass(frozen=True)
+class Counted(local.LocalGroup):
+    events: list[str] = field(default_factory=list)
+
+    def all_reduce(self, x, *rest):
+        self.events.append("sum")
+        return super().all_reduce(x, *rest)
+
+    def start_all_reduce(self, x):
+        self.events.append("start")
+        return Pending(super().all_reduce(x), finish=lambda y: self.events.append("wait") or y)
+
+
+def events(group, name):
+    """What one rank does in a forward, in its backward, and once a step."""
+    group = Counted(group.rank, group.world_size, turns=group.turns)
+    twelve = gpt.GPT(gpt.GPTConfig(width=4, heads=2, vocab=5, context=3), name, group=group)
+    for sublayer in twelve.sublayers:
+        sublayer.register_forward_hook(lambda *_: group.events.append("run"))
+        sublayer.register_full_backward_hook(lambda *_: group.events.append("run"))
+    group.events.clear()
+    found, loss = [], twelve(torch.tensor([[1, 2, 3]]), torch.tensor([[2, 3, 4]]))
+    for act in (loss.backward, twelve.sum_gradients, list):
+        found.append(group.events.copy())
+        group.events.clear()
+        act()
+    return found
+
+
+def between(events):
+    """Sublayers that run from each start to its wait; the first that starts is the first that is awaited."""
+    places = {kind: [at for at, event in enumerate(events) if event == kind] for kind in ("start", "wait")}
+    return [events[start:wait].count("run") for start, wait in zip(*places.values(), strict=True)]
+
+
+@pytest.mark.parametrize("name", SYNCS)
+def test_syncs_are_counted_forward_and_backward_and_run_beside_what_the_schedule_says(name):
+    forward, backward, once = local.run(2, lambda group: events(group, name))[1]
+    syncs, overlapped = SYNCS[name]
+    for each in (forward, backward):
+        assert (each.count("sum") + each.count("start"), each.count("start")) == (syncs, overlapped)
+    assert once == ["sum"]
+    overlaps = [sync.overlap for sync in gpt.named(name, 12).syncs if sync.overlap]
+    assert between(forward) == overlaps and between(backward) == overlaps[::-1]
+
+
+def test_all_weights_are_the_same_for_every_schedule_and_each_ranks_part_of_each_has_a_gradient():
+    w, h, layers = CONFIG.width, CONFIG.hidden, CONFIG.layers
+    numbers = layers * (4 * w * w + 2 * w * h + 9 * w + h) + (CONFIG.vocab + CONFIG.context + 2) * w
+    shapes = {path: parameter.shape for path, parameter in drawn("spd", 1).named_parameters()}
+    for name in NAMES:
+        made, parts = drawn(name, 4), 0
+        assert {path: p.shape for path, p in made.named_parameters()} == shapes
+        made(*batch()).backward()
+        for path, parameter in made.named_parameters():
+            parts += parameter.numel()
+            grad = parameter.grad
+            if "qkv" in path:  # of [heads, (q, k, v), size]; softmax does not see a bias that all keys share
+                grad = grad.unflatten(0, (4, 2, 3, -1))
+                grad = grad if path.endswith("weight") else grad[:, :, [0, 2]]
+            elif "up." in path:
+                grad = grad.unflatten(0, (4, -1))
+            elif path.endswith("out.weight"):
+                grad = grad.unflatten(1, (4, -1)).transpose(0, 1)
+            assert (grad.flatten(1) if grad.dim() > 1 else grad[:, None]).abs().amax(1).min() > 1e-6, f"{name}: {path}"
+        assert parts == numbers
+
+
+# The faults of the seed and of the first drafts, each planted.
+def doubled(self, i, land=streams.Streams.land):
+    residual = self.shared
+    land(self, i)
+    self.shared = self.shared + residual
+
+
+def without_residual(self, read=streams.Streams.read):
+    return sum(self.own.values()) if self.own else read(self)
+
+
+def bias_of_every_track(self, t, bias, show=streams.Streams.show):
+    show(self, t, bias * self.weights["sqrt(n)"] ** 2)
+
+
+def one_tracks_gradient_dropped(x, linear, tracks, apart, row=model.row):
+    x = x.unflatten(-1, (tracks, -1)).movedim(-2, 0) if x.dim() == 3 else x
+    return row(torch.cat((x[:1].detach(), x[1:])), linear, tracks, apart)
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "wrong"),
+    [
+        (streams.Streams, "land", doubled),
+        (streams.Streams, "read", without_residual),
+        (streams.Streams, "show", bias_of_every_track),
+        (streams, "_over_tracks", lambda parts: [sum(parts).mean(0)] if parts and parts[0].dim() == 4 else []),
+        (model, "row", one_tracks_gradient_dropped),
+    ],
+    ids=["doubled residual", "MLP without the residual", "bias of every track", "averaged", "a gradient dropped"],
+)
+def test_a_wrong_track_is_seen(monkeypatch, of, name, wrong):
+    monkeypatch.setattr(of, name, wrong)
+    with pytest.raises(AssertionError):
+        right_on_tracks("grouped(2)", 2)
+
+
+def bias_on_every_rank(x, linear, tracks, apart, row=model.row):
+    return row(x, linear, tracks, apart) if tracks > 1 else F.linear(x, linear.weight, linear.bias)
+
+
+def residual_on_every_rank(self, i, start=streams.Streams.start):
+    if self.group.world_size > 1:
+        self.made[self.schedule.syncs[i].start] = self.made[self.schedule.syncs[i].start] + self.shared
+    start(self, i)
+
+
+def rank_1_dropped(ctx, grad):
+    ctx.one.wait()
+    return grad * (1 - ctx.one.group.rank), None
+
+
+def averaged(every):
+    return sum(every) / len(every)
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "wrong"),
+    [
+        (model, "row", bias_on_every_rank),
+        (streams.Streams, "start", residual_on_every_rank),
+        (local, "_added", averaged),
+        (ranks._Start, "backward", staticmethod(rank_1_dropped)),
+        (ranks._Land, "backward", staticmethod(lambda ctx, grad: (ctx.one.begin(0 * grad) * 0 + grad, None))),
+        (model.GPT, "_before_backward", lambda self, grad: grad),
+    ],
+    ids=["bias", "doubled residual", "averaged", "a gradient dropped", "gradients not summed", "summed n times"],
+)
+def test_a_wrong_rank_is_seen(monkeypatch, of, name, wrong):
+    monkeypatch.setattr(of, name, wrong)
+    with pytest.raises(AssertionError):
+        agree("spd", 2)
+
+
+def test_a_step_with_gradients_that_were_not_summed_is_refused():
+    def careless(group):
+        mine = gpt.GPT.of(drawn("spd", 2), group)
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+        mine(*batch()).backward()
+        with pytest.raises(UnsupportedError, match=r"call the GPT's sum_gradients\(\) after the backward"):
+            optimizer.step()
+        mine.sum_gradients()
+        optimizer.step()
+
+    local.run(2, careless)
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel", "delayed(3, scaled)"])
+def test_it_compiles_without_a_graph_break(name):
+    whole = drawn(name, 2)
+    right = trained(copy.deepcopy(whole), 1)
+    whole.compile(fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(trained(whole, 1), right, **CLOSE)
+
+
+def test_under_autocast_the_stream_stays_in_32_bits_and_sums_travel_in_16():
+    right = trained(drawn("grouped(2)", 2), 1)
+
+    def half(group=None):
+        made = drawn("grouped(2)", 2).float()
+        made = gpt.GPT.of(made, group) if group else made
+        with torch.autocast("cpu", torch.bfloat16):
+            return trained(made, 1)
+
+    for found in (half(), *local.run(2, half)):
+        torch.testing.assert_close(found[1].double(), right[1], atol=0.02, rtol=0)
+        assert found[1].dtype == torch.float32
+
+
+def test_bad_shapes_and_parts_are_refused():
+    for words, change in (
+        ("width 16 does not divide by 3 heads", {"heads": 3}),
+        ("vocab must be over 0, not 0", {"vocab": 0}),
+        ("hidden must be over 0, not -4", {"hidden": -4}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            gpt.GPTConfig(**vars(CONFIG) | change)
+    odd = gpt.GPTConfig(**vars(CONFIG) | {"hidden": 20})
+    for words, arguments in (
+        ("8 heads do not divide by 3 ranks", (CONFIG, "spd", 3)),
+        ("8 heads do not divide by 3 ranks", (CONFIG, "spd", 1, Group(0, 3))),
+        ("20 hidden features do not divide by 8 ranks", (odd, "spd", 8)),
+        ("do not divide by 0 ranks", (CONFIG, "spd", 0)),
+        ("2 tracks are computed on one device", (CONFIG, "spd", 2, Group(0, 2))),
+        ("schedule spd has 3 layers, not 4", (CONFIG, gpt.named("spd", 3))),
+        ("layer 4 is out of range: 0 to 3", (CONFIG, "selective(4)")),
+    ):
+        with pytest.raises(ValueError, match=words):
+            gpt.GPT(*arguments)
+    with pytest.raises(ValueError, match="a model of 2 tracks is shared by as many ranks, not by 4"):
+        gpt.GPT.of(drawn("spd", 2), Group(0, 4))
+    with pytest.raises(ValueError, match=r"at most 7 positions\], not \[1, 8\]"):
+        drawn("spd", 2)(torch.zeros(1, 8, dtype=torch.long))
