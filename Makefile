@@ -54,7 +54,7 @@ attention: setup ## the attention study's phases in a row: every kernel right, t
 
 findings: setup ## weigh all records, the shipped and your own: writes the answer page; measures nothing
 	@$(BLOCKSHOCK) findings $(ARGS)
-	@$(BLOCKSHOCK).notebook.results
+	@$(VENV)/bin/python -m tools.results
 
 report: setup ## draw a run again from its records: RUN=folder or RUN=colleague.zip; measures nothing
 	@$(BLOCKSHOCK) report $(RUN) $(ARGS)
@@ -70,7 +70,7 @@ list: setup ## list the runs under outputs/
 
 lab: setup ## open JupyterLab on copies of the notebooks, in outputs/lab; this machine only, with a token
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m jupyterlab --ip=127.0.0.1 --LabApp.app_settings_dir=$(CURDIR)/tools/lab \
-		--notebook-dir="$$($(VENV)/bin/python -m blockshock_lib.notebook.lab)" $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+		--notebook-dir="$$($(VENV)/bin/python -m tools.lab_copies)" $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 test: setup lint ## the quick tests: no GPU, no browser, a test for every promise
 	$(PYTEST) tests --ignore=tests/browser -m "not long" $(SPREAD) $(ARGS)

@@ -1,4 +1,4 @@
-"""`python -m blockshock_lib.notebook.lab` makes the copies of the notebooks that JupyterLab opens, and prints where.
+"""Makes the copies of the notebooks that JupyterLab opens, and prints where: `python -m tools.lab_copies`.
 
 JupyterLab saves what it has opened, by itself: a committed notebook would lose the outputs that its test compares.
 """

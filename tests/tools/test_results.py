@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from blockshock_lib import studies
-from blockshock_lib.notebook import results
 from blockshock_lib.studies.linear import STUDY
+from tools import results
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
-"""`python -m blockshock_lib.notebook.results` writes docs/results/<study>.md and README's table from the
-records; with --check it only says whether they are stale."""
+"""Writes docs/results/<study>.md and README's table from the records: `python -m tools.results`; with --check it only
+says whether they are stale.
+"""
 
 import re
 import sys

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from blockshock_lib.notebook import lab
+from tools import lab_copies
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def notebook(folder, source="print(1)", asked="hardware = 'auto'", output="1", *
 
 
 def copy_of(folder):
-    return json.loads((lab.copies(folder / "notebooks", folder / "lab") / "a.ipynb").read_text())
+    return json.loads((lab_copies.copies(folder / "notebooks", folder / "lab") / "a.ipynb").read_text())
 
 
 def test_a_copy_is_kept_as_it_was_saved_until_the_committed_notebook_changes(folder):
