@@ -77,3 +77,7 @@ class ShareError(BlockShockError):
 
 class CheckpointError(BlockShockError):
     """A checkpoint is damaged, holds more than tensors, or is not that of this model; nothing was changed."""
+
+
+class DataError(BlockShockError):
+    """Text or tokens to train on are missing, damaged, changed, or not fit for what was asked."""
