@@ -48,9 +48,10 @@ phase2: setup ## phase 2, backward with frozen weights: prints the verdict, the 
 phase3: setup ## phase 3, training with SGD and AdamW: prints the verdict, the notebook and its page
 	@$(BLOCKSHOCK) run phase3 $(ARGS)
 
-attention: setup ## the attention study's phases in a row: every kernel right, then its speed on one device
+attention: setup ## the attention study's phases in a row: every kernel right, its speed on one device, and over ranks
 	@$(BLOCKSHOCK) run attention_correctness $(ARGS)
 	@$(BLOCKSHOCK) run attention_speed $(ARGS)
+	@$(BLOCKSHOCK) run attention_scaling $(ARGS)
 
 corpus: setup ## build a text corpus to train on from the installed packages, without a download; or take your shards: ARGS="--data folder"
 	@$(BLOCKSHOCK).studies.gpt.corpus $(ARGS)

@@ -7,6 +7,8 @@ from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.params import PRESETS, Case, Params, columns, expand
 from blockshock_lib.studies.attention.phases import METRICS, PHASES
 
+_SCALING = "studies.attention.scaling"
+
 STUDY = Study(
     name="attention",
     question="From which length and density does block-sparse attention pay, and what do several GPUs add?",
@@ -22,6 +24,12 @@ STUDY = Study(
     twin=AXES.over,
     hypotheses={
         "attention_speed": (late("studies.attention.hypotheses:a1"), late("studies.attention.hypotheses:a2")),
+        "attention_scaling": (
+            late(f"{_SCALING}_hypotheses:a3"),
+            *(late(f"{_SCALING}_hypotheses:stated", f"A4{letter}") for letter in "abcdefghijk"),
+            *(late(f"{_SCALING}_hypotheses:advised", f"A4{letter}") for letter in "lmn"),
+            late(f"{_SCALING}_hypotheses:a5"),
+        ),
     },
     problem="blockshock_lib.studies.attention.problem:AttentionProblem",
     presets=PRESETS,
@@ -29,6 +37,7 @@ STUDY = Study(
     answers={
         "attention_correctness": late("report.answer:checked", "every pattern is right by every kernel"),
         "attention_speed": late("studies.attention.report:answer"),
+        "attention_scaling": late(f"{_SCALING}_report:answer"),
     },
     summary=late("studies.attention.report:summary"),
     tables={
@@ -39,6 +48,12 @@ STUDY = Study(
         "times": late("studies.attention.report:times"),
         "break-even": late("studies.attention.report:break_even"),
         "lists": late("studies.attention.report:lists"),
+        "speed-ups": late(f"{_SCALING}_report:speeds"),
+        "parts of a step": late(f"{_SCALING}_report:waterfall"),
+        "memory": late(f"{_SCALING}_report:memory"),
+        "models": late(f"{_SCALING}_report:models"),
+        "gradients": late(f"{_SCALING}_report:gradients"),
+        "hybrid": late(f"{_SCALING}_report:block"),
         "ceilings": late("report.tables:ceilings_table"),
         "energy": late("report.tables:energy_table", AXES),
         "twin": late("report.tables:twin_table", AXES),
@@ -50,5 +65,8 @@ STUDY = Study(
         "time over density": late("studies.attention.plots:time_over_density"),
         "backward over density": late("studies.attention.plots:time_over_density", "backward"),
         "share of dense": late("studies.attention.plots:share_of_dense"),
+        "speed-up": late(f"{_SCALING}_plots:speed_up"),
+        "waterfall": late(f"{_SCALING}_plots:waterfall"),
+        "balance": late(f"{_SCALING}_plots:balance"),
     },
 )

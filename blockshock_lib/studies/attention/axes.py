@@ -10,10 +10,16 @@ AXES = Axes(
     methods=METHODS,
     over="dense",
     under=next((name for name in ("triton", "fa4") if name in METHODS), ""),
-    times={"forward": Work("a forward"), "backward": Work("a backward", ", backward")},
+    times={"forward": Work("a forward"), "backward": Work("a backward", ", backward"), "step": Work("a step")},
     settings=("shape", "block"),
     checked=("pattern",),
-    headers={"k_len": "keys", "q_len": "queries", "head_dim": "head dimension", "detail": "tensor"},
+    headers={
+        "k_len": "keys",
+        "q_len": "queries",
+        "head_dim": "head dimension",
+        "detail": "tensor",
+        "world_size": "ranks",
+    },
     words={
         "block": {block: f"blocks of {block}" for block in range(32, 257, 32)},
         "detail": {"": "out", "lse": "logsumexp", "dq": "dQ", "dk": "dK", "dv": "dV"},

@@ -1,4 +1,6 @@
-"""The methods of the attention study: a backend on one device, or a strategy over all ranks. A row each."""
+"""The methods of the attention study: a backend on one device, or a strategy over all ranks; and whole layers. A row
+each.
+"""
 
 from dataclasses import dataclass
 
@@ -9,14 +11,19 @@ from blockshock_lib.report.axes import Look
 class Method(Look):
     """`strategy`: of ContextParallelAttention; "" on one device. `dense`: it computes the least dense attention that
     holds the pattern, full or causal, and is checked against that: what a user without block lists pays. `tuned`:
-    compiled by a search for the fastest settings.
+    compiled by a search for the fastest settings. `layer`: "model", projections around attention, as `dealt` says;
+    "block", a HybridTransformerBlock; "" attention alone. `hook`: of DDP, what it does to gradients.
     """
 
     name: str = ""
-    backend: str = "auto"
+    backend: str = "auto"  # alone, in the phase of scaling: the kernel of all strategies
     strategy: str = ""
+    placement: str = "zigzag"
     dense: bool = False
     tuned: bool = False
+    layer: str = ""
+    dealt: str = ""  # "": one rank works; "replicas": DataParallel; "batch": DDP; "sequence": a ring
+    hook: str = ""
 
 
 _ROWS = (
@@ -33,5 +40,20 @@ _ROWS = (
     Method("Ranks: pull of visited blocks", "pull", "#D55E00", "X", name="pull", strategy="pull"),
     Method("Ranks: ring", "ring", "#F0E442", "*", name="ring", strategy="ring"),
     Method("Ranks: heads (Ulysses)", "heads", "#009E73", "p", name="heads", strategy="heads"),
+    Method("One rank, the same kernel", "alone", "#555555", "d", name="alone"),
+    *(
+        Method(f"Ranks: {of}, {place}", f"{of} {place}", colour, mark, f"{of}_{place}", strategy=of, placement=place)
+        for of, colour in (("gather", "#0072B2"), ("pull", "#D55E00"), ("ring", "#F0E442"))
+        for place, mark in (("contiguous", "<"), ("cost", ">"))
+    ),
+    Method("Model on one rank", "model", "#555555", "o", name="model", layer="model"),
+    Method("Model: DataParallel", "DP", "#CC79A7", "v", name="dp", layer="model", dealt="replicas"),
+    Method("Model: DDP", "DDP", "#0072B2", "s", name="ddp", layer="model", dealt="batch"),
+    Method("Model: DDP, fp16", "fp16", "#56B4E9", "^", name="ddp_fp16", layer="model", dealt="batch", hook="fp16"),
+    Method("Model: DDP, PowerSGD", "PowerSGD", "#009E73", "D", "ddp_psgd", layer="model", dealt="batch", hook="psgd"),
+    Method("Model: DDP, top-k", "top-k", "#D55E00", "X", name="ddp_top_k", layer="model", dealt="batch", hook="top_k"),
+    Method("Model: ring", "ring model", "#F0E442", "*", name="model_ring", layer="model", dealt="sequence"),
+    Method("Hybrid block on one rank", "block", "#555555", "P", name="block", layer="block"),
+    Method("Hybrid block over ranks", "hybrid", "#882255", "h", name="hybrid", layer="block", dealt="heads"),
 )
 METHODS = {method.name: method for method in _ROWS}

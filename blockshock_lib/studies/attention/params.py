@@ -15,17 +15,20 @@ from blockshock_lib.studies.attention.phases import PHASES
 
 NAMES = (
     *("full", "causal", "window", "dilated_window", "global_local", "documents", "packed_windows"),
-    *("block_diagonal", "strided", "random", "nearly_empty", "pairs", "by_head", "blocks"),
+    *("block_diagonal", "strided", "random", "nearly_empty", "pairs", "by_head", "blocks", "quarter"),
 )
 """Those of patterns.PATTERNS, which needs torch."""
+_PLAIN = [m for m in METHODS.values() if not m.layer and m.placement == "zigzag" and m.name != "alone"]
+_ONE = ("dense", "alone")
 SETS = {
-    "all": tuple(name for name, method in METHODS.items() if not (method.dense or method.tuned)),
+    "all": tuple(m.name for m in _PLAIN if not (m.dense or m.tuned)),
     # The reference is an oracle: in plain torch it takes minutes where kernels take milliseconds.
-    "kernels": tuple(
-        name for name, method in METHODS.items() if not method.strategy and name not in ("sdpa", "reference")
-    ),
-    "one device": tuple(name for name, method in METHODS.items() if not method.strategy),
-    "ranks": tuple(name for name, method in METHODS.items() if method.strategy),
+    "kernels": tuple(m.name for m in _PLAIN if not m.strategy and m.name not in ("sdpa", "reference")),
+    "one device": tuple(m.name for m in _PLAIN if not m.strategy),
+    "ranks": tuple(m.name for m in _PLAIN if m.strategy),
+    "scaling": tuple(m.name for m in METHODS.values() if m.strategy or m.layer == "block" or m.name in _ONE),
+    "models": tuple(m.name for m in METHODS.values() if m.layer == "model" or m.name in (*_ONE, "ring")),
+    "pruned": _ONE,
 }
 PRESETS = {"methods": SETS}
 

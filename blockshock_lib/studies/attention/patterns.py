@@ -67,4 +67,5 @@ PATTERNS = {
     "pairs": lambda case, _: _pairs(case),  # single pairs: no block is full
     "by_head": _by_head,
     "blocks": _blocks,
+    "quarter": lambda case, _: attention.window(case.k_len // 8 + 1),  # so many keys on either side
 }

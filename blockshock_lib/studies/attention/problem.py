@@ -16,7 +16,7 @@ from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.layers.attention import ContextParallelAttention, Pattern
 from blockshock_lib.layers.attention.placement import placed
-from blockshock_lib.studies.attention import truth, works
+from blockshock_lib.studies.attention import models, scaling, truth, works
 from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.params import Case, Params
 from blockshock_lib.studies.attention.patterns import dense, made
@@ -24,7 +24,6 @@ from blockshock_lib.studies.attention.phases import PHASES
 from blockshock_lib.studies.attention.truth import Made
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-PLACEMENT = "zigzag"
 # A kernel rounds at other places than plain PyTorch, which shows where gradients cancel: on a CPU right ones were up to
 # 2.6 times as wrong at one entry and 2.2 times in a row. The faults that are planted in the tests are tens of times so.
 LOOSER = 3.0
@@ -39,7 +38,7 @@ class AttentionProblem(Problem):
 
     def __init__(self, case: Case, params: Params, **place):
         super().__init__(case, params, **place)
-        self.timed = PHASES[case.phase].timed
+        self.phase = PHASES[case.phase]
         if self.device.type == "cuda":
             works.compile_anew()
         self.dtype, self.scale = DTYPES[case.dtype], case.head_dim**-0.5
@@ -52,7 +51,7 @@ class AttentionProblem(Problem):
         self.least = dense(self.pattern)
         self.lists = self.lists_of(self.pattern)
         self.places = truth.places(case.q_len, case.k_len, case.kv_heads, self._seeded("places", "cpu"), self.device)
-        self._made: dict[bool, tuple[Made, Made]] = {}
+        self._made: dict[bool | str, tuple] = {}
 
     def _seeded(self, what: str, device: str = "") -> torch.Generator:
         digest = hashlib.sha256(f"{self.case.seed}/{what}/{self.repeat}".encode()).digest()
@@ -79,6 +78,12 @@ class AttentionProblem(Problem):
     def prepare(self, method: str) -> None:
         self.expected(method)
 
+    def expected_of_layer(self, runner: models.LayerRunner) -> tuple[Mapping, Mapping]:
+        """Likewise of the whole layer that a method runs."""
+        if runner.method.layer not in self._made:
+            self._made[runner.method.layer] = runner.truths()
+        return self._made[runner.method.layer]
+
     def refusal(self, method: str, grad: bool, lse: bool = False) -> str:
         """Why its backend cannot do this on one device; "" where it can."""
         pattern, of = self.asked(method), METHODS[method].backend
@@ -91,24 +96,37 @@ class AttentionProblem(Problem):
         of = METHODS[method]
         if of.tuned and self.device.type == "cpu":
             return "its settings are searched for on GPUs only"
+        if of.layer:
+            return models.unsupported(self, of)
         if not of.strategy:  # without gradients a method's forward is timed, alone
-            return self.refusal(method, grad=not self.timed)
+            return self.refusal(method, grad=not self.phase.timed)
         if self.case.q_len != self.case.k_len:
             return "ranks share a sequence of as many queries as keys"
         ranks, heads = self.group.world_size, (self.case.heads, self.case.kv_heads)
         if of.strategy == "heads" and any(count % ranks for count in heads):
             return f"{heads[0]} heads over {heads[1]} cannot be dealt whole to {ranks} ranks"
         try:
-            placed(self.lists, ranks, PLACEMENT)
+            placed(self.lists, ranks, of.placement)
         except ValueError as error:
             return str(error)
         return ""
 
-    def build(self, method: str) -> "AttentionRunner":
-        return AttentionRunner(self, method)
+    def backend(self, method: str) -> str:
+        """By name. What is timed over ranks and on one alone takes the same: of those with a backward of their own, the
+        one that "auto" takes on one.
+        """
+        of = METHODS[method]
+        if not self.phase.timed or of.backend != "auto":
+            return of.backend
+        call = Call(self.q, self.k, self.v, self.pattern, self.lists, self.scale)
+        chosen = backends.explicit("auto", call)
+        return next(name for name, row in backends.BACKENDS.items() if row.refuse is chosen.refuse)
+
+    def build(self, method: str) -> Runner:
+        return models.LayerRunner(self, method) if METHODS[method].layer else AttentionRunner(self, method)
 
     def forget(self) -> None:
-        if not self.timed:  # what is timed is checked again
+        if not self.phase.timed:  # what is timed is checked again
             self._made = {}
 
 
@@ -124,12 +142,14 @@ class AttentionRunner(Runner):
         self.lacks = "" if self.method.strategy else problem.refusal(method, True)  # why it has no gradients
         # A layer over ranks is not asked for it.
         self.gives_lse = not self.method.strategy and not problem.refusal(method, not self.lacks, True)
-        self.first_ms = 0.0  # of its first call
+        self.first_ms, self.peaks = 0.0, (None,)  # of its first call; bytes of this rank, as of run.peak
+        self.backend = problem.backend(method)
         if self.method.strategy:
             case = problem.case
             options = {"scale": problem.scale, "block": case.block, "device": problem.device}
             self.layer = ContextParallelAttention(
-                *(problem.pattern, case.k_len, group, self.method.strategy, PLACEMENT, self.method.backend), **options
+                *(problem.pattern, case.k_len, group, self.method.strategy, self.method.placement, self.backend),
+                **options,
             )
             operands = tuple(map(self.layer.shard, operands))
         *self.operands, self.dout = (x.detach() for x in operands)
@@ -138,13 +158,14 @@ class AttentionRunner(Runner):
         if self.layer is not None:
             return self.layer(*operands), None
         call = Call(*operands, self.pattern, self.lists, self.problem.scale, lse)
-        run = works.attend_tuned if self.method.tuned else backends.chosen(self.method.backend, call).attend
+        run = works.attend_tuned if self.method.tuned else backends.chosen(self.backend, call).attend
         return run(call)
 
     def checks(self, run: CaseRun) -> Iterator[Check]:
         with run.weighed():
             made = run.agree(self._all) if self.layer is None else self._all()
-        yield from self.compared(made)
+        self.peaks = (run.peak,)
+        yield from self.compared(self.whole(made))
 
     def compared(self, made: Mapping[str, torch.Tensor] | None, names: Sequence[str] = TENSORS) -> Iterator[Check]:
         """Those of `names` that the method gives, at the places that are compared; NaN and Inf count anywhere."""
@@ -176,10 +197,13 @@ class AttentionRunner(Runner):
             made = [x.clone().requires_grad_(not self.lacks) for x in self.operands]
             self.first_ms, (out, lse) = works.clocked(self.problem.device, lambda: self.attend(made, self.gives_lse))
             grads = (None,) * 3 if self.lacks else torch.autograd.grad(out, made, self.dout)
-        found = dict(zip(TENSORS, (out.detach(), lse, *grads), strict=True))
-        if self.layer is not None:  # every rank looks at the whole: a share may hold nothing but zeros
-            return {name: None if x is None else self.layer.gather(x) for name, x in found.items()}
-        return found
+        return dict(zip(TENSORS, (out.detach(), lse, *grads), strict=True))
+
+    def whole(self, made: Mapping[str, torch.Tensor] | None) -> Mapping[str, torch.Tensor] | None:
+        """Every rank looks at the whole: a share may hold nothing but zeros."""
+        if self.layer is None or made is None:
+            return made
+        return {name: None if x is None else self.layer.gather(x) for name, x in made.items()}
 
     def weigh(self) -> dict[str, float]:
         if self.method.dense:
@@ -188,7 +212,10 @@ class AttentionRunner(Runner):
         return {"lists_bytes": lists.bytes, "density": lists.density, "block_density": lists.block_density}
 
     def samples(self, run: CaseRun, done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
-        if not self.problem.timed or done:
+        if not self.problem.phase.timed or done:
+            return
+        if not self.problem.phase.lists:
+            yield from scaling.samples(self)
             return
         yield Sample("first_call", self.first_ms)
         if not self.method.dense and not self.problem.lists_timed:
@@ -199,10 +226,12 @@ class AttentionRunner(Runner):
         return sum(x.nbytes for x in self.operands)
 
     def works(self, run: CaseRun, copies: Sequence["AttentionRunner"]) -> list[Work]:
-        return works.of(run, copies)
+        found = works.of(run, copies, self.problem.phase.works)
+        return found + (scaling.parts(run, self) if self.layer is not None else [])
 
     def facts(self, ceilings: Ceilings) -> dict[str, float]:
-        return works.floors(self, ceilings)
+        found = works.floors(self, ceilings)
+        return found if self.problem.phase.lists else found | {"peak_bytes_formula": scaling.peak_formula(self)}
 
 
 def _logsumexp(lse: torch.Tensor | None, true: torch.Tensor, empty: torch.Tensor) -> Check:

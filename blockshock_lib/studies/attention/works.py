@@ -81,20 +81,27 @@ class Backward:
         self.out = self.leaves = None
 
 
-def of(run: CaseRun, copies: Sequence[Runner]) -> list[Work]:
-    """The works of a method: kernel time only where its calls can be captured in a CUDA graph."""
+def step(runner: Runner) -> Callable:
+    """A forward with its backward."""
+    return lambda: Backward(runner)()
+
+
+def of(run: CaseRun, copies: Sequence[Runner], kinds: Sequence[str]) -> list[Work]:
+    """The works of a method: kernel time only where its calls can be captured in a CUDA graph. What was timed is
+    checked again, as a graph or, where there is none, as a call.
+    """
     one = copies[0]
     for copy in copies[1:]:  # so that a call does not find its operands in the cache
         copy.operands, copy.dout = [x.clone() for x in copy.operands], copy.dout.clone()
     found = []
-    kinds: tuple[tuple[str, Callable], ...] = (("forward", _forward),) + (
-        () if one.lacks else (("backward", Backward),)
-    )
-    for name, make in kinds:
-        if run.attempt(one.name, partial(run.agree, partial(captured, run, one, make)), f"{name}_kernel"):
-            check = partial(_again, one, name)
+    for name, make in {"forward": _forward, "backward": Backward, "step": step}.items():
+        if name not in kinds or (name != "forward" and one.lacks):
+            continue
+        check, graphed = partial(_again, one, name), partial(run.agree, partial(captured, run, one, make))
+        if kernel := run.attempt(one.name, graphed, f"{name}_kernel"):
             found.append(_work(f"{name}_kernel", make, copies, recheck=check, heavy=True, traced=True))
-        found.append(_work(f"{name}_call", make, copies, eager=True))
+        alone = {} if kernel else {"recheck": check, "heavy": True, "traced": True}
+        found.append(_work(f"{name}_call", make, copies, eager=True, **alone))
     if one.lacks:
         run.miss(one.name, "unsupported", one.lacks, "backward_kernel")
     return found
@@ -117,8 +124,8 @@ def _work(metric: str, make: Callable, copies: Sequence[Runner], **how: Any) -> 
 
 def _again(one: Runner, name: str, made: Any) -> Iterator:
     names = ("out",) if name == "forward" else ("dq", "dk", "dv")
-    made = made if name == "backward" or made is None else (made,)
-    return one.compared(None if made is None else dict(zip(names, made, strict=True)), names)
+    made = (made,) if name == "forward" else made
+    return one.compared(one.whole(dict(zip(names, made, strict=True))) if one.active else None, names)
 
 
 def captured(run: CaseRun, one: Runner, make: Callable) -> bool:
@@ -157,12 +164,15 @@ def list_times(problem: Problem) -> Iterator[Sample]:
 
 
 def floors(one: Runner, ceilings: Ceilings) -> dict[str, float]:
-    """By the blocks that are visited, and each operand read or written once."""
-    case, lists = one.problem.case, one.lists
+    """Of a rank: by the blocks that are visited, and each operand read or written once."""
+    case, lists, ranks = one.problem.case, one.lists, one.problem.group.world_size if one.layer is not None else 1
     blocks = lists.block_density * lists.q_blocks * lists.k_blocks
-    flops = 4.0 * case.batch * case.heads * case.head_dim * blocks * case.block**2
+    flops = 4.0 * case.batch * case.heads * case.head_dim * blocks * case.block**2 / ranks
     q, k = one.operands[0].nbytes, one.operands[1].nbytes
     forward = Cost(flops, q + 2 * k, q)
     backward = Cost(BACKWARD * flops, 3 * q + 2 * k, q + 2 * k)
     found = {"flops": flops, "floor_forward": roofline.compute(forward, ceilings)}
-    return found | ({} if one.lacks else {"floor_backward": roofline.compute(backward, ceilings)})
+    if not one.lacks:
+        found["floor_backward"] = roofline.compute(backward, ceilings)
+        found["floor_step"] = found["floor_forward"] + found["floor_backward"]
+    return found

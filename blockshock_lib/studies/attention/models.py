@@ -1,0 +1,276 @@
+"""Whole layers: a model, which is attention between projections, and the hybrid block; and one step of each."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from blockshock_lib.comm import Group
+from blockshock_lib.comm.top_k import TopK, top_k
+from blockshock_lib.engine.case_run import CaseRun
+from blockshock_lib.engine.study import Check, Problem, Runner, Sample
+from blockshock_lib.engine.timing import Work
+from blockshock_lib.layers.attention import BlockSparseAttention, ContextParallelAttention, HybridTransformerBlock
+from blockshock_lib.layers.attention.placement import placed
+from blockshock_lib.studies.attention import scaling, truth
+from blockshock_lib.studies.attention.methods import METHODS
+
+START = 2  # steps that hooks sum whole; so the step that is checked is exact
+DENSITY = 0.01  # of what top-k sends
+LOOSER = 3.0  # as of attention alone
+
+
+def _fp16(state: SimpleNamespace, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    state.step += bucket.is_last()
+    whole = state.step - bucket.is_last() < START
+    return (default_hooks.allreduce_hook if whole else default_hooks.fp16_compress_hook)(state.group, bucket)
+
+
+HOOKS: dict[str, tuple[Callable, Callable]] = {
+    "": (lambda group: group, default_hooks.allreduce_hook),
+    "fp16": (lambda group: SimpleNamespace(group=group, step=0), _fp16),
+    "psgd": (lambda group: PowerSGDState(group, 1, START), powerSGD_hook),
+    "top_k": (lambda group: TopK(DENSITY, START, group), top_k),
+}
+
+
+@cache
+def _alone(ranks: int) -> dist.ProcessGroup:
+    """A group of this rank alone. Collective, once."""
+    return [dist.new_group([rank]) for rank in range(ranks)][dist.get_rank()]
+
+
+class Sent(TorchDispatchMode):
+    """Counts what this rank's collectives of `ranks` send, in bytes, by the algorithm of a ring."""
+
+    def __init__(self, ranks: int):
+        super().__init__()
+        self.ranks, self.bytes = ranks, 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func.namespace == "c10d":
+            share = {"allreduce_": 2 / self.ranks, "allgather_": 1.0}[func._schema.name.split("::")[1]]
+            given = args[1] if "allgather" in func._schema.name else args[0]
+            self.bytes += sum(x.nbytes for x in tree_leaves(given)) * share * (self.ranks - 1)
+        return func(*args, **(kwargs or {}))
+
+
+class Exact(torch.autograd.Function):
+    """The truth of attention, with its gradients: whole rows of scores in q's dtype."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.problem = problem
+        return _exact(problem, q, k, v, torch.zeros_like(q)).out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple:
+        made = _exact(ctx.problem, *ctx.saved_tensors, grad)
+        return made.dq, made.dk, made.dv, None
+
+
+def _exact(problem: Problem, q: Tensor, *others: Tensor) -> truth.Made:
+    counts = (problem.case.q_len, problem.case.k_len, problem.case.kv_heads)
+    at = truth.Places(*(torch.arange(count, device=q.device) for count in counts))
+    return truth.attention(q, *others, problem.pattern, problem.scale, q.dtype, at)
+
+
+def unsupported(problem: Problem, of: Any) -> str:
+    case, ranks = problem.case, problem.group.world_size
+    if case.heads != case.kv_heads or case.q_len != case.k_len:
+        return "the layers have as many heads and positions of keys as of queries"
+    if of.dealt == "replicas" and (case.device == "cpu" or case.emulated):
+        return "DataParallel copies a model to several GPUs of one process"
+    if of.dealt in ("batch", "sequence") and problem.group.handle is None:
+        return "DDP needs a process group, which ranks that are threads have not"
+    if of.dealt in ("batch", "replicas") and case.batch % ranks:
+        return f"a batch of {case.batch} cannot be dealt evenly to {ranks} ranks"
+    if of.dealt == "heads" and case.heads % ranks:
+        return f"{case.heads} heads cannot be dealt whole to {ranks} ranks"
+    try:
+        placed(problem.lists, ranks if of.dealt == "sequence" else 1, "zigzag")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+class LayerRunner(Runner):
+    """One step is a forward and a backward of x [batch, positions, width], in which x wants its gradient too."""
+
+    layer = None  # of ranks, to replay: DDP has hooks of its own
+
+    def __init__(self, problem: Problem, method: str):
+        self.problem, self.name, self.method = problem, method, METHODS[method]
+        self.group, dealt = problem.group, self.method.dealt
+        self.active = bool(dealt and dealt != "replicas") or self.group.rank == 0
+        self.peaks: tuple = (None,)
+        self.ranks, self.x = None, problem.q.transpose(1, 2).flatten(2)
+        self.dout = problem.dout.transpose(1, 2).flatten(2)
+        self.module = self._made()
+        if dealt == "batch":
+            self.x, self.dout = (x.chunk(self.group.world_size)[self.group.rank] for x in (self.x, self.dout))
+        if self.ranks is not None:
+            self.x, self.dout = (self.ranks.shard(x, 1) for x in (self.x, self.dout))
+        self.x, self.called = self.x.detach().clone().requires_grad_(), self.module
+        if dealt in ("batch", "sequence"):
+            self.called = self.module.distributed(self.group.handle)
+            make, hook = HOOKS[self.method.hook]
+            self.called.register_comm_hook(make(self.group.handle), hook)
+        elif dealt == "replicas":
+            self.called = nn.DataParallel(self.module, list(range(self.group.world_size)))
+
+    def _made(self, whole: bool = False) -> nn.Module:
+        """The module, of the same weights on every rank; `whole`: of one rank."""
+        problem, case = self.problem, self.problem.case
+        width, options = case.heads * case.head_dim, {"backend": problem.backend(self.name), "block": case.block}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(case.seed)
+            if self.method.layer == "block":
+                group = self.group if self.method.dealt and not whole else Group()
+                module = HybridTransformerBlock(width, case.heads, problem.pattern, group, **options)
+            else:
+                if self.method.dealt == "sequence" and not whole:
+                    given = problem.pattern, case.k_len, self.group, "ring", "zigzag"
+                    self.ranks = ContextParallelAttention(*given, **options, device=problem.device)
+                ranks = None if whole else self.ranks
+                module = BlockSparseAttention(problem.pattern, None, ranks, options, None, width, case.heads)
+        return module.to(problem.device, problem.dtype)
+
+    def forward(self) -> Tensor:
+        with torch.no_grad():
+            return self.called(self.x)
+
+    def step(self) -> tuple[Tensor, Tensor]:
+        """(out, the gradient of x), of this rank's share; parameters have theirs."""
+        self.called.zero_grad(set_to_none=True)
+        self.x.grad = None
+        with torch.enable_grad():
+            out = self.called(self.x)
+            torch.autograd.backward(out, self.dout)
+        return out.detach(), self.x.grad
+
+    def whole(self, x: Tensor) -> Tensor:
+        if self.ranks is not None:
+            return self.ranks.gather(x, 1)
+        return self.group.all_gather(x.contiguous()) if self.method.dealt == "batch" else x
+
+    def checks(self, run: CaseRun) -> Iterator[Check]:
+        devices = range(self.group.world_size) if self.method.dealt == "replicas" else ()
+        for device in devices if self.active else ():
+            torch.cuda.reset_peak_memory_stats(device)
+        with run.weighed():
+            made = self.step() if self.active else None
+        self.peaks = tuple(map(torch.cuda.max_memory_allocated, devices)) or (run.peak,)
+        true, baseline = self.problem.expected_of_layer(self)
+        found = {} if made is None else dict(zip(("", "dx"), map(self.whole, made), strict=True))
+        if made is not None and self.method.layer == "model":
+            # DDP's gradients are means over the ranks, of one process those of the whole batch.
+            times = self.group.world_size if self.method.dealt in ("batch", "sequence") else 1
+            found["dw"] = self.module.qkv.weight.grad * times
+        for name, right in true.items():
+            value = None if made is None else found[name]
+            each = (None if x is None else x.flatten(0, -2) for x in (value, baseline[name], right))
+            yield Check(name or "out", *each, name, looser=LOOSER)
+
+    def truths(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """In float64, and in the case's dtype by plain PyTorch."""
+        return self._plain(torch.float64), self._plain(self.problem.dtype)
+
+    def _plain(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        module = self._made(whole=True).to(dtype)
+
+        def attend(x: Tensor) -> Tensor:  # of a block
+            q, k, v = (one(x).unflatten(2, (-1, module.size)).transpose(1, 2) for one in (module.q, module.k, module.v))
+            return module.out(Exact.apply(q, k, v, self.problem).transpose(1, 2).flatten(2))
+
+        model = self.method.layer == "model"
+        module.attend = (lambda q, k, v: Exact.apply(q, k, v, self.problem)) if model else attend
+        x = self.problem.q.transpose(1, 2).flatten(2).to(dtype).requires_grad_()
+        with torch.enable_grad():
+            out = module(x)
+            torch.autograd.backward(out, self.problem.dout.transpose(1, 2).flatten(2).to(dtype))
+        found = {"": out.detach(), "dx": x.grad}
+        return found | ({"dw": module.qkv.weight.grad} if model else {})
+
+    def samples(self, run: CaseRun, done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+        if done:
+            return
+        yield from scaling.samples(self)
+        if self.method.dealt == "batch":
+            hook = self._hook(self.group.handle)
+            for _ in range(START):
+                made = hook()
+            exact = HOOKS[""][1](self.group.handle, self.bucket(self.mean())).wait()
+            with Sent(self.group.world_size) as sent:
+                made = hook()
+            yield Sample("sent_bytes", sent.bytes)
+            yield Sample("gradient_error", ((made - exact).norm() / exact.norm()).item())
+
+    def mean(self) -> Tensor:
+        """All gradients of the last step, flat."""
+        return torch.cat([one.grad.flatten() for one in self.module.parameters()])
+
+    def bucket(self, flat: Tensor) -> Any:
+        """What a hook asks of DDP's bucket, of all gradients in one."""
+        sizes = [one.numel() for one in self.module.parameters()]
+        shapes = [one.shape for one in self.module.parameters()]
+        views = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
+        fixed = {"buffer": flat, "index": 0, "is_last": True, "gradients": views}
+        return SimpleNamespace(**{name: lambda value=value: value for name, value in fixed.items()})
+
+    def _hook(self, group: dist.ProcessGroup) -> Callable[[], Tensor]:
+        make, hook = HOOKS[self.method.hook]
+        state, flat = make(group), self.mean()
+        own = flat.clone()
+        bucket = self.bucket(own)
+
+        def call() -> Tensor:
+            own.copy_(flat)
+            return hook(state, bucket).wait()
+
+        return call
+
+    def works(self, run: CaseRun, copies: Sequence["LayerRunner"]) -> list[Work]:
+        found = [
+            Work("forward_call", [self.forward], eager=True),
+            Work("step_call", [self.step], eager=True, heavy=True, traced=True),
+        ]
+        if self.method.dealt == "batch":
+            alone = self._hook(_alone(self.group.world_size))
+            for _ in range(START + 1):
+                alone()
+            found.append(Work("compress_call", [alone], eager=True))
+        return found + (self._pieces() if self.method.layer == "block" else [])
+
+    def _pieces(self) -> list[Work]:
+        """Of a forward: both sublayers without their sums, and the two sums alone."""
+        own, x = copy.copy(self.module), self.x.detach()
+        own.group = Silent(self.group.rank, self.group.world_size) if self.method.dealt else Group()
+        found = {"attention": lambda: own.attend(x), "mlp": lambda: own.mlp(x)}
+        if self.method.dealt:
+            rows = x.flatten(0, 1)
+
+            def reduce() -> None:
+                for _ in range(2):
+                    shared = self.group.buffer(*rows.shape, rows.dtype, rows.device)
+                    self.group.all_reduce(rows.clone() if shared is None else shared.copy_(rows))
+
+            found["reduce"] = reduce
+        return [Work(f"{name}_call", [torch.no_grad()(call)], eager=True) for name, call in found.items()]
+
+
+class Silent(Group):
+    """Ranks whose sums are left out."""
+
+    def all_reduce(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        return x

@@ -1,0 +1,124 @@
+"""The parts of a step over ranks, each measured alone: what a rank does by itself, what travels, and the merges."""
+
+import copy
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from blockshock_lib.comm import Group
+from blockshock_lib.engine import memory
+from blockshock_lib.engine.case_run import CaseRun
+from blockshock_lib.engine.study import Runner, Sample
+from blockshock_lib.engine.timing import Work
+from blockshock_lib.kernels.attention.merge import merge
+from blockshock_lib.studies.attention import works
+from blockshock_lib.studies.attention.works import REPEATS, Backward
+
+
+class Replay:
+    """Stands for the group of a layer over ranks. The first run is the real one; in each later one nothing travels: a
+    rank finds at once what it was given in the first. `again` moves all of that, and does nothing else.
+    """
+
+    def __init__(self, group: Group):
+        self.group, self.rank, self.world_size = group, group.rank, group.world_size
+        self.kept: list[tuple[list[Tensor], list[Tensor]]] = []
+        self.whole, self.at = False, 0
+
+    def start_all_to_all(self, give: Sequence[Tensor], take: Sequence[Tensor]) -> Callable[[], None]:
+        if not self.whole:
+            self.kept.append((list(give), list(take)))
+            return self.group.start_all_to_all(give, take)
+        for mine, then in zip(take, self.kept[self.at % len(self.kept)][1], strict=True):
+            if mine.shape != then.shape:
+                raise RuntimeError(f"{list(mine.shape)} was asked of a step whose first run had {list(then.shape)}")
+            if mine._base is None:
+                mine.set_(then)  # as if it had come there: not even a copy
+            else:
+                mine.copy_(then)
+        self.at += 1
+        return lambda: None
+
+    def again(self) -> None:
+        for give, take in self.kept:
+            self.group.start_all_to_all(give, take)()
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this rank gives to others in a step."""
+        return sum(x.nbytes for give, _ in self.kept for peer, x in enumerate(give) if peer != self.rank)
+
+
+def quiet(runner: Runner) -> Runner:
+    """`runner` with the communication left out, after one real step. Collective."""
+    if not hasattr(runner, "silent"):
+        runner.silent, group = copy.copy(runner), Replay(runner.layer.group)
+        runner.silent.layer = copy.copy(runner.layer)
+        runner.silent.layer.group = group
+        Backward(runner.silent)()
+        group.whole = True
+    return runner.silent
+
+
+def samples(runner: Runner) -> Iterator[Sample]:
+    """Of a method over ranks how its own work is balanced, and the bytes that a rank sends; of each the peak memory by
+    rank.
+    """
+    group = runner.problem.group
+    if runner.layer is not None:
+        own = quiet(runner)
+        step = [works.clocked(runner.problem.device, works.step(own))[0] for _ in range(REPEATS + 1)]
+        every = group.gather_objects(statistics.median(step[1:]))
+        yield Sample("balance", statistics.mean(every) / max(every))
+        yield Sample("sent_bytes", own.layer.group.sent)
+    yield from peaks(runner)
+    if runner.problem.device.type == "cuda":
+        yield Sample("memory_bytes", memory.total(runner.problem.device))
+
+
+def peaks(runner: Runner) -> Iterator[Sample]:
+    """By rank, what `runner.peaks` says of the step that was checked: of a rank's own GPU, or of all that it used."""
+    told = runner.problem.group.gather_objects(runner.peaks)
+    every = told[0] if len(told[0]) > 1 else [peak for one in told for peak in one]
+    for rank, peak in enumerate(every):
+        if peak is not None:
+            yield Sample("rank_peak_bytes", peak, rank, f"rank {rank}")
+
+
+def parts(run: CaseRun, runner: Runner) -> list[Work]:
+    """The works of the parts of a step, as an eager user pays them."""
+    own = run.agree(partial(quiet, runner))
+    found = [Work("own_call", [works.step(own)], eager=True)]
+    found.append(Work("moved_call", [own.layer.group.again], eager=True))
+    if runner.method.strategy == "ring":
+        sources = [runner.layer.selected(at, blocks) for at, blocks in enumerate(runner.layer.placement.blocks)]
+        count = sum(bool(len(lists.rows.full) + len(lists.rows.partial)) for lists in sources)
+        lse = torch.zeros(runner.dout.shape[:3], device=runner.dout.device)
+
+        def merges() -> None:
+            for _ in range(count):
+                merge((runner.dout, runner.dout), (lse, lse))
+
+        found.append(Work("merged_call", [merges], eager=True))
+    return found
+
+
+def peak_formula(runner: Runner) -> float:
+    """Bytes of the fullest rank at the peak of a step, of what cannot be left out: its q, out, dq and dout, its k, v,
+    dk and dv; over ranks the keys that come and their gradients, of a ring the next share and gradients in fp32.
+    """
+    case, ranks = runner.problem.case, runner.problem.group.world_size if runner.layer is not None else 1
+    lists, strategy = runner.lists, runner.method.strategy
+    rows = max(map(runner.layer.placement.length_of, range(ranks))) if ranks > 1 else case.q_len
+    size = runner.dout.element_size()
+    position = case.batch * case.head_dim * size
+    held = rows * position * (4 * case.heads + 4 * case.kv_heads)
+    if strategy in ("gather", "pull"):
+        needed = max(len(each) for each in runner.layer.needed) * lists.block
+        held += 4 * needed * position * case.kv_heads
+    if strategy == "ring":
+        held += rows * position * case.kv_heads * (4 + 2 * 2 * 4 / size)
+    return held + 4.0 * case.batch * case.heads * rows

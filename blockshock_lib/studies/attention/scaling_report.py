@@ -1,0 +1,161 @@
+"""Tables of attention over ranks, of models and of the hybrid block, from their records."""
+
+import pandas as pd
+
+from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report.axes import CEILING
+from blockshock_lib.report.tables import ABSENT, GIB, rounded, shown, smallest_first
+from blockshock_lib.studies.attention.axes import AXES
+from blockshock_lib.studies.attention.methods import METHODS
+from blockshock_lib.studies.attention.scaling_hypotheses import best, speed, where
+
+_CASE = ["k_len", "pattern", "world_size"]
+PARTS = ("a share of one rank's time", "pieces", "merges", "imbalance", "exposed communication")
+_STRATEGIES = tuple(name for name, method in METHODS.items() if method.strategy)
+_HOOKED = tuple(name for name, method in METHODS.items() if method.dealt == "batch")
+_MODELS = tuple(name for name, method in METHODS.items() if method.layer == "model")
+
+
+def speeds(frame: pd.DataFrame) -> pd.DataFrame:
+    """What several ranks add, a row a (case, strategy): the speed of a forward and of a step over one rank with the
+    same kernel and over the best dense kernel on one, kernel time where both have it; 99% intervals.
+    """
+    return _against(frame, _STRATEGIES, {"one rank": "alone", "best dense": "dense"})
+
+
+def models(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same of a model on all ranks over one that has the whole batch, call time."""
+    return _against(frame, _MODELS[1:], {"one rank": "model"})
+
+
+def _against(frame: pd.DataFrame, methods: tuple[str, ...], overs: dict[str, str]) -> pd.DataFrame:
+    names = {f"{work} (ms)": f"{work}_call" for work in ("forward", "step")}
+    table = frames.medians(where(frame, method=(*methods, *overs.values())), AXES, **names)
+    table = table[table["method"].isin(methods)]
+    if table.empty:
+        return pd.DataFrame({"speed-up": ["none was measured"]})
+    columns = list(names)
+    for work in ("forward", "step"):
+        for words, over in overs.items():
+            told = {
+                (row["case"], method): f"{verdicts.interval_text(row)} {row['outcome']}"
+                for method in methods
+                for row in speed(frame, over, method, work).to_dict("records")
+            }
+            columns.append(f"{work}, over {words}")
+            keys = zip(table["case"], table["method"], strict=True)
+            table[columns[-1]] = [told.get(key, ABSENT) for key in keys]
+    return rounded(shown(smallest_first(table, AXES), AXES, [*_CASE, "method", *columns]))
+
+
+def parts(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row a (case, strategy): PARTS of a step in ms, which add up to it, from five measurements: one rank's step over
+    the ranks; a rank's step with the communication left out, the mean rank and the slowest; the merges alone; the step.
+    `moved`: what travels alone; `balance` and `sent`: as recorded.
+    """
+    metrics = dict(step="step_call", own="own_call", merging="merged_call", moved="moved_call", balance="balance")
+    table = frames.medians(frame, AXES, sent="sent_bytes", **metrics)
+    alone = table[table["method"].eq("alone")].set_index("case")["step"]
+    table = table[table["method"].isin(_STRATEGIES)].dropna(subset=["own", "step"])
+    share, merges = table["case"].map(alone) / table["world_size"].astype(float), table["merging"].fillna(0.0)
+    mean = table["own"] * table["balance"]
+    made = (share, mean - merges - share, merges, table["own"] - mean, table["step"] - table["own"])
+    return table.assign(**dict(zip(PARTS, made, strict=True)))
+
+
+def waterfall(frame: pd.DataFrame) -> pd.DataFrame:
+    """`parts` for a reader; below 0: faster than the piece it is compared with, or within the spread."""
+    table = parts(frame)
+    if table.empty:
+        return pd.DataFrame({"parts": ["none was measured"]})
+    moved = {"communication alone": table["moved"], "mean / slowest rank": table["balance"].round(3)}
+    moved |= {"sent (MiB)": table["sent"] / 2**20, "a step": table["step"]}
+    table = smallest_first(table.assign(**moved), AXES)
+    return rounded(shown(table, AXES, [*_CASE, "method", "a step", *PARTS, *moved][:-1]))
+
+
+def memory(frame: pd.DataFrame) -> pd.DataFrame:
+    """Peak of a step by rank, against what cannot be left out, and the longest sequence that a GPU of this size trains
+    with that much a position; a row a (case, method).
+    """
+    rows = frames.valid(frames.complete(frame, AXES))
+    rows = rows[rows["metric"].isin(["rank_peak_bytes", "peak_bytes_formula", "memory_bytes"])]
+    rows = rows.assign(name=rows["metric"].mask(rows["metric"].eq("rank_peak_bytes"), rows["detail"]))
+    ranks = sorted(name for name in set(rows["name"]) if name.startswith("rank "))
+    if not ranks:
+        return pd.DataFrame({"memory": ["no peak was measured: the CPU's allocator keeps none"]})
+    wide = rows.pivot_table(index=["case", "method"], columns="name", values="value", aggfunc="max")
+    wide = wide.reindex(columns=[*ranks, "peak_bytes_formula", "memory_bytes"])
+    most = wide[ranks].max(axis=1)
+    made = {f"{name} (GiB)": wide[name] / GIB for name in ranks}
+    made["measured / formula"] = (most / wide["peak_bytes_formula"]).round(2)
+    about = rows.drop_duplicates(["case", "method"])[[*AXES.case_columns, "method"]]
+    table = about.merge(wide.assign(most=most, **made).reset_index(), on=["case", "method"])
+    longest = table["k_len"].astype(float) * table["memory_bytes"] / table["most"]
+    table["longest (keys)"] = [f"{length / 1024:,.0f}K" if length > 0 else ABSENT for length in longest]
+    return rounded(shown(smallest_first(table, AXES), AXES, [*_CASE, "method", *made, "longest (keys)"]))
+
+
+def gradients(frame: pd.DataFrame) -> pd.DataFrame:
+    """What hooks do to DDP's gradients, a row a (case, hook): a step, its speed over plain DDP, the hook without other
+    ranks, what a rank sends, how far the result is from the mean gradient, and the bandwidth of a link at which what is
+    saved on it takes as long as the compression: below that it pays. `link`: of an all-reduce, as measured.
+    """
+    metrics = {"step (ms)": "step_call", "hook (ms)": "compress_call"}
+    table = frames.medians(frame, AXES, **metrics, sent="sent_bytes", error="gradient_error")
+    table = table[table["method"].isin(_HOOKED)].dropna(subset="hook (ms)")
+    if table.empty:
+        return pd.DataFrame({"hooks": ["none was measured"]})
+    plain = table[table["method"].eq("ddp")].set_index("case")
+    saved = table["case"].map(plain["sent"]) - table["sent"]
+    longer = table["hook (ms)"] - table["case"].map(plain["hook (ms)"])
+    table["breaks even (GB/s)"] = (saved / longer / 1e6).where(saved.gt(0) & longer.gt(0))
+    links = frames.valid(frame)
+    links = links[links["method"].eq(CEILING) & links["metric"].eq("allreduce_bandwidth")]
+    table["link (GB/s)"] = table["world_size"].map(links.groupby("world_size")["value"].median())
+    told = {
+        (row["case"], method): f"{verdicts.interval_text(row)} {row['outcome']}"
+        for method in set(table["method"]) - {"ddp"}
+        for row in speed(frame, "ddp", method).to_dict("records")
+    }
+    keys = zip(table["case"], table["method"], strict=True)
+    table["over DDP"] = [told.get(key, "1 (itself)") for key in keys]
+    table["sent (MiB)"], table["error of the gradient"] = table["sent"] / 2**20, table["error"]
+    columns = ["step (ms)", "over DDP", "hook (ms)", "sent (MiB)", "error of the gradient", "breaks even (GB/s)"]
+    return rounded(shown(smallest_first(table, AXES), AXES, [*_CASE, "method", *columns, "link (GB/s)"]))
+
+
+def block(frame: pd.DataFrame) -> pd.DataFrame:
+    """Where a forward of the hybrid block goes, ms and shares of it, each piece measured alone: attention with its
+    projections, the MLP, both sums over ranks, and the rest: norms, residuals and what pieces lose or gain apart.
+    """
+    names = ("attention", "mlp", "reduce")
+    table = frames.medians(frame, AXES, forward="forward_call", step="step_call", **{n: f"{n}_call" for n in names})
+    table = table.dropna(subset="attention")
+    if table.empty:
+        return pd.DataFrame({"block": ["none was measured"]})
+    table["rest"] = table["forward"] - table[list(names)].sum(axis=1)
+    words = {"attention": "attention", "mlp": "MLP", "reduce": "all-reduces", "rest": "rest"}
+    made = {"forward (ms)": table["forward"], "a step (ms)": table["step"]}
+    made |= {f"{word} (ms)": table[name] for name, word in words.items()}
+    made |= {f"{word} (%)": (100 * table[name] / table["forward"]).round(1) for name, word in words.items()}
+    steps = table[table["method"].eq("block")].set_index("case")["step"]
+    made["speed-up of a step (x)"] = table["case"].map(steps) / table["step"]
+    return rounded(shown(smallest_first(table.assign(**made), AXES), AXES, [*_CASE, "method", *made]))
+
+
+def answer(frame: pd.DataFrame) -> str:
+    """The answer of the phase in a sentence: the best strategy at the largest length, by ranks."""
+    table = best(frame)
+    if table.empty:
+        return "Not answered: no case holds valid times of a strategy and of the same kernel on one rank."
+    if why := frames.no_claim(table):
+        return f"Not answered here ({why})."
+    table = table[table["k_len"].eq(table["k_len"].max())].sort_values("ratio")
+    table = table.drop_duplicates("world_size", keep="last")
+    each = [
+        f"{row['world_size']} GPUs take {row['ratio']:.2f} steps in the time of one ({AXES.short(row['method'])}, "
+        f"{row['pattern']})"
+        for row in table.sort_values("world_size").to_dict("records")
+    ]
+    return f"At {table['k_len'].iloc[0]} keys {', '.join(each)}."

@@ -1,0 +1,294 @@
+"""The scaling phase: its parts are what they are called, wrong methods get no time, and its verdicts follow rules."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from blockshock_lib import studies
+from blockshock_lib.comm import Group, local
+from blockshock_lib.engine import experiment
+from blockshock_lib.layers.attention import parallel
+from blockshock_lib.params import load
+from blockshock_lib.report.frames import COLUMNS
+from blockshock_lib.studies.attention import models, scaling, scaling_plots, scaling_report, works
+from blockshock_lib.studies.attention import scaling_hypotheses as rules
+from blockshock_lib.studies.attention.params import columns, expand
+from blockshock_lib.studies.attention.problem import AttentionProblem
+from tests.report.frames import row, title
+
+STUDY = studies.load("attention")
+QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01, "sweep.lengths": [[256]]}
+LETTERS = "abcdefghijk"
+
+
+def asked(methods, ranks=2, emulated=True, pattern="causal"):
+    more = {
+        "methods": methods,
+        "hardware.world_size": ranks,
+        "hardware.emulated": emulated,
+        "sweep.patterns": [pattern],
+    }
+    params = load(STUDY, "attention_scaling", QUICK | more, choose={"hardware": "cpu"})
+    return *expand(params), params
+
+
+def measured(methods, **how):
+    case, params = asked(methods, **how)
+    problem = AttentionProblem(case, params, device=torch.device("cpu"), group=None)
+    return case, experiment.measure(problem, params, STUDY)
+
+
+def framed(case, rows, group=0):
+    about = columns(vars(case)) | dict(run="a", phase="attention_scaling", case=case.id, group=group, seed=0, code="")
+    about |= {name: getattr(case, name) for name in ("device", "emulated", "world_size", "dtype")}
+    return pd.DataFrame([about | one for one in rows])
+
+
+def on_ranks(ctx, methods, fault=""):
+    """What a rank of a process group measures; `fault`: a hook loses a part of the gradient."""
+    with pytest.MonkeyPatch.context() as patch:
+        if fault:
+            patch.setitem(models.HOOKS, "fp16", (models.HOOKS["fp16"][0], spoilt))
+        case, params = asked(methods, emulated=False)
+        problem = AttentionProblem(case, params, device=torch.device("cpu"), group=Group.of())
+        return framed(case, experiment.measure(problem, params, STUDY))
+
+
+def spoilt(state, bucket):
+    bucket.buffer()[:40] = 0
+    return models._fp16(state, bucket)
+
+
+def outcomes(frame):
+    rows = frame[frame["metric"].eq("check") & frame["method"].ne("twin")]
+    return dict(zip(rows["method"], rows["status"], strict=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_strategies_and_the_block_are_checked_timed_and_drawn(ranks):
+    names = ["dense", "alone", "gather", "pull", "ring", "pull_contiguous", "pull_cost", "block", "hybrid", "ddp"]
+    frame = framed(*measured(names if ranks == 2 else names[:5], ranks=ranks))
+    found = outcomes(frame)
+    assert found.pop("ddp", "unsupported") == "unsupported" and set(found.values()) == {"ok"}, found
+    table = scaling_report.parts(frame)
+    assert set(table["method"]) == {name for name in found if "pull" in name or name in ("gather", "ring")}
+    np.testing.assert_allclose(table[list(scaling_report.PARTS)].sum(axis=1), table["step"])
+    assert table["balance"].between(0, 1).all() and table.set_index("method").loc["ring", "merges"] > 0
+    sent = table.set_index("method")["sent"]
+    # Of 8 or 16 blocks, 2 sequences: keys, values and their gradients, of 2 heads of 32 in fp32.
+    assert sent["gather"] == (ranks - 1) * 256 / ranks * 2 * 2 * 32 * 4 * 2 * 2
+    for name in ("speed-ups", "parts of a step", "hybrid"):
+        assert len(STUDY.tables[name](frame)) >= 1
+    assert {verdict(frame).verdict for verdict in STUDY.hypotheses["attention_scaling"]} == {"not applicable"}
+    assert "CPU" in scaling_report.answer(frame)
+
+
+@pytest.mark.parametrize("strategy", ["gather", "pull", "ring", "heads"])
+def test_a_replay_computes_the_same_and_sends_nothing_and_what_travels_is_what_travelled(strategy):
+    case, params = asked([strategy])
+
+    def on(group):
+        problem = AttentionProblem(case, params, device=torch.device("cpu"), group=group)
+        runner = problem.build(strategy)
+        right, own = works.step(runner)(), scaling.quiet(runner)
+        replay = own.layer.group
+        then = [[x.clone() for x in take] for _, take in replay.kept]
+        replay.group = None  # any use of it fails
+        again = works.step(own)()
+        for one, other in zip(right, again, strict=True):
+            assert torch.equal(one, other)
+        replay.group = group
+        if strategy != "ring":  # which passes on what came: what is overwritten would travel
+            for _, take in replay.kept:
+                [x.fill_(7) for peer, x in enumerate(take) if peer != group.rank]
+            replay.again()
+            for (_, take), before in zip(replay.kept, then, strict=True):
+                assert all(torch.equal(x, y) for x, y in zip(take, before, strict=True))
+        with pytest.raises(RuntimeError, match="was asked of a step"):
+            replay.start_all_to_all(*([x.new_zeros(3) for x in replay.kept[0][1]] for _ in range(2)))
+        return True
+
+    assert local.run(2, on) == [True, True]
+
+
+def test_a_strategy_that_is_wrong_gets_no_time(monkeypatch):
+    monkeypatch.setattr(parallel, "merge", lambda outs, lses: (sum(outs) / 2, torch.logaddexp(*lses)))
+    frame = framed(*measured(["alone", "pull", "ring"]))
+    assert outcomes(frame) == {"alone": "ok", "pull": "ok", "ring": "failed"}
+    timed = frame[frame["metric"].isin(["step_call", "step_kernel", "own_call", "balance"])]
+    assert "ring" not in set(timed["method"]) and "pull" in set(timed["method"])
+
+
+def test_a_strategy_that_goes_wrong_while_it_is_timed_gets_no_number(monkeypatch):
+    monkeypatch.setattr(works, "captured", lambda run, one, make: setattr(one, "dout", 0 * one.dout) or True)
+    frame = framed(*measured(["pull"]))
+    assert "failed" in set(frame.loc[frame["metric"].eq("check"), "status"])
+    assert "step_kernel" not in set(frame.loc[frame["status"].eq("ok"), "metric"])
+
+
+def test_models_and_hooks_are_right_over_a_process_group_and_a_hook_that_loses_is_refused(pair):
+    names = ["model", "dp", "ddp", "ddp_fp16", "ddp_psgd", "ddp_top_k", "model_ring", "block", "hybrid"]
+    frame, other = pair.call(on_ranks, names, seconds=120)
+    assert len(frame) == len(other)
+    found = outcomes(frame)
+    assert found.pop("dp") == "unsupported" and set(found.values()) == {"ok"}, found
+    assert len(scaling_report.models(frame)) == 5
+    table = scaling_report.gradients(frame).set_index("method")
+    size = 4 * (4 * 64 * 64 + 4 * 64) / 2**20
+    assert table.loc["Model: DDP", "sent (MiB)"] == pytest.approx(size, rel=1e-3)
+    assert table.loc["Model: DDP, fp16", "sent (MiB)"] == pytest.approx(size / 2, rel=1e-3)
+    # Of 16,640 values 166: each with a place of 8 bytes.
+    assert table.loc["Model: DDP, top-k", "sent (MiB)"] == pytest.approx(166 * 12 / 2**20, rel=1e-3)
+    error = table["error of the gradient"]
+    assert error["Model: DDP"] == 0 < error["Model: DDP, fp16"] < 0.01 < error["Model: DDP, top-k"] < 1
+    faulty = outcomes(pair.call(on_ranks, ["model", "ddp", "ddp_fp16"], "lost", seconds=120)[0])
+    assert faulty == {"model": "ok", "ddp": "ok", "ddp_fp16": "failed"}
+
+
+def planted(speeds, lengths=(4096, 16384), ranks=(2, 4), batch=1, noise=0.001, claimed=False, device="cuda", peaks=()):
+    """Records of a GPU: speeds(method, p, k) times as fast as the first of them; `peaks`: method -> bytes by rank."""
+    rng, found = np.random.default_rng(0), []
+    of = rules.CLAIMED if claimed else rules.HEADLINE
+    heads, width = (8, 64) if claimed else (16, 128)
+    for p in ranks:
+        for k in lengths:
+            case = dict(
+                pattern=of["pattern"], batch=batch, heads=heads, kv_heads=heads, head_dim=width, q_len=k, k_len=k
+            )
+            about = columns(case | {"block": 128}) | dict(run="a", phase="attention_scaling", case=f"{p} {k}", seed=0)
+            about |= dict(code="", device=device, emulated=False, world_size=p, dtype="bf16")
+            for group in range(3):
+                for method, speed in speeds(p, k).items():
+                    rows = [row(method, "check", "bool", 1)]
+                    each = 10 / speed * np.exp(rng.normal(0, noise, 4))
+                    rows += [row(method, "step_call", "ms", ms, at) for at, ms in enumerate(each)]
+                    held = dict(peaks).get(method, ())
+                    rows += [row(method, "rank_peak_bytes", "B", b, r, detail=f"rank {r}") for r, b in enumerate(held)]
+                    rows += [row(method, "peak_bytes", "B", max(held))] if held else []
+                    found += [about | {"group": group} | one for one in rows]
+    return pd.DataFrame(found)
+
+
+@pytest.mark.parametrize(
+    ("share", "how", "verdict"),
+    [
+        (0.95, {}, "supported"),
+        (0.80, {}, "refuted"),
+        (0.90, {"noise": 0.05}, "undecided"),
+        (0.95, {"ranks": (2,)}, "undecided"),
+        (0.95, {"device": "cpu"}, "not applicable"),
+        (0.95, {"batch": 4}, "undecided"),  # no headline
+    ],
+)
+def test_a3_asks_for_nine_tenths_of_each_number_of_gpus(share, how, verdict):
+    def speeds(p, k):
+        return {"alone": 1.0, "ring": 1.1, "pull": share * p if k > 4096 else 0.5 * p}
+
+    found = rules.a3(planted(speeds, **how))
+    assert found.verdict == verdict, found.why
+    if verdict == "supported":
+        assert "L* = 16384" in found.why and "pull" in found.why
+
+
+def test_a5_needs_a_hook_that_is_faster_everywhere():
+    def speeds(best, other):
+        return lambda p, k: {"ddp": 1.0, "ddp_fp16": best if k > 4096 else max(1.2, best), "ddp_psgd": other}
+
+    for best, other, verdict in ((1.2, 0.5, "supported"), (0.9, 0.5, "undecided"), (1.0, 1.0, "undecided")):
+        found = rules.a5(planted(speeds(best, other), claimed=True, batch=4))
+        assert found.verdict == verdict, found.why
+    slower = planted(lambda p, k: {"ddp": 1.0, "ddp_fp16": 0.9, "ddp_psgd": 0.5}, claimed=True)
+    assert rules.a5(slower).verdict == "refuted"
+
+
+def of_claim(name, factor):
+    """Records in which the claim's number is `factor` times what it states."""
+    one, gib = rules.CLAIMS[name], 2**30
+    value = one.value * factor
+    lengths = {"A4a": 4096, "A4b": 8192, "A4c": 16384, "A4g": 8192, "A4h": 32768, "A4i": 65536, "A4j": 131072}
+    held = {
+        "A4d": {"dp": (value * gib, gib)},
+        "A4e": {"dense": (value * gib,), "ring": (gib, gib)},
+        "A4k": {"alone": (gib,), "ring": (value * gib / 2,) * 2},
+    }.get(name, {"alone": (20 * gib * value,), "ring": ((20 * value - value) * gib,) * 2})
+    named = {"A4g": "model_ring"}.get(name, "dp")
+    frame = planted(
+        lambda p, k: {"model": 1.0, named: value} | dict.fromkeys(held, 1.0),
+        *((lengths.get(name, 16384),),),
+        ranks=(2,),
+        claimed=True,
+        batch=4,
+        peaks=held,
+    )
+    if name != "A4f":
+        return frame
+    found = []
+    for pattern, ms in (("full", value), ("quarter", 1.0)):
+        part = planted(lambda p, k, ms=ms: {"alone": 1 / ms}, (128,), (1,), claimed=True)
+        found.append(
+            part.assign(pattern=pattern, case=pattern, metric=part["metric"].replace("step_call", "forward_call"))
+        )
+    return pd.concat(found, ignore_index=True)
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1.0, "supported"), (0.4, "refuted"), (2.5, "refuted"), (1.25, "undecided")]
+)
+def test_a_stated_number_is_held_to_what_was_measured(letter, factor, verdict):
+    name = f"A4{letter}"
+    found = rules.stated(of_claim(name, factor), name)
+    exact = letter in "dehijk"  # memory has no scatter here: at the edge it is still inside
+    assert found.verdict == ("supported" if exact and verdict == "undecided" else verdict), found.why
+    assert found.ratio == pytest.approx(factor, rel=0.02)
+
+
+@pytest.mark.parametrize(("letter", "length"), [("l", 32768), ("m", 65536), ("n", 131072)])
+def test_what_is_advised_must_be_the_fastest_in_its_range(letter, length):
+    name, speeds = f"A4{letter}", dict.fromkeys(rules.MODELS, 1.0)
+    method = rules.ADVICE[name][0]
+    for speed, verdict in ((1.5, "supported"), (0.7, "refuted"), (1.0, "undecided")):
+        frame = planted(lambda p, k, s=speed: speeds | {method: s}, (length,), claimed=True, batch=4, noise=0.01)
+        assert rules.advised(frame, name).verdict == verdict
+        assert rules.advised(frame.assign(k_len=512), name).verdict == "undecided"
+    fewer = planted(lambda p, k: {"model": 1.0, method: 1.5}, (length,), claimed=True)
+    assert rules.advised(fewer, name).verdict == "undecided", "a rival was not measured"
+
+
+def test_tables_say_what_was_planted_and_figures_stand_without_records():
+    gib = 2**30
+    frame = planted(lambda p, k: {"alone": 1.0, "pull": 1.5}, (4096,), (2,), peaks={"pull": (gib, 2 * gib)})
+    rows = [row("pull", "memory_bytes", "B", 64 * gib), row("pull", "peak_bytes_formula", "B", gib)]
+    about = frame[frame["method"].eq("pull")].iloc[0].to_dict()
+    table = scaling_report.memory(pd.concat([frame, pd.DataFrame([about | one for one in rows])])).iloc[0]
+    assert (table["rank 1 (GiB)"], table["measured / formula"], table["longest (keys)"]) == (2, 2, "128K")
+    hooks = planted(lambda p, k: {"ddp": 1.0, "ddp_fp16": 0.9}, (4096,), (2,), claimed=True)
+    more = []
+    for method, sent, ms in (("ddp", 4e6, 1.0), ("ddp_fp16", 2e6, 3.0)):
+        about = hooks[hooks["method"].eq(method)].iloc[0].to_dict()
+        more += [about | row(method, "sent_bytes", "B", sent), about | row(method, "compress_call", "ms", ms)]
+    table = scaling_report.gradients(pd.concat([hooks, pd.DataFrame(more)])).set_index("method")
+    assert table.loc["Model: DDP, fp16", "breaks even (GB/s)"] == pytest.approx(1.0)  # 2 MB in 2 ms
+    assert (
+        "1.50 steps" in title(scaling_plots.speed_up(frame)) and "slower" in table.loc["Model: DDP, fp16", "over DDP"]
+    )
+    for name in ("speed-ups", "parts of a step", "memory", "models", "gradients", "hybrid"):
+        assert len(STUDY.tables[name](frame.iloc[:0])) == 1
+    for name in ("speed-up", "waterfall", "balance"):
+        assert "nothing to draw" in STUDY.figures[name](pd.DataFrame(columns=COLUMNS)).alt
+    empty = pd.DataFrame(columns=COLUMNS)
+    assert {verdict(empty).verdict for verdict in STUDY.hypotheses["attention_scaling"]} == {"undecided"}
+
+
+def test_a_sweep_of_gpus_measures_the_headline_and_the_lengths_of_the_claims():
+    def cases(**choose):
+        params = load(STUDY, "attention_scaling", choose={"hardware": "cuda"} | choose)
+        return pd.DataFrame([vars(case) | columns(vars(case)) for case in expand(params)])
+
+    assert len(rules.where(cases().assign(value=0.0), **rules.HEADLINE, batch=1)) >= 3
+    claims = rules.where(cases(sweep="attention_scaling-claims").assign(value=0.0), **rules.CLAIMED)
+    assert {4096, 8192, 16384, 32768, 65536, 131072} <= set(claims["k_len"]) and set(claims["batch"]) == {4}
+    assert set(rules.MODELS) | set(rules.HOOKS) | {"dense", "alone", "ring"} <= set(claims["methods"].iloc[0])
+    pruned = cases(sweep="attention_scaling-pruned")
+    assert set(pruned["pattern"]) == {"full", "quarter"} and set(pruned["k_len"]) == {128}
