@@ -17,12 +17,12 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 IGNORED = "nbval-ignore-output"
 # What is the same on every computer, and what holds times or depends on the machine. A cell that shows anything shows
 # one of them, so that a new one has to say which it is. All figures vary.
-SAME_TABLES = {"correctness", "reasons", "weights", "hypotheses", "tensors", "how dX is made", "patterns"}
+SAME_TABLES = {"correctness", "reasons", "weights", "hypotheses", "tensors", "patterns"}
 SAME = {"plan_table", "proofs", "claims", *SAME_TABLES}
 VARIES = {"answer", "card_table", "measure", "numbers", "figure", "show", "runs_table"}
 VARIES |= {name for study in studies.names() for name in studies.load(study).tables} - SAME
 # Of explore: a static figure, and after it a widget view.
-VIEWS = {"masks_view", "floors_view", "runs_view", "live_view", "what_if_view"}
+VIEWS = {"masks_view", "floors_view", "runs_view", "live_view"}
 VARIES |= VIEWS
 FINDINGS = {"runs": "all", "run_dir": ""}
 EXPLORE = {"mask": "transposable_random", "n": 4096, "b": 256, "dtype": "bf16", "world_size": 2}

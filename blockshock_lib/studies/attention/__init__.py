@@ -56,7 +56,6 @@ STUDY = Study(
         "hybrid": late(f"{_SCALING}_report:block"),
         "ceilings": late("report.tables:ceilings_table"),
         "energy": late("report.tables:energy_table", AXES),
-        "twin": late("report.tables:twin_table", AXES),
         "machine": late("report.tables:machine_table"),
         "kernels": late("report.tables:top_kernels", AXES),
     },

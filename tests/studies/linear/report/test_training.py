@@ -11,7 +11,7 @@ from tests.report import frames
 from tests.report.frames import words
 from tests.studies.linear.report.shipped import shipped
 
-ALL = ("tensors", "how dX is made", "pieces", "stages", "dW", "order", "break-even", "loss", "largest N", "step memory")
+ALL = ("tensors", "pieces", "dW", "order", "step memory")
 # Those of a step that say something of speed or bytes, then the others.
 SPEED = ("pieces of a step", "step memory", "step over B1", "step time over N")
 DRAWN = (*SPEED, "loss", "pieces of a pass")
