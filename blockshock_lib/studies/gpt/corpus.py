@@ -113,11 +113,12 @@ def _listed(chosen: Sequence[sources.Package], parts: dict[str, list[sources.Fil
 def _vocabulary(texts: Sequence[str], size: int) -> Any:
     """A tokenizers.Tokenizer: the text alone decides which pairs merge, for equal counts go by the pairs' numbers."""
     try:
-        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError as error:
         raise DataError("a vocabulary needs the package tokenizers: pip install 'blockshock-lib[workbook]'") from error
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     how = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=[END], show_progress=False)
     made.train_from_iterator(texts, how)

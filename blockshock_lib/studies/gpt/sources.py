@@ -67,7 +67,7 @@ def packages(
     library. site: folders to look in, or sys.path. DataError: one of `wanted` is not installed or may not be taken.
     """
     pinned = {_plain(line.partition("==")[0]) for line in _lines(pins) if "==" in line}
-    found, skipped = {STDLIB: _standard_library()}, {}
+    found, skipped = {STDLIB: _standard_library(not wanted or STDLIB in wanted)}, {}
     for one in importlib.metadata.distributions(**({"path": list(site)} if site is not None else {})):
         name, licence = _plain(one.name or ""), _licence(one.metadata)
         if name in found or name in skipped:
@@ -75,7 +75,8 @@ def packages(
         if why := _refused(name, licence, one.metadata, pinned):
             skipped[name] = why
         else:
-            found[name] = Package(name, one.version, licence, dict(_files(one)))
+            files = dict(_files(one)) if not wanted or name in wanted else {}
+            found[name] = Package(name, one.version, licence, files)
     for name in wanted:
         if name in skipped:
             raise DataError(f"packages: {name} is skipped: {skipped[name]}")
@@ -120,9 +121,9 @@ def _files(one: importlib.metadata.Distribution) -> Iterator[tuple[str, tuple[Pa
             yield file.as_posix(), (path, path.stat().st_size)
 
 
-def _standard_library() -> Package:
+def _standard_library(listed: bool) -> Package:
     root = Path(sysconfig.get_path("stdlib"))
-    paths = sorted(path for path in root.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+    paths = [path for path in root.rglob("*") if path.suffix in SUFFIXES and path.is_file()] if listed else []
     names = {path.relative_to(root).as_posix(): path for path in paths if "site-packages" not in path.parts}
     kept = {name: (path, path.stat().st_size) for name, path in names.items()}
     return Package(STDLIB, platform.python_version(), "PSF-2.0", kept)

@@ -37,7 +37,7 @@ class Corpus:
     val: list[str]
     tokens: dict[str, int]  # of train and of val
     overlap: float  # share of the validation's shingles that stand in the training
-    bytes_per_token: float | None  # of the validation's text; None where a user's shards do not say
+    bytes_per_token: float | None  # of all of the validation's text; None where a user's shards do not say
     made: str  # digest of what it was made of: tells whether it must be made again
     stamps: dict[str, list[Any]]  # file -> bytes, date, digest
 

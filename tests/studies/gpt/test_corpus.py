@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from blockshock_lib.errors import DataError
 from blockshock_lib.files import ROOT, sha256
@@ -79,6 +80,8 @@ def test_a_corpus_holds_the_text_of_its_files_and_lists_them(site):
         ids = np.concatenate(found.read(part))
         assert len(ids) == found.tokens[part] and sum(lengths[int(one)] for one in ids) == text[part]
         assert (ids == 0).sum() == len(list(texts(site, listed, part)))
+    written = Tokenizer.from_file(str(found.folder / corpus.VOCABULARY)).decode(found.read("val")[0].tolist())
+    assert written == "".join(code.decode() for code in texts(site, listed, "val"))
     assert found.bytes_per_token == text["val"] / found.tokens["val"]
     assert found.bits_per_byte(np.log(2) * found.bytes_per_token) == pytest.approx(1)
     assert corpus.ready(SMALL, quiet) == found == store.opened(found.digest)
