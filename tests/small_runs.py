@@ -4,8 +4,9 @@ import math
 import shutil
 from pathlib import Path
 
+from blockshock_lib import files
 from blockshock_lib.notebook import workbook
-from blockshock_lib.runs import manifest, records
+from blockshock_lib.runs import manifest, record, records
 from tests.cases import row, write
 
 TINY = {"sweep.n": [128], "sweep.masks": ["checkerboard"], "sweep.workloads": ["gaussian"], "timing.groups": 1}
@@ -21,13 +22,13 @@ def written(out: Path, *, failed: str = "") -> workbook.Run:
     return run
 
 
-def copied(source: Path, target: Path) -> Path:
-    """Manifest and records of a run, packed or not, as files that a test may change."""
-    target.mkdir(parents=True, exist_ok=True)
-    for name in (manifest.FILE, records.PARQUET):
-        if (source / name).is_file():
-            shutil.copy(source / name, target)
-    if (source / "records").is_dir():
-        shutil.copytree(source / "records", target / "records")
-    records.unpack(target)
+def copied(source: Path, target: Path, cases: int | None = None, **facts: object) -> Path:
+    """A run's records as files that a test may change, of its first `cases` cases; its manifest with `facts`."""
+    target.mkdir(parents=True)
+    shutil.copy(source / manifest.FILE, target)
+    whole, _ = records.scan(source)
+    kept = sorted({one["id"] for one in whole})[:cases]
+    for one in (one for one in whole if one["id"] in kept):
+        files.write_atomic(record.path_of(target, one["id"], one["group"]), record.encode(one))
+    manifest.note(target, **{"cases": len(kept), "files": manifest.digests(target)} | facts)
     return target

@@ -14,8 +14,6 @@ from blockshock_lib.files import ROOT, shown
 from blockshock_lib.runs import code, lock, machine, manifest, records, reference
 from blockshock_lib.runs.run import OUTPUTS, Run, new_folder, now
 
-MENDED = ("missing", "damaged", "of a killed rank")  # what a completed run is resumed for
-
 
 def open_run(
     phase: str,
@@ -163,10 +161,9 @@ def _resumed(study: Study, phase: str, text: str, out: Path, card: dict | None, 
     run.resumes = True
     lock.hold(folder)
     try:
+        if manifest.read(folder)["status"] == "completed" or records.find(folder) is not None:
+            raise RecordError(f"{shown(folder)} is completed: nothing to resume; a new run takes its place")
         again = Counter(run.unfinished().values())
-        if manifest.read(folder)["status"] == "completed" and not sum(again[w] for w in MENDED):
-            raise RecordError(f"{shown(folder)} is completed, and its records are whole: nothing to resume")
-        records.unpack(folder)
     except RecordError:
         lock.release(folder)
         raise

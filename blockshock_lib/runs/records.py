@@ -117,26 +117,6 @@ def pack(folder: Path) -> Path | None:
     return table
 
 
-def unpack(folder: Path) -> None:
-    """The opposite of `pack`. An altered table becomes <name>.damaged; RecordError: unsealed, or no way to open it."""
-    if (seal := find(folder)) is None:
-        return
-    table = folder / PARQUET
-    try:
-        whole = read_table(table, seal)
-    except RecordError:
-        whole = []
-        if table.is_file():
-            if seal in ("", files.sha256(table)):
-                raise
-            table.rename(f"{table}.damaged")
-    (folder / "records").mkdir(exist_ok=True)
-    for one in whole:
-        files.write_atomic(record.path_of(folder, one["id"], one["group"]), record.encode(one))
-    manifest.note(folder, files=None)
-    table.unlink(missing_ok=True)
-
-
 def _parquet(whole: Sequence[dict[str, Any]]) -> bytes:
     contexts: list[Any] = []  # few, and long: each stands once
     heads = []

@@ -51,12 +51,10 @@ class Run:
         made = {"code": code.version(self.study), "machine": machine.fingerprint(self.card)}
         return made | {"libraries": self.card["libraries"], "emulated": self.params.hardware.emulated}
 
-    def measure(
-        self, progress: bool = True, on_event: Callable[[dict], None] | None = None, again: bool = False, **how: object
-    ) -> "Run":
+    def measure(self, progress: bool = True, on_event: Callable[[dict], None] | None = None, **how: object) -> "Run":
         """Measures every case and writes its record; a case that fails becomes rows that say so. A resumed run, or one
-        whose measuring was stopped, goes on: what is finished is not repeated. `again`: measures a finished run anew,
-        over its records. `on_event` hears of measure.run's events, and raises Interrupted to stop the run.
+        whose measuring was stopped, goes on: what is finished is not repeated. `on_event` hears of measure.run's
+        events, and raises Interrupted to stop the run.
 
         Raises: LaunchError: the processes cannot be started, or another process runs this run. RecordError: it is
             measured already. ParamsError: what is asked for was edited since the run was opened.
@@ -64,8 +62,8 @@ class Run:
         if self.redrawn:
             return self
         self.before()
-        if self.measured and not again:
-            raise RecordError(f"{self.name} is measured already: measure(again=True), or open_run for a new folder")
+        if self.measured:
+            raise RecordError(f"{self.name} is measured already: open_run for a new folder")
         machine.admit(self.params, self.card)
         lock.hold(self.folder)
         try:
@@ -84,10 +82,6 @@ class Run:
         # The workers inherit it: tuned algorithms are kept with the project, whatever folder the kernel runs in.
         os.environ.setdefault("BLOCKSHOCK_CACHE", str(CACHE))
         manifest.note(self.folder, status="running", reason=None, ended=None)
-        records.unpack(self.folder)  # where it was concluded before, and is measured again
-        for path in (self.folder / "records").glob("*.json") if self.measured else ():
-            path.unlink()  # or a run that is measured anew, and stopped, would take them for its own
-        self.measured = False
         goes_on, context = self.resumes or bool(self.stopped), self.context
         code.warn_if_stale(context["code"], self.study)
         finished = self.finished() if goes_on else frozenset()

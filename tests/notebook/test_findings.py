@@ -18,13 +18,8 @@ REFERENCE = files.ROOT / "outputs" / "reference"
 CPU = REFERENCE / "phase1-cpu"
 
 
-def copied(tmp_path, name="run", records_kept=99, **facts):
-    """A copy of the shipped phase 1 run on a CPU, its manifest with other facts."""
-    folder = small_runs.copied(CPU, tmp_path / name)
-    for path in sorted((folder / "records").glob("*.json"))[records_kept:]:
-        path.unlink()
-    manifest.note(folder, **{"files": manifest.digests(folder)} | facts)
-    return folder
+def copied(tmp_path, name="run", cases=None, **facts):
+    return small_runs.copied(CPU, tmp_path / name, cases, **facts)
 
 
 def rename(folder, run):
@@ -121,7 +116,7 @@ def test_the_runs_of_a_reference_are_put_together_whichever_machine_of_the_kind_
 
 def test_a_smaller_newer_run_does_not_displace_a_larger_one(tmp_path):
     copied(tmp_path, "old", started="2026-01-01T00:00:00+00:00")
-    copied(tmp_path, "new", records_kept=2, started="2026-01-02T00:00:00+00:00")
+    copied(tmp_path, "new", cases=1, started="2026-01-02T00:00:00+00:00")
     found = uses(tmp_path)
     assert found["old"] == COUNTS and found["new"].startswith("left out: ") and "has 6" in found["new"]
 

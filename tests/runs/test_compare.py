@@ -9,21 +9,10 @@ from blockshock_lib.errors import CompareError, RecordError
 from blockshock_lib.files import ROOT
 from blockshock_lib.runs import manifest, record, reference
 from blockshock_lib.runs.compare import compare
-from tests import small_runs
+from tests.small_runs import copied
 
 REFERENCE = ROOT / "outputs" / "reference"
 CPU, CUDA = REFERENCE / "phase1-cpu", REFERENCE / "phase1-cuda"
-
-
-def part(source: Path, target: Path, cases: int) -> Path:
-    """A copy of the first cases of a run, of its manifest and records alone."""
-    small_runs.copied(source, target)
-    kept = sorted({path.name.split("-")[0] for path in target.glob("records/*.json")})[:cases]
-    for path in target.glob("records/*.json"):
-        if path.name.split("-")[0] not in kept:
-            path.unlink()
-    manifest.note(target, cases=cases)
-    return target
 
 
 def alter(folder: Path, change) -> Path:
@@ -42,12 +31,12 @@ def rows_of(document, method, metric):
 @pytest.fixture
 def old(tmp_path):
     """Two cases of the GPU run, five groups."""
-    return part(CUDA, tmp_path / "day" / "old", 2)
+    return copied(CUDA, tmp_path / "day" / "old", 2)
 
 
 @pytest.fixture
 def new(tmp_path):
-    return part(CUDA, tmp_path / "day" / "new", 2)
+    return copied(CUDA, tmp_path / "day" / "new", 2)
 
 
 def slower(factor, method="row_parallel", metric="forward_kernel"):
@@ -241,7 +230,7 @@ def test_in_a_notebook_it_is_a_table_and_a_figure_and_hostile_text_stays_text(ol
 
 def linked(old, folder, factor):
     """A further run of the reference of `old`, on another machine of its kind; every time takes `factor` as long."""
-    alter(part(CUDA, folder, 2), lambda document: document.update(run=folder.name))
+    alter(copied(CUDA, folder, 2), lambda document: document.update(run=folder.name))
     alter(folder, lambda document: document["context"].update(machine=folder.name))
     alter(folder, slower(factor, "block_shock", "forward_kernel"))
     facts = {"run": folder.name, "reference": reference.name_of(manifest.read(old)), "again": str(old)}

@@ -11,8 +11,10 @@ from blockshock_lib.runs import dry_run, manifest, records
 from blockshock_lib.runs.dry_run import earlier
 from blockshock_lib.studies import attention
 from blockshock_lib.studies.linear import STUDY
+from tests.small_runs import copied
 
 REFERENCE = files.ROOT / "outputs" / "reference"
+SHIPPED = REFERENCE / "phase1-cpu"
 CPU, H200 = (manifest.read(REFERENCE / f"phase1-{kind}")["machine"] for kind in ("cpu", "cuda"))
 
 
@@ -23,12 +25,6 @@ def asked(phase="phase1", hardware="cpu", **settings):
 
 def text_of(effective, card, out=None):
     return dry_run.dry_run(STUDY, effective, card, out)
-
-
-def copy_of_cpu(folder, **facts):
-    """A copy of a shipped run with other facts in its manifest."""
-    shutil.copytree(REFERENCE / "phase1-cpu", folder)
-    manifest.note(folder, **facts)
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "cuda"])
@@ -85,12 +81,17 @@ def test_a_case_that_cannot_fit_has_its_sentence_and_the_others_have_none(monkey
 
 
 def test_the_same_plan_takes_what_the_run_took_that_it_is_scaled_by(tmp_path):
-    effective, shipped = asked("phase1"), manifest.read(REFERENCE / "phase1-cpu")
+    effective, shipped = asked("phase1"), manifest.read(SHIPPED)
     own, why = earlier.estimate(STUDY, effective, CPU, tmp_path)
     started, ended = (dt.datetime.fromisoformat(shipped[key]) for key in ("started", "ended"))
     assert own == pytest.approx((ended - started).total_seconds() + earlier.COMMAND_SECONDS)
     assert why == "outputs/reference/phase1-cpu, this machine"
-    copy_of_cpu(tmp_path / "slow", started="2026-11-23T10:00:00+00:00", ended="2026-11-23T10:01:40+00:00")
+    copied(
+        SHIPPED,
+        tmp_path / "slow",
+        started="2026-11-23T10:00:00+00:00",
+        ended="2026-11-23T10:01:40+00:00",
+    )
     assert earlier.estimate(STUDY, effective, CPU, tmp_path)[0] == pytest.approx(100 + earlier.COMMAND_SECONDS)
     assert earlier.estimate(STUDY, asked("phase1", timing__groups=4), CPU, tmp_path)[0] > 1.7 * 100
     assert CPU["title"] in earlier.estimate(STUDY, effective, CPU | {"title": "x"}, tmp_path)[1]
@@ -111,10 +112,10 @@ def test_ceilings_come_from_the_newest_run_of_the_machine_else_from_the_shipped_
     shipped = earlier.known_ceilings("cpu", "bf16", machine="another computer", out=tmp_path)
     assert shipped.source == newest_shipped() and "of another machine" in shipped.note
     for day in ("2026-11-21", "2026-11-22", "2026-11-20"):
-        copy_of_cpu(tmp_path / day, started=f"{day}T10:00:00+00:00")
+        copied(SHIPPED, tmp_path / day, started=f"{day}T10:00:00+00:00")
     without = manifest.read(tmp_path / "2026-11-22")["params"]
     del without["sweep"], without["dtype"]  # of a study that has no such keys
-    copy_of_cpu(tmp_path / "other", started="2026-11-23T10:00:00+00:00", params=without)
+    copied(SHIPPED, tmp_path / "other", started="2026-11-23T10:00:00+00:00", params=without)
     assert earlier.known_ceilings("cpu", "bf16", machine=CPU["title"], out=tmp_path).ceilings.gemm_rate > 0
     shutil.rmtree(tmp_path / "other")
     newest = earlier.known_ceilings("cpu", "bf16", machine=CPU["title"], out=tmp_path)
@@ -128,14 +129,18 @@ def test_ceilings_come_from_the_newest_run_of_the_machine_else_from_the_shipped_
     "change", [{"status": "failed"}, {"redrawn_from": "elsewhere"}, {"phase": "phase0"}, {"received": {"zip": "x"}}]
 )
 def test_a_run_that_did_not_measure_to_its_end_gives_no_ceilings(change, tmp_path):
-    copy_of_cpu(tmp_path / "a", started="2027-01-01T10:00:00+00:00", **change)
+    copied(SHIPPED, tmp_path / "a", started="2027-01-01T10:00:00+00:00", **change)
     assert earlier.known_ceilings("cpu", "bf16", machine=CPU["title"], out=tmp_path).source == newest_shipped()
 
 
 def test_of_a_run_in_two_dtypes_the_ceilings_are_those_of_the_asked_one(tmp_path, monkeypatch):
-    asked, frame = manifest.read(REFERENCE / "phase1-cpu")["params"], records.load(REFERENCE / "phase1-cpu")
+    asked, frame = manifest.read(SHIPPED)["params"], records.load(SHIPPED)
     both = pd.concat([frame.assign(dtype="fp32", value=9.0), frame.assign(dtype="bf16", value=4.0)])
-    copy_of_cpu(tmp_path / "a", params=asked | {"sweep": asked["sweep"] | {"dtypes": ["fp32", "bf16"]}})
+    copied(
+        SHIPPED,
+        tmp_path / "a",
+        params=asked | {"sweep": asked["sweep"] | {"dtypes": ["fp32", "bf16"]}},
+    )
     monkeypatch.setattr(records, "load", lambda folder: both)
     for dtype, rate in (("fp32", 9.0), ("bf16", 4.0)):
         assert earlier.known_ceilings("cpu", dtype, machine=CPU["title"], out=tmp_path).ceilings.gemm_rate == rate
