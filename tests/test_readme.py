@@ -9,7 +9,7 @@ import textwrap
 import torch
 
 import blockshock_lib
-from blockshock_lib import attention
+from blockshock_lib import attention, gpt
 from blockshock_lib.files import ROOT
 from blockshock_lib.kernels.attention import backends
 from blockshock_lib.layers.attention import parallel
@@ -71,6 +71,17 @@ def test_the_examples_of_attention_run():
         exec(code, made)
     torch.testing.assert_close(made["whole"], made["layer"].gather(made["out"]))
     assert made["mine"][1].grad.shape == made["k"].shape and made["lists"].block_density < 0.7
+
+
+def test_the_examples_of_gpt_run_and_its_table_counts_as_its_schedules_do():
+    made, text = {}, PAGES[ROOT / "docs" / "gpt.md"]
+    for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(code, made)
+    assert made["whole"].tokens.weight.grad is None and made["model"].tokens.weight.grad.abs().sum() > 0
+    rows = dict(re.findall(r"^\| `(\w+)([^|]*\| \d*)", text, flags=re.MULTILINE))
+    assert rows.keys() == gpt.SCHEDULES.keys()
+    for name in (name for name, row in rows.items() if "(" not in row):
+        assert int(rows[name].split()[-1]) == len(gpt.named(name, 12).syncs), name
 
 
 def test_every_pattern_and_strategy_of_the_page_exists():

@@ -125,14 +125,11 @@ class GPT(nn.Module):
     @torch.no_grad()
     def gathered(self, of: Callable[[nn.Parameter], Tensor] = lambda parameter: parameter) -> dict[str, Tensor]:
         """By name, what is `of` each parameter, as it is or its gradient, of all ranks; new tensors. A collective."""
-        dims = {id(part): dim for module, dim in self._shares() for part, dim in _dims(module, dim)}
-        found = {}
+        found, split = {}, self._split()
         for name, parameter in self.named_parameters():
-            tensor, dim = of(parameter).detach(), dims.get(id(parameter))
-            if dim is None:
-                found[name] = tensor.clone()
-            else:
-                parts = self.group.all_gather(tensor.movedim(dim, 0).contiguous())
+            found[name] = of(parameter).detach().clone()
+            if (dim := split.get(id(parameter))) is not None:
+                parts = self.group.all_gather(found[name].movedim(dim, 0).contiguous())
                 found[name] = parts.movedim(0, dim).contiguous()
         return found
 
@@ -182,15 +179,23 @@ class GPT(nn.Module):
         if self.group.world_size == 1:
             return
         _unsummed.discard(self)
-        parts = {id(part) for module, dim in self._shares() for part, _ in _dims(module, dim)}
-        grads = [p.grad for p in self.parameters() if id(p) not in parts and p.grad is not None]
+        split = self._split()
+        grads = [p.grad for p in self.parameters() if id(p) not in split and p.grad is not None]
         summed = self.group.all_reduce(torch.cat([grad.flatten() for grad in grads]))
         for grad, part in zip(grads, summed.split([grad.numel() for grad in grads]), strict=True):
             grad.copy_(part.view_as(grad))
 
-    def _shares(self) -> list[tuple[Share, int]]:
-        """The shared layers, and which dimension of their weights the ranks share."""
-        return [(m, 0 if "bias" in m.split else 1) for m in self.modules() if isinstance(m, Share)]
+    def compile(self, *args, **kwargs) -> None:
+        """As nn.Module's; on real ranks of each sublayer by itself, for no compiler sees what a Group sums."""
+        if self.group.world_size == 1:
+            return super().compile(*args, **kwargs)
+        for sublayer in self.sublayers:
+            sublayer.compile(*args, **kwargs)
+
+    def _split(self) -> dict[int, int]:
+        """By the ids of the parameters of which each rank holds a part, the dimension that is dealt out."""
+        shares = [module for module in self.modules() if isinstance(module, Share)]
+        return {id(getattr(share, name)): int("bias" not in share.split) for share in shares for name in share.split}
 
     def _refuse_parts(self, ranks: int) -> None:
         for name, count in (("heads", self.config.heads), ("hidden features", self.config.hidden)):
@@ -215,10 +220,6 @@ class GPT(nn.Module):
                 if isinstance(linear, nn.Linear):
                     setattr(sublayer, name, cut(linear, group, dim=1 if name == "out" else 0))
         self.group, self.tracks = group, 1
-
-
-def _dims(module: Share, dim: int) -> list[tuple[nn.Parameter, int]]:
-    return [(getattr(module, name), dim if name == "weight" else 0) for name in module.split]
 
 
 _unsummed: weakref.WeakSet[GPT] = weakref.WeakSet()  # whose gradients are parts since their last backward

@@ -11,12 +11,13 @@ def norm(x, state, name):
 
 
 def attention(x, state, name, heads):
-    """All heads' results before the output product, [heads, B, S, size], by a softmax over a mask."""
+    """Before the output product, [B, S, W], by a softmax over a mask."""
     size = x.shape[-1] // heads
     made = torch.einsum("bsw,hjdw->jhbsd", x, state[f"{name}.qkv.weight"].view(heads, 3, size, -1))
     q, k, v = made + state[f"{name}.qkv.bias"].view(heads, 3, size).transpose(0, 1)[:, :, None, None]
     later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-    return ((q @ k.mT) / size**0.5).masked_fill(later, -torch.inf).softmax(-1) @ v
+    made = ((q @ k.mT) / size**0.5).masked_fill(later, -torch.inf).softmax(-1) @ v
+    return made.permute(1, 2, 0, 3).flatten(2)
 
 
 def hidden(x, state, name):
@@ -27,7 +28,7 @@ def partial(x, state, s, heads, ranks, rank):
     """Rank's part of sublayer s for what it reads, x [B, S, W], without the bias."""
     name = f"blocks.{s // 2}.{('attention', 'mlp')[s % 2]}"
     x = norm(x, state, f"{name}.norm")
-    inside = hidden(x, state, name) if s % 2 else attention(x, state, name, heads).permute(1, 2, 0, 3).flatten(2)
+    inside = hidden(x, state, name) if s % 2 else attention(x, state, name, heads)
     mine = slice(rank * inside.shape[-1] // ranks, (rank + 1) * inside.shape[-1] // ranks)
     return inside[..., mine] @ state[f"{name}.out.weight"][:, mine].T
 
@@ -54,12 +55,11 @@ def scheduled(state, tokens, schedule, heads, ranks):
     return norm(made[-1], state, "norm") @ state["tokens.weight"].T
 
 
-def plain(state, tokens, layers, heads):
-    """The logits of a GPT of one device, which knows of no ranks and no schedule."""
+def plain(state, tokens, schedule, heads, _):
+    """The logits of a GPT of one device, which knows of no ranks and no steps."""
     x = state["tokens.weight"][tokens] + state["positions.weight"][: tokens.shape[1]]
-    for name in (f"blocks.{layer}" for layer in range(layers)):
+    for name in (f"blocks.{layer}" for layer in range(schedule.layers)):
         y = attention(norm(x, state, f"{name}.attention.norm"), state, f"{name}.attention", heads)
-        y = y.permute(1, 2, 0, 3).flatten(2)
         x = x + y @ state[f"{name}.attention.out.weight"].T + state[f"{name}.attention.out.bias"]
         y = hidden(norm(x, state, f"{name}.mlp.norm"), state, f"{name}.mlp")
         x = x + y @ state[f"{name}.mlp.out.weight"].T + state[f"{name}.mlp.out.bias"]
