@@ -37,13 +37,14 @@ from blockshock_lib.engine import memory
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.ranks import WorkerGroup, call
 from blockshock_lib.runs import measure
-from blockshock_lib.studies.linear import STUDY, training
+from blockshock_lib.studies.linear import STUDY
 from blockshock_lib.studies.linear.costs import DTYPES, CaseCosts
 from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.params import Case
 from blockshock_lib.studies.linear.training import Trainer
 
 NAMES = ("row_parallel", "block_shock", "block_shock_recompress")
+USABLE = 0.95  # the driver, the communication library and the allocator's rounding take the rest of a GPU's memory
 LESS = 0.04  # how much smaller the next N is after a failure
 LEAST = 0.5  # of the foretold N: below that the search ends without an answer
 RATE = 1e-2  # large enough that nearly every weight moves in the first step
@@ -188,15 +189,26 @@ def first_fault(layer, case: Case, given: dict, made: dict) -> str:
 def needed(case: Case, n: int) -> float:
     """Bytes of a training step at N = n by the method's formula, x included."""
     x = case.batch * n * DTYPES[case.dtype].itemsize
-    return CaseCosts(case).training_bytes(case.methods[0], n).peak + x
+    return square(case, n).training_bytes(case.methods[0]).peak + x
+
+
+def square(case: Case, n: int) -> CaseCosts:
+    return CaseCosts(replace(case, in_features=n, out_features=n))
 
 
 def largest(case: Case, room: float, step: int) -> int:
-    """The largest multiple of `step` that needs no more than `room` bytes and that the method can multiply; what
-    training.largest_n says for its STEP.
-    """
-    known = CaseCosts(case)
-    return training.last(lambda n: needed(case, n) <= room and not known.too_large(case.methods[0], n), step)
+    """The largest multiple of `step` that needs no more than `room` bytes and that the method can multiply; or 0."""
+
+    def holds(n: int) -> bool:  # where it does, it does for all smaller ones
+        return needed(case, n) <= room and not square(case, n).too_large(case.methods[0])
+
+    low, high = 0, step
+    while holds(high):
+        low, high = high, 2 * high
+    while high - low > step:
+        middle = (low + high) // (2 * step) * step
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
 def attempt(case: Case, n: int, room: float, seconds: float) -> Attempt:
@@ -301,7 +313,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--b", type=int, default=4096)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--room", type=float, help="GiB a rank that may be used; default: what a run uses")
-    parser.add_argument("--step", type=int, default=training.STEP, help="N is a multiple of it, and it of 128")
+    parser.add_argument("--step", type=int, default=4096, help="N is a multiple of it, and it of 128")
     parser.add_argument("--seconds", type=float, default=60, help="limit of each of an attempt's three stages")
     parser.add_argument("--json", type=Path, help="file for the table, written anew after each of its rows")
     args = parser.parse_args(arguments)
@@ -310,7 +322,7 @@ def main(arguments: list[str] | None = None) -> int:
     from benchmarks import largest_n
 
     if args.room is None:  # asked of a child: this process would hold GPU memory for as long as it lives
-        room = training.USABLE * call(largest_n.total, processes=1, device="cuda")[0]
+        room = USABLE * call(largest_n.total, processes=1, device="cuda")[0]
     else:
         room = args.room * memory.GIB
     settings = {"sweep.n": [args.step], "sweep.b": [args.b], "methods": args.methods, "optimizers": args.optimizers}

@@ -16,7 +16,6 @@ from blockshock_lib.engine.study import Problem, Runner, Study
 from blockshock_lib.engine.timing import TURNS, LeadIn, Timer, Work, copies_past_cache
 from blockshock_lib.report.axes import TWIN
 
-PER_MS = {"ms": 1.0, "us": 1e3}
 Row = dict[str, Any]
 
 _ceilings: dict[torch.dtype, roofline.Ceilings] = {}
@@ -226,7 +225,7 @@ class Session:
         for work in works:
             for metric in (work.metric, *work.also):
                 for ms in times[work]:
-                    self.numbered(name, metric, ms * PER_MS[self.run.metrics[metric].unit], work.detail)
+                    self.numbered(name, metric, ms, work.detail)
             for lead in work.led:
                 self.led(name, f"{work.metric} {work.detail}".strip(), lead)
 

@@ -29,7 +29,6 @@ WINDOW_S = 0.18
 LEVEL = 0.03
 PIECE_MS, PIECE_READS = 2.0, 5  # calls between two looks at the clock: at least so long, and so many reads
 
-HOST_CALLS = 16  # of a sample of the host's time: too few to fill the queue of launches, where the host would wait
 GRAPH_MS = 2.0  # a captured graph runs about this long, so that the few microseconds of its launch do not count
 CHOICE_SAMPLES = 12  # of each way that a work can run, to choose by
 
@@ -57,7 +56,6 @@ class Work:
     detail: str = ""
     also: tuple[str, ...] = ()  # other metrics whose rows its samples are, too
     eager: bool = False  # timed as an eager user calls it, not as a CUDA graph
-    host: bool = False  # timed is only the host's part of such calls, made one after another without waiting
     before: Call | None = None  # run before each sample, outside the timed region
     heavy: bool = False  # whether it leads in for itself and for what follows it in the method's turn
     recheck: Callable[[Any], Iterable[Check]] | None = None  # output (None on a rank that stands by) -> checks of it
@@ -144,7 +142,7 @@ class Timer:
         if not work.active:
             return 0.0
         calls = work.count * work.inner
-        if self.cuda and not work.host:
+        if self.cuda:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             for _ in range(work.count):
@@ -230,8 +228,7 @@ class Timer:
         guess = [min([self.sample(work) for _ in range(warmup)]) for work in works]
         slow = dict(zip(works, self.group.max_over_ranks(guess, self.device), strict=True))
         for work, ms in slow.items():
-            needed = calls_for(ms * work.inner, self.min_sample_ms, MAX_CALLS // work.inner)
-            work.count = HOST_CALLS if work.host else needed
+            work.count = calls_for(ms * work.inner, self.min_sample_ms, MAX_CALLS // work.inner)
         mine: dict[Work, list[float]] = {work: [] for work in works}
         block = -(-samples // each)
         for number, done in enumerate(range(0, samples, block), first):

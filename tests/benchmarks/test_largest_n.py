@@ -5,16 +5,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-import torch
 
 from benchmarks import largest_n
-from benchmarks.largest_n import NAMES, Attempt, largest, search
+from benchmarks.largest_n import NAMES, Attempt, largest, needed, search, square
 from blockshock_lib.engine import memory
-from blockshock_lib.studies.linear import training
-from blockshock_lib.studies.linear.costs import CaseCosts
 from tests.cases import case
 
-B = 32
+B, STEP = 32, 4096
 
 
 def of(name, **changes):
@@ -23,15 +20,13 @@ def of(name, **changes):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_first_n_is_the_librarys_own(name, device):
-    problem = CaseCosts(replace(of(name), batch=16384, device=device))
-    problem.x, problem.unsupported = torch.empty(0, dtype=torch.bfloat16), problem.too_large
-    bounds = set()
+def test_the_first_n_fits_and_the_next_does_not_or_the_library_multiplies_it_wrongly(name, device):
+    one, bounds = replace(of(name), batch=16384, device=device), set()
     for room in range(8 * memory.GIB, 140 * memory.GIB, 6 * memory.GIB):
-        n, bound = training.largest_n(problem, name, room)
-        assert largest(problem.case, room, training.STEP) == n > training.STEP
-        bounds.add(bound)
-    assert (training.LIBRARY in bounds) == (device == "cuda" and name != "row_parallel")
+        n = largest(one, room, STEP)
+        assert n > STEP and needed(one, n) <= room and not square(one, n).too_large(name)
+        bounds.add("memory" if needed(one, n + STEP) > room else square(one, n + STEP).too_large(name))
+    assert "" not in bounds and (len(bounds) > 1) == (device == "cuda" and name != "row_parallel")
 
 
 @pytest.mark.parametrize("share", [1, 2, 0.9])

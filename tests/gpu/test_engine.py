@@ -24,17 +24,15 @@ def sparse():
 
 @pytest.mark.parametrize("mask", ["checkerboard", "random"])
 @pytest.mark.parametrize("batch", [5, 256])
-def test_one_gpu_times_every_product_and_its_host_time(sparse, tmp_path, monkeypatch, mask, batch):
+def test_one_gpu_times_every_product(sparse, tmp_path, monkeypatch, mask, batch):
     monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path / "cache"))
     fields = dict(in_features=512, out_features=1024, batch=batch, mask=mask, device="cuda")
     quick = asked("phase1", "cuda-1")
     rows = rows_of(problem(quick, on=torch.device("cuda", 0), phase="phase1", methods=METHODS, **fields))
     assert {row["status"] for row in rows if row["metric"] == "check"} == {"ok"}
     ways = sparse if batch <= small.MOST_ROWS else {"cslt"}
-    assert [details(rows, "host_us", method) for method in METHODS] == [{"dense"}, ways, {"torch"}]
     assert details(rows, "product_by_kernel", "block_shock") == (ways if len(ways) > 1 else set())
     assert details(rows, "compute_kernel", "block_shock") <= ways
-    assert details(rows, "compress_by_kernel", "block_shock") == {"library", "by mask"}
     assert not details(rows, "forward_graph_call", "block_shock"), "emulated ranks have no graph of their own"
 
 

@@ -1,6 +1,7 @@
 """What a case costs each method, the floors that ceilings put under its times, and what it asks of a machine."""
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -25,14 +26,14 @@ GRAPH = 5 * GIB  # a captured graph lasts about 2 ms, in which no memory takes m
 
 
 class CaseCosts:
-    """Costs of one rank of each method in `case`; with `features`, those of a square weight of so many instead."""
+    """Costs of one rank of each method in `case`."""
 
     def __init__(self, case: Case):
         self.case = case
 
-    def _shape(self, name: str, features: int | None = None) -> Shape:
+    def _shape(self, name: str) -> Shape:
         case = self.case
-        sizes = (case.batch, features or case.in_features, features or case.out_features, DTYPES[case.dtype].itemsize)
+        sizes = (case.batch, case.in_features, case.out_features, DTYPES[case.dtype].itemsize)
         update = METHODS[name].update if case.optimizer else None
         shape = Shape(*sizes, case.world_size, case.mask, update or "packed", case.dw)
         # Emulated ranks have nobody to swap entries with.
@@ -60,12 +61,12 @@ class CaseCosts:
     def entries(self, name: str) -> float:
         return METHODS[name].entries(self._shape(name))
 
-    def training_bytes(self, name: str, features: int | None = None) -> TrainingBytes:
-        return METHODS[name].training_bytes(self._shape(name, features), self.case.optimizer)
+    def training_bytes(self, name: str) -> TrainingBytes:
+        return METHODS[name].training_bytes(self._shape(name), self.case.optimizer)
 
-    def too_large(self, name: str, features: int | None = None) -> str:
+    def too_large(self, name: str) -> str:
         """Why the 2:4 product cannot multiply what one rank holds; "" when it can, or there is none."""
-        method, shape = METHODS[name], self._shape(name, features)
+        method, shape = METHODS[name], self._shape(name)
         if method.product is None:
             return ""
         backend = choose(method.product or self.case.product, self.case.device)
@@ -74,10 +75,14 @@ class CaseCosts:
     def floors(self, name: str, ceilings: Ceilings, chunks: int = 1) -> dict[str, float]:
         """Least ms of all that the phase times, the batch cut into `chunks`; dX's collective may hide behind dW."""
         work, phase = self.pieces(name), PHASES[self.case.phase]
-        found = forward_floors(work.pop("forward"), ceilings, chunks)
+        forward = work.pop("forward")
+        found = {"floor_compute": compute(forward, ceilings)}
+        if reduced := link(forward, ceilings):
+            found["floor_reduce"] = reduced
+        longer, shorter = max(found.values()), min(found.values()) if len(found) > 1 else 0.0
+        found["floor_forward"] = longer + shorter / chunks  # the longer hides all but one chunk of the other
         if not phase.backward:
-            packed = METHODS[name].cost_compress(self._shape(name))
-            return found if packed is None else found | {"floor_compress": compute(packed, ceilings)}
+            return found
         dx = work.pop("dx")
         found["floor_dx"] = compute(dx, ceilings)
         if reduced := link(dx, ceilings):
@@ -89,15 +94,6 @@ class CaseCosts:
         after = {f"floor_{stage}": compute(cost, ceilings) for stage, cost in work.items()}
         backward = found["floor_dx"] + max(found["floor_dw"], reduced)
         return found | after | {"floor_step": found["floor_forward"] + backward + sum(after.values())}
-
-
-def forward_floors(cost: Cost, ceilings: Ceilings, chunks: int = 1) -> dict[str, float]:
-    """`floor_compute`, `floor_reduce`, and `floor_forward`: the longer hides all but one of `chunks` of the other."""
-    found = {"floor_compute": compute(cost, ceilings)}
-    if reduced := link(cost, ceilings):
-        found["floor_reduce"] = reduced
-    longer, shorter = max(found.values()), min(found.values()) if len(found) > 1 else 0.0
-    return found | {"floor_forward": longer + shorter / chunks}
 
 
 def need(case: Case, card: dict) -> Need:
@@ -133,14 +129,18 @@ def floor_parts(work: dict[str, Cost], ceilings: Ceilings) -> dict[str, float]:
     """Least times in ms, each summed over pieces of work that follow each other: of moving the `bytes`, of the
     `arithmetic`, of the `link`. Of dX's collective only that counts which is longer than dW, behind which it can hide.
     """
+
+    def total(floor: Callable[[Cost, Ceilings], float], **out: float) -> float:
+        return sum(floor(piece, ceilings._replace(**out)) for piece in work.values())
+
+    hidden = (
+        min(link(work["dx"], ceilings), compute(work["dw"], ceilings) + link(work["dw"], ceilings))
+        if "dw" in work
+        else 0.0
+    )
     # An infinite ceiling takes one part out of the engine's formula, which leaves the other.
-    moving = {key: compute(piece, ceilings._replace(gemm_rate=math.inf)) for key, piece in work.items()}
-    counting = {key: compute(piece, ceilings._replace(copy_bandwidth=math.inf)) for key, piece in work.items()}
-    links = {key: link(piece, ceilings) for key, piece in work.items()}
-    linked = sum(links.values())
-    if "dw" in work:
-        linked -= min(links["dx"], max(moving["dw"], counting["dw"]) + links["dw"])
-    return {"bytes": sum(moving.values()), "arithmetic": sum(counting.values()), "link": linked}
+    moving, counting = total(compute, gemm_rate=math.inf), total(compute, copy_bandwidth=math.inf)
+    return {"bytes": moving, "arithmetic": counting, "link": total(link) - hidden}
 
 
 def floor_rows(case: Case, card: dict, ceilings: Ceilings | None) -> list[dict]:

@@ -1,7 +1,6 @@
 """A case of the linear study on one rank: inputs from independent seeds, and the truth that each method must reach."""
 
 import hashlib
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -44,20 +43,9 @@ class LinearProblem(CaseCosts, Problem):
         self.reference = Reference(self.weight, self.bias, self.x, self.dy, self.keep)
 
     @cached_property
-    def last(self) -> bool:
-        """The plan's last case: the one that says how large a weight may be."""
-        return self.case == expand(self.params)[-1]
-
-    @cached_property
     def smallest(self) -> bool:
         """The optimizer's first case: the one whose loss curve is taken."""
         return self.case == next((one for one in expand(self.params) if one.optimizer == self.case.optimizer), None)
-
-    @cached_property
-    def first(self) -> bool:
-        """The weight's first case: what no batch changes is timed there."""
-        alike = (one for one in expand(self.params) if replace(one, batch=self.case.batch) == self.case)
-        return self.case == next(alike, self.case)
 
     def _seed(self, what: str, draw: int = 0) -> torch.Generator:
         digest = hashlib.sha256(f"{self.case.seed}/{what}/{draw}".encode()).digest()
@@ -144,9 +132,9 @@ class LinearProblem(CaseCosts, Problem):
     def _options(self, name: str) -> dict[str, object]:
         return METHODS[name].options(self.case.product, frozen=not self.case.optimizer, dw=self.case.dw)
 
-    def unsupported(self, name: str, features: int | None = None) -> str:
+    def unsupported(self, name: str) -> str:
         layer, options = METHODS[name].load(), self._options(name)
-        return layer.unsupported(self.case.mask, self.device, self.dtype, **options) or self.too_large(name, features)
+        return layer.unsupported(self.case.mask, self.device, self.dtype, **options) or self.too_large(name)
 
     def build(self, method: str) -> LinearRunner:
         return LinearRunner(self, method)

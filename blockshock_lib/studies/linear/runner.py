@@ -99,13 +99,8 @@ class LinearRunner(Runner):
         return weights | {"peak_bytes_formula": peak} | self.held | foretold
 
     def samples(self, run: CaseRun, done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
-        if not self.phase.train or self.problem.repeat:
-            return
-        if self.problem.smallest:
+        if self.phase.train and self.problem.smallest and not self.problem.repeat:
             yield from training.losses(self, run, sum(row["metric"] == "loss" for row in done))
-        if self.problem.last and not any(row["metric"] == "largest_n" for row in done):
-            n, bound = training.largest_n(self.problem, self.name, training.usable(run))
-            yield Sample("largest_n", n, detail=bound)
 
     def operand_bytes(self) -> int:
         return self.layer.weight_bytes()

@@ -1,12 +1,11 @@
-"""A training step of a layer, on its pieces; the loss curve; and the largest square weight that can be trained."""
+"""A training step of a layer, on its pieces; and the loss curve."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockshock_lib.engine import memory
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Problem, Runner, Sample
 from blockshock_lib.layers.sharded import ShardedLinear
@@ -17,10 +16,6 @@ NEGLIGIBLE_LR = 1e-12
 # A gradient near zero differs by rounding between two right methods, in its sign too. Below this size AdamW's step
 # shrinks with the gradient; with torch's 1e-8 such an entry would take a whole step in either direction.
 EPS = 1e-6
-STEP = 4096  # of the largest N
-USABLE = 0.95  # the driver, the communication library and the allocator's rounding take the rest of a GPU's memory
-MEMORY, LIBRARY = "memory", "2:4 library"
-"""What bounds the largest N: the detail of its row."""
 
 
 def make_optimizer(name: str, parameters: list[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
@@ -131,29 +126,3 @@ def one_step(problem: Problem, trainer: Trainer, step: int) -> tuple[float, str]
             fault = f"loss is {'NaN' if value.isnan().any() else 'infinite'} at step {step} (tensor {what})"
             return loss.item(), fault
     return loss.item(), ""
-
-
-def usable(run: CaseRun) -> float:
-    """Bytes that a training step may take on the rank that has least. The ranks of a computer share its memory."""
-    shared = run.group.world_size if run.device.type == "cpu" or run.problem.case.emulated else 1
-    return -run.group.max_over_ranks([-USABLE * memory.total(run.device) / shared], run.device)[0]
-
-
-def largest_n(problem: Problem, name: str, room: float) -> tuple[int, str]:
-    """(N, what bounds it): the largest multiple of STEP, or 0, that fits into `room` bytes and can be multiplied."""
-    row = problem.case.batch * problem.x.element_size()
-    n = last(lambda n: problem.training_bytes(name, n).peak + row * n <= room)
-    if not problem.unsupported(name, n):
-        return n, MEMORY
-    return last(lambda n: not problem.unsupported(name, n)), LIBRARY
-
-
-def last(holds: Callable[[int], bool], step: int = STEP) -> int:
-    """The largest multiple of `step` for which it holds, where it holds for all smaller ones; 0 if for none."""
-    low, high = 0, step
-    while holds(high):
-        low, high = high, 2 * high
-    while high - low > step:
-        middle = (low + high) // (2 * step) * step
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low

@@ -4,36 +4,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from blockshock_lib.engine.study import Runner
 from blockshock_lib.engine.timing import Work
-from blockshock_lib.kernels.sparse24 import compress, cslt, small
+from blockshock_lib.kernels.sparse24 import cslt, small
 from blockshock_lib.kernels.sparse24.backends import BACKENDS
-from blockshock_lib.kernels.sparse24.packing import Packed
-from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.layers import BlockShockLinear, ShardedLinear
-from blockshock_lib.layers.parts import part_of, term_mask
-from blockshock_lib.studies.linear.methods import METHODS
 
 ONE_BUFFER = ("cslt", "small")  # what `tuned` chooses from: both multiply with cuSPARSELt's buffer
 
 
 def of_product(copies: Sequence[Runner]) -> list[Work]:
-    """Each product that the layer does not take, as a kernel: that which it takes is timed beside its forward. Each as
-    the host's part of an eager call, and the forward through the layer's own CUDA graph: both on GPUs only, for
-    elsewhere the host does the product itself.
+    """Each product that the layer does not take, as a kernel: that which it takes is timed beside its forward. And
+    the forward through the layer's own CUDA graph, on GPUs.
     """
-    problem, found, hosts = copies[0].problem, [], []
-    every, cuda = [products(one.layer, problem.x) for one in copies], problem.device.type == "cuda"
-    for way in every[0]:
-        calls = [calls[way] for calls in every]
-        if len(every[0]) > 1 and way != taken(copies[0].layer, problem.x):
-            found.append(Work("product_by_kernel", calls, way, heavy=True))
-        if cuda:
-            hosts.append(Work("host_us", calls, way, eager=True, host=True))
-    return [*found, _graphed(copies), *hosts] if cuda and not problem.case.emulated else [*found, *hosts]
+    problem, every = copies[0].problem, [products(one.layer, copies[0].problem.x) for one in copies]
+    others = [way for way in every[0] if len(every[0]) > 1 and way != taken(copies[0].layer, problem.x)]
+    found = [Work("product_by_kernel", [calls[way] for calls in every], way, heavy=True) for way in others]
+    return [*found, _graphed(copies)] if problem.device.type == "cuda" and not problem.case.emulated else found
 
 
 def products(layer: ShardedLinear, x: Tensor) -> dict[str, Callable[[], Tensor]]:
@@ -81,28 +70,3 @@ def reductions(one: Runner) -> list[Work]:
         return []
     ways = layer.group.reductions(layer.local(one.problem.x))
     return [Work("reduce_by_kernel", [call], way, before=call.reset) for way, call in ways.items()]
-
-
-def compressions(one: Runner) -> list[Work]:
-    """Every way to pack what this rank holds, for the forward and for dX, where the parameters choose the backend:
-    "by mask", one pass of our own, and "library", cuSPARSELt's compression, which goes by value, once for each
-    orientation; it is given the transpose. No 2:4 kernel multiplies other dtypes than bf16 and fp16.
-    """
-    problem = one.problem
-    if METHODS[one.name].product != "" or problem.dtype.itemsize != 2:
-        return []
-    part = problem.parts(one.name)[problem.group.rank]
-    kept, pattern = part_of(problem.weight, problem.keep, part), Pattern.of(term_mask(problem.keep, part))
-
-    def by_mask() -> tuple[Tensor, ...]:
-        if pattern.transposable:
-            return compress.both(kept, pattern)
-        buffer = compress.blank(pattern, kept.dtype)
-        pattern.gather(kept, out=Packed("cslt", pattern.shape, kept.dtype, (buffer,)).values)
-        return (buffer,)
-
-    ways = {"by mask": by_mask}
-    if kept.device.type == "cuda":
-        sides = [kept, kept.t().contiguous()] if pattern.transposable else [kept]
-        ways["library"] = lambda: [torch._cslt_compress(side) for side in sides]
-    return [Work("compress_by_kernel", [call], way, heavy=True) for way, call in ways.items()]

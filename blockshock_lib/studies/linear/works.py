@@ -132,10 +132,7 @@ class Works:
             self.problem.reduced = True
             taken = next(work for work in forward if work.metric == "reduce_kernel")
             taken.detail, taken.also = each[0].detail, ("reduce_by_kernel",)
-            found = each[1:] + found  # before the host's times, which leave the GPU idle and its clocks high
-        if self.problem.first:
-            pack = partial(self.run.agree, partial(ways.compressions, self.one))
-            found += self.run.attempt(self.name, pack, "compress_by_kernel") or []
+            found = each[1:] + found
         return found
 
     def input_gradient(self) -> list[Work]:

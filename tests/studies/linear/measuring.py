@@ -28,10 +28,10 @@ def rows_of(own: LinearProblem, traces=None) -> list[dict]:
 
 
 def measured(params, **changes) -> list[dict]:
-    """The rows of a case on threads: its weight's first one, not its run's smallest or last one unless that is said."""
-    flags = {name: changes.pop(name) for name in ("first", "smallest", "last") if name in changes}
+    """The rows of a case on threads: not its run's smallest one unless that is said."""
+    smallest = changes.pop("smallest", False)
     own = problem(params, **{"phase": params.phase} | changes)
-    vars(own).update({"first": True, "smallest": False, "last": False} | flags)
+    own.smallest = smallest
     return rows_of(own)
 
 
@@ -62,5 +62,4 @@ def on_two_ranks(ctx, features: int = 128, dtype: str = "fp32", methods: tuple[s
     fields = dict(in_features=features, out_features=features, batch=1024, dtype=dtype, device=ctx.device.type)
     one = case(phase="phase1", methods=methods, emulated=False, bias=False, **fields)
     own = LinearProblem(one, asked("phase1"), device=ctx.device, group=Group.of())
-    own.first = False
     return rows_of(own)

@@ -14,7 +14,7 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.ranks import call
 from blockshock_lib.runs import dry_run, manifest, measure, records
 from blockshock_lib.studies.linear import METHODS, STUDY, costs
-from blockshock_lib.studies.linear.costs import CaseCosts, forward_floors
+from blockshock_lib.studies.linear.costs import CaseCosts
 from blockshock_lib.studies.linear.methods.method import Shape
 from tests import cases
 
@@ -117,16 +117,13 @@ def test_the_parts_of_all_ranks_sum_to_the_dense_arithmetic_and_collectives_move
         assert method.cost_dgrad(asked).sent == dx * B * K * 2 * (world_size - 1) / world_size
 
 
-def half_product(name, n, b):
-    return METHODS[name].cost(Shape(b, n, n, 2, 2, Mask.named("checkerboard")))
-
-
 def test_a_cut_batch_hides_the_shorter_part_but_for_one_piece():
-    whole, cut = (forward_floors(half_product("row_parallel", 4096, 4096), CEILINGS, chunks) for chunks in (1, 4))
+    costs = CaseCosts(cases.case(phase="phase1", in_features=4096, out_features=4096, batch=4096, emulated=False))
+    whole, cut = (costs.floors("row_parallel", CEILINGS, chunks) for chunks in (1, 4))
     product, link_ = whole["floor_compute"], whole["floor_reduce"]
     assert whole["floor_forward"] == pytest.approx(product + link_)
     assert link_ > product and cut["floor_forward"] == pytest.approx(link_ + product / 4)
-    alone = forward_floors(half_product("dense", 4096, 4096), CEILINGS, 4)
+    alone = costs.floors("dense", CEILINGS, 4)
     assert alone["floor_forward"] == alone["floor_compute"] and "floor_reduce" not in alone
 
 

@@ -7,7 +7,8 @@ import torch
 
 from blockshock_lib.kernels.sparse24 import backends
 from blockshock_lib.studies.linear import training
-from tests.cases import METHODS
+from blockshock_lib.studies.linear.costs import CaseCosts
+from tests.cases import METHODS, case
 from tests.studies.linear import measuring
 
 
@@ -44,20 +45,20 @@ def test_activation_inputs_have_heavy_tails_and_outlier_channels():
 def test_a_term_that_the_2_4_library_multiplies_wrongly_is_unsupported_and_only_there(monkeypatch):
     names = ("masked_dense", "block_shock", "block_shock_torch")
 
-    def refused(features=None, **changes):
-        own = measuring.problem(methods=names, **changes)
-        return [name for name in names if "wrong values" in own.too_large(name, features)]
+    def refused(features, **changes):
+        own = CaseCosts(case(methods=names, in_features=features, out_features=features, **changes))
+        return [name for name in names if "wrong values" in own.too_large(name)]
 
     assert refused(65536, device="cuda") == [] and refused(65600, device="cuda") == ["block_shock", "block_shock_torch"]
-    assert refused(device="cuda") == []  # 128x256, the case's own
     assert refused(65600, device="cuda", world_size=4) == []  # its terms have half of the columns
     assert refused(131072, device="cuda", product="reference") == ["block_shock_torch"]
     assert refused(131072) == ["block_shock_torch"]  # on a CPU "auto" is the reference
     own = measuring.problem(methods=names, product="cslt")
     everywhere = replace(backends.BACKENDS["cslt"], unsupported=lambda device, dtype: "")
     monkeypatch.setitem(backends.BACKENDS, "cslt", everywhere)
-    assert own.unsupported("block_shock") == own.unsupported("block_shock", 65536) == ""
-    assert "wrong values" in own.unsupported("block_shock", 65600)
+    assert own.unsupported("block_shock") == ""
+    own.case = replace(own.case, in_features=65600, out_features=65600)
+    assert "wrong values" in own.unsupported("block_shock")
 
 
 def test_truths_are_those_of_autograd_in_float64(problem):

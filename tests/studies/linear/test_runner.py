@@ -120,27 +120,3 @@ def test_the_loss_falls_and_packed_weights_follow_the_dense_ones():
     curves = {m: [row["value"] for row in picked(rows, m, "loss")] for m in ("dense", "block_shock")}
     assert curves["dense"] == sorted(curves["dense"], reverse=True) and len(curves["dense"]) == 4
     assert curves["block_shock"] == pytest.approx(curves["dense"], rel=0.01)
-
-
-def test_the_largest_weight_fits_and_the_next_does_not(monkeypatch):
-    monkeypatch.setattr(memory, "total", lambda device: 32 * 2**30)  # of two ranks
-    rows = run(methods=("dense", "block_shock"), last=True)
-    own, room = problem(QUICK, phase="phase3", optimizer="sgd", in_features=128), 0.95 * 16 * 2**30
-    for method in ("dense", "block_shock"):
-        (row,) = picked(rows, method, "largest_n")
-        n = int(row["value"])
-        assert row["detail"] == "memory" and n % 4096 == 0 and n > 0
-        needed = [own.training_bytes(method, size).peak + 16 * size * 2 for size in (n, n + 4096)]
-        assert needed[0] <= room < needed[1]
-
-
-@pytest.mark.parametrize(("world_size", "most"), [(2, 65536), (4, 90112)])
-def test_the_largest_weight_is_one_that_the_2_4_library_multiplies_rightly(monkeypatch, world_size, most):
-    """Two terms of 2^32 weights; with 4 ranks a term has half of the columns, and N^2 / 2 <= 2^32 up to 92681."""
-    everywhere = replace(backends.BACKENDS["cslt"], unsupported=lambda device, dtype: "")
-    monkeypatch.setitem(backends.BACKENDS, "cslt", everywhere)
-    own = problem(phase="phase3", optimizer="sgd", in_features=128, product="cslt", world_size=world_size)
-    n, bound = training.largest_n(own, "dense", 4 << 40)
-    assert bound == "memory" and n > 2 * most
-    assert training.largest_n(own, "block_shock", 4 << 40) == (most, "2:4 library")
-    assert training.largest_n(own, "block_shock", 4 << 30)[1] == "memory"  # where memory ends first, it is what bounds

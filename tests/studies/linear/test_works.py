@@ -8,12 +8,11 @@ import torch
 
 from blockshock_lib.comm import Group
 from blockshock_lib.engine.timing import Timer
-from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.ranks import call
 from blockshock_lib.studies.linear import ways, works
 from blockshock_lib.studies.linear.works import ORDERS
 from tests.studies.linear import measuring
-from tests.studies.linear.measuring import asked, details, measured, on_ranks, picked, problem
+from tests.studies.linear.measuring import asked, details, measured, picked, problem
 
 
 def fakes(events, device="cuda", active=True, emulated=False):
@@ -80,18 +79,6 @@ def test_each_reduction_starts_anew_before_a_sample():
     assert (one.calls, one.detail, one.before) == ([call_], "gloo", call_.reset)
 
 
-def test_both_orientations_of_a_known_mask_are_packed_as_the_library_would():
-    def packed(own):
-        (one,) = ways.compressions(own.build("block_shock"))
-        return one.calls[0]()
-
-    own = problem(methods=("block_shock",), mask="transposable_random")
-    for rank, (forward, turned) in enumerate(on_ranks(own, packed)):
-        keep, half = (own.keep, ~own.keep)[rank], own.weight.shape[1] // 2
-        assert torch.equal(forward.view(-1)[: 128 * half], own.weight[keep])
-        assert torch.equal(turned.view(-1)[: 256 * 64], own.weight.t()[keep.t()])
-
-
 @pytest.fixture(scope="module")
 def training():
     return asked("phase3", loss_steps=0)
@@ -99,21 +86,6 @@ def training():
 
 def timed(rows, method):
     return {row["metric"] for row in rows if row["method"] == method and row["unit"] == "ms"}
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(torch.OutOfMemoryError("CUDA out of memory"), "oom"), (UnsupportedError("no compiler"), "unsupported")],
-)
-def test_a_compression_that_cannot_run_says_so_and_condemns_no_method(monkeypatch, error, status):
-    def fails(*_):
-        raise error
-
-    monkeypatch.setattr(ways, "compressions", fails)
-    rows = measured(asked("phase1"), methods=("block_shock",))
-    (missing,) = picked(rows, "block_shock", "compress_by_kernel")
-    assert (missing["status"], missing["reason"]) == (status, f"rank 0: {error}")
-    assert picked(rows, "block_shock", "check")[0]["status"] == "ok" and picked(rows, "block_shock", "forward_kernel")
 
 
 def test_the_same_work_has_one_slot_and_shares_it_with_what_it_is_compared_with(monkeypatch):

@@ -66,11 +66,6 @@ class BlockShock(Method):
             return {"remask": remask, "compress": remask._replace(written=_orientations(shape) * kept)}
         return {"refresh": Cost(0.0, kept, kept, 0.0, kept, kept)} if shape.mask.transposable else {}
 
-    def cost_compress(self, shape: Shape) -> Cost:
-        """Reads the dense weight once; writes values and metadata, of the transpose too where that is 2:4."""
-        packed = _packed(shape) * _orientations(shape)
-        return Cost(0.0, _dense(shape), packed, 0.0, packed, _dense(shape) + packed)
-
     def entries(self, shape: Shape) -> float:
         return _kept(shape) * (2 if shape.update == "recompress" else 1)
 

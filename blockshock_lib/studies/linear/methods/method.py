@@ -147,10 +147,6 @@ class Method:
         """Of what must follow an optimizer's step; the keys of the layer's `post_step`."""
         return {}
 
-    def cost_compress(self, shape: Shape) -> Cost | None:
-        """Of packing the weight for the forward and for dX; None where it is not packed."""
-        return None
-
     def entries(self, shape: Shape) -> float:
         """Entries of the parameter `weight`, those kept at zero included."""
         return self.cost(shape).weights / shape.itemsize
