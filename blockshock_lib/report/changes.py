@@ -1,15 +1,13 @@
-"""Two records frames in; what became wrong, slower or larger from the one to the other out, as a table and a figure."""
+"""Two records frames in; what became wrong, slower or larger from the one to the other out, as a table."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from blockshock_lib.report import figures, frames, verdicts
+from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.axes import Axes
-from blockshock_lib.report.figures import INK, MUTED
 from blockshock_lib.report.interval import (
     LEVEL,
     Between,
@@ -190,62 +188,3 @@ def _ratio(row: Mapping[str, Any]) -> str:
 
 def _amount(value: float, unit: str) -> str:
     return ABSENT if pd.isna(value) else f"{value:,.0f} B" if unit == "B" else f"{value:.4g} {unit}"
-
-
-MOST = 40  # comparisons that fit in a figure one can read
-_LOOKS = {  # outcome -> colour, marker
-    REGRESSION: ("#D55E00", "X"),
-    IMPROVED: ("#0072B2", "v"),
-    UNDECIDED: (MUTED, "o"),
-    NO_INTERVAL: ("#B0B0B0", "o"),
-}
-
-
-def ratios(rows: pd.DataFrame, axes: Axes, a: str, b: str, caption: str) -> Figure:
-    """Regressions and ratios of times in `rows` of `compare`, a line each: its interval, or its note. At most MOST are
-    drawn, regressions and the largest changes.
-    """
-    bad, timed = rows["outcome"].eq(REGRESSION), rows["unit"].eq("ms") & rows["ratio"].notna()
-    change = np.log(rows["ratio"]).abs().fillna(0)
-    drawn = rows.loc[(change + 1e3 * bad)[bad | timed].nlargest(MOST).index.sort_values()]
-    if drawn.empty:
-        return figures.empty(f"{b} against {a}", "no cell has times in both runs, and nothing regressed")
-    more = [[axes.word(name, value) for value in drawn[name]] for name in _differing(rows, axes)]
-    names = zip(drawn["what"], drawn["method"].map(axes.short), axes.place(drawn), *more, strict=True)
-    edge = 1.3 * max(0.08, change[drawn.index].where(timed).max())
-    left, right = np.exp([-edge, edge])
-    words = "; ".join(sentence(row, axes) for row in rows[bad].head(12).to_dict("records")) or "none"
-    left_out = (bad | timed).sum() - len(drawn)
-    with figures.drawing(
-        *(8.4, 0.7 + 0.19 * len(drawn), _title(rows, axes), frames.no_claim(rows)),
-        *("" if varying(rows, axes) else frames.setting(rows.iloc[0], axes), f"a = {a}", f"b = {b}"),
-        alt=f"A line a ratio of times. First regressions: {words}.",
-        note=caption + (f" {left_out} smaller changes are not drawn." if left_out else ""),
-    ) as (fig, grid):
-        ax = grid[0, 0]
-        ax.axvline(1, color=INK, linewidth=0.9, zorder=1)
-        for place, row in enumerate(drawn.itertuples(index=False)):
-            colour, marker = _LOOKS[row.outcome]
-            ax.plot(np.clip([row.low, row.high], left, right), [place, place], color=colour, linewidth=1, zorder=2)
-            ax.plot(np.clip(row.ratio, left, right), place, color=colour, marker=marker, markersize=5, zorder=3)
-            if pd.isna(row.ratio):
-                ax.text(1, place, f" {row.note}", va="center", fontsize=7.5, color=colour)
-        figures.lines(ax, [", ".join(one) for one in names])
-        ax.set(xscale="log", xlim=(left, right), ylim=(len(drawn) - 0.5, -0.5))
-        ticks = np.exp([-0.75 * edge, 0, 0.75 * edge])
-        ax.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
-        ax.set_xticks([], minor=True)
-        ax.set_xlabel("b / a, × (right: b takes more)")
-        looks = [(name, look) for name, look in _LOOKS.items() if drawn["outcome"].eq(name).any()]
-        handles = [ax.plot([], [], marker=m, color=c, linestyle="", label=name)[0] for name, (c, m) in looks]
-        ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=8)
-    return fig
-
-
-def _title(rows: pd.DataFrame, axes: Axes) -> str:
-    bad, better = rows[rows["outcome"].eq(REGRESSION)], int(rows["outcome"].eq(IMPROVED).sum())
-    if bad.empty:
-        return "No regression from a to b" + f"; {better} of {len(rows)} comparisons improved" * (better > 0)
-    counts = ", ".join(f"{name} in {count}" for name, count in bad["what"].value_counts(sort=False).items())
-    cells = len(bad[["method", *_key(axes)]].drop_duplicates())
-    return f"b is worse than a in {cells} cell{'s' * (cells > 1)}: {counts}"

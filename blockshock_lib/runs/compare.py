@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import CompareError, RecordError
 from blockshock_lib.files import ROOT, shown
-from blockshock_lib.report import changes, figures, frames, reruns
+from blockshock_lib.report import changes, frames, reruns
 from blockshock_lib.runs import manifest, record, records, reference
 from blockshock_lib.runs.run import OUTPUTS
 
@@ -104,9 +103,6 @@ class Comparison:
         memory = "Memory is counted, not sampled: more than 0.1% is a regression."
         return f"Ratio: b / a, above 1 where b takes more. {level if count else ''}{memory}"
 
-    def figure(self) -> Figure:
-        return changes.ratios(self.rows, self.axes, self.a, self.b, self.caption())
-
     def line(self) -> str:
         """One line: what was found, the worst of it by name, and what is not compared."""
         count, bad = Counter(self.rows["outcome"]), len(self.regressions)
@@ -132,13 +128,8 @@ class Comparison:
         return self.rows["outcome"].isin([changes.REGRESSION, changes.IMPROVED]).to_numpy()
 
     def _repr_html_(self) -> str:
-        # What a record says stays text: to_html escapes.
-        changed, rest = (self.table[rows].to_html(index=False, border=0) for rows in (self._told, ~self._told))
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        head = f"<p><b>{html.escape(self.line().split(' · ')[0])}</b></p><ul>{notes}</ul>"
-        fold = f"<details><summary>{sum(~self._told)} rows without a change</summary>{rest}</details>"
-        shown = changed * any(self._told) + fold * (not all(self._told))
-        return f"{head}{shown}<p>{html.escape(self.caption())}</p>{figures.show(self.figure()).data}"
+        table = self.table.to_html(index=False, border=0)  # escapes what a record says
+        return f"<p>{html.escape(self.line())}</p>{table}<p>{html.escape(self.caption())}</p>"
 
 
 def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:

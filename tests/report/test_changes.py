@@ -7,7 +7,6 @@ import pytest
 from blockshock_lib.report import changes
 from blockshock_lib.studies.linear.axes import AXES
 from tests.report import frames
-from tests.report.frames import title, words
 
 SMALL = dict(ns=(4096, 8192), bs=(16, 4096), methods=("dense", "row_parallel", "block_shock"), repeats=6, groups=5)
 
@@ -43,14 +42,6 @@ def test_another_run_of_the_same_code_shows_no_change_in_any_time(old):
         assert that(compared.rows).empty and set(times(compared)["outcome"]) == {changes.UNDECIDED}
         assert compared.intervals == len(times(compared)) == 2 * 3 * 4
         assert compared.each == pytest.approx(1 - 0.01 / 24)
-
-
-def test_a_method_slowed_by_10_percent_in_one_cell_is_found_there_and_nowhere_else():
-    slow = run(seed=2, speedup={("row_parallel", 8192, 4096): 1 / 1.1}, group_effect=0.003)
-    rows = bad(run(seed=1, group_effect=0.003), slow)
-    assert set(zip(rows["method"], rows["shape"], rows["batch"], strict=True)) == {("row_parallel", "8192x8192", 4096)}
-    assert set(rows["what"]) == {"kernel time", "call time"}
-    assert rows["ratio"].between(1.08, 1.12).all() and (rows["low"] > 1).all() and list(rows.index) == [0, 1]
 
 
 def test_the_ratio_is_the_newer_over_the_older_so_a_faster_one_is_no_regression(old):
@@ -132,11 +123,6 @@ def test_cases_of_other_dtypes_are_paired_only_where_told_and_where_it_is_clear_
     assert compare(a, run(groups=2, dtypes=("fp16", "fp32")), loose=["dtype"]).rows.empty
 
 
-def test_a_cpus_kernel_time_is_called_what_it_is():
-    cpu = run(device="cpu", ns=(256,), bs=(16,), groups=2, kernel=True)
-    assert changes.PLAIN in set(compare(cpu, cpu).rows["what"])
-
-
 def test_a_training_step_is_guarded_beside_its_forward_and_each_part_of_its_memory(old):
     # As far as a comparison reads phase 3: the step's times are those of a forward.
     times = old[old["metric"].isin(["forward_kernel", "forward_call"])]
@@ -156,41 +142,3 @@ def test_a_training_step_is_guarded_beside_its_forward_and_each_part_of_its_memo
     }
     assert set(rows.loc["packed copies", "note"]) == {"0 B → 512 B"} and set(rows["work"]) == {"step", ""}
     assert bad(a, a).empty
-
-
-def draw(rows):
-    return changes.ratios(rows, AXES, "old", "new", "How to read it.")
-
-
-def test_the_figure_marks_every_regression_on_its_line_and_counts_them_in_its_title():
-    slow = {("row_parallel", 8192, 4096): 1 / 1.3, ("block_shock", 4096, 16): 1.4}
-    b = frames.fail(run(seed=1, speedup=slow), "dense", n=4096, batch=16)
-    rows = compare(run(seed=1), b).rows
-    fig = draw(rows)
-    assert title(fig) == "b is worse than a in 2 cells: check in 1, kernel time in 1, call time in 1"
-    marks = {kind: [line for line in fig.axes[0].lines if line.get_marker() == kind] for kind in "Xv"}
-    assert [line.get_xdata()[0] for line in marks["X"][1:3]] == pytest.approx(list(that(rows)["ratio"].dropna()))
-    names = [label.get_text() for label in fig.axes[0].get_yticklabels()]
-    assert names[:2] == ["check, A, N=4096, B=16", "kernel time, B1, N=8192, B=4096"]
-    assert [text.get_text().strip()[:15] for text in fig.axes[0].texts] == ["passed → failed"]
-    assert {names[line.get_ydata()[0]] for line in marks["v"] if len(line.get_ydata())} == {
-        f"{kind} time, Block-Shock, N=4096, B=16" for kind in ("kernel", "call")
-    }
-    assert "kernel time of B1 row-parallel at 8192x8192, B=4096: 1.30x [" in fig.alt
-    assert "check of A dense at 4096x4096, B=16: passed → failed" in fig.alt
-
-
-def test_the_figure_draws_the_largest_changes_either_way_and_counts_the_others(old, monkeypatch):
-    monkeypatch.setattr(changes, "MOST", 2)
-    fig = draw(compare(old, run(seed=1, speedup={("dense", 4096, 16): 2})).rows)
-    assert all(", A, N=4096, B=16" in label.get_text() for label in fig.axes[0].get_yticklabels())
-    assert "22 smaller changes are not drawn" in words(fig)
-
-
-def test_the_figure_makes_no_claim_of_a_cpu_and_says_where_there_is_nothing_to_draw():
-    cpu = frames.make(ns=(256,), bs=(16,), device="cpu", groups=2, repeats=2)
-    assert "no claim about speed: CPU" in words(draw(compare(cpu, cpu).rows))
-    checks = frames.make(ns=(4096,), bs=(16,), methods=("dense", "row_parallel"), groups=1, timed=False)
-    for nothing in (checks, pd.DataFrame()):
-        assert "nothing to draw" in words(draw(compare(nothing, nothing).rows))
-    assert "b is worse than a in 1 cell: check in 1" in words(draw(compare(checks, frames.fail(checks, "dense")).rows))

@@ -16,9 +16,8 @@ from blockshock_lib.studies.linear.axes import AXES
 from tests.report import frames
 from tests.report.frames import title, words
 
-time_vs_n, stacked, ratio_heatmap, roofline = (
-    partial(figure, axes=AXES)
-    for figure in (time_plots.time_vs_n, time_plots.stacked, grid_plots.ratio_heatmap, machine_plots.roofline)
+time_vs_n, ratio_heatmap, roofline = (
+    partial(figure, axes=AXES) for figure in (time_plots.time_vs_n, grid_plots.ratio_heatmap, machine_plots.roofline)
 )
 RUNS = {
     "gpu": dict(ns=(4096, 8192, 16384, 40960), bs=(16, 256, 4096), repeats=3),
@@ -33,7 +32,7 @@ def memory_bars(frame):
     return machine_plots.memory_bars(frame, AXES, {"weight_bytes": "Weights", "peak_bytes": "Peak"})
 
 
-OF_FRAME = (time_vs_n, stacked, ratio_heatmap, roofline, memory_bars)
+OF_FRAME = (time_vs_n, ratio_heatmap, roofline, memory_bars)
 
 
 @pytest.fixture(scope="module")
@@ -88,36 +87,6 @@ def test_on_a_cpu_no_figure_of_time_says_kernel_time():
     cpu = frames.make((256, 512), (16,), device="cpu", kernel=True, groups=2, repeats=2)
     fig = time_vs_n(cpu)
     assert fig.axes[0].get_ylabel() == "time of a forward, plain calls" and "kernel" not in fig.alt.lower()
-    parts = time_plots.parts(cpu, AXES)
-    assert (parts[["exposed communication", "host overhead"]] == 0).all().all(), "plain calls do not tell them apart"
-
-
-def test_parts_of_a_forward_sum_to_its_call_time(frame):
-    table = time_plots.parts(frame, AXES)
-    total = table["compute"] + table["exposed communication"] + table["host overhead"]
-    assert np.allclose(total, table["whole"]) and (table[time_plots.UNKNOWN] == 0).all()
-    slow = frame["value"].mask(frame["metric"].eq("compute_kernel"), frame["value"] * 3)
-    assert (time_plots.parts(frame.assign(value=slow), AXES)["exposed communication"] >= 0).all()
-    table = time_plots.parts(frames.make((256,), (16,), device="cpu", groups=1, repeats=3), AXES)
-    assert np.allclose(table[time_plots.UNKNOWN], table["whole"]), "without kernel time the rest is not told apart"
-
-
-def test_a_bar_whose_parts_do_not_add_is_hatched_and_the_subtitle_says_why():
-    even = frames.make((8192,), (4096,), repeats=4, noise=1e-3)
-    even["value"] = even["value"].mask(even["metric"].eq("reduce_kernel"), even["value"] * 0.9)
-    assert time_plots.parts(even, AXES)["adds"].all() and "hatched" not in stacked(even).alt
-    hit = frames.where(even, method="block_shock", metric="compute_kernel")
-    slow = even.assign(value=even["value"].mask(hit, even["value"] * 1.3))
-    table = time_plots.parts(slow, AXES).set_index("method")
-    assert list(table.index[~table["adds"]]) == ["block_shock"]
-    fig = stacked(slow)
-    assert "hatched: the parts do not add" in fig.alt
-    assert "of Block-Shock's call" not in fig.alt, "no claim from parts that do not add"
-    assert sum(bar.get_hatch() == "////" for ax in fig.axes for bar in ax.patches) == 1
-    for chunks, adds in (("1", False), ("2", True)):  # a cut batch may hide its reduction
-        ours = frames.where(slow, method="block_shock", metric="forward_kernel")
-        cut = slow.assign(detail=slow["detail"].mask(ours, chunks))
-        assert time_plots.parts(cut, AXES).set_index("method").loc["block_shock", "adds"] == adds
 
 
 def test_the_title_of_a_heat_map_counts_what_the_intervals_exclude():

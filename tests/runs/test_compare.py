@@ -56,7 +56,8 @@ def test_a_run_against_itself_has_no_regression_and_ratios_of_1(capsys):
     said = capsys.readouterr().out
     assert "no regression in 150" in said and len(said.splitlines()) < 8 and "not listed without --all: 72 same" in said
     assert main(["compare", str(CPU), str(CPU), "--all"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) > 150
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) > 150 and "time of plain calls" in said and "kernel time" not in said
 
 
 def test_a_method_slowed_by_10_percent_is_found_and_the_command_fails(old, new, capsys):
@@ -174,15 +175,6 @@ def test_code_that_nobody_can_name_is_refused_on_either_side(old, new, side, sai
     assert said in compare(old, new, allow=["dirty"]).line()
 
 
-def test_another_dtype_is_refused_and_paired_where_told(old, new):
-    alter(new, lambda document: document["case"].update(dtype="fp16"))
-    with pytest.raises(CompareError, match="allow dtype") as refused:
-        compare(old, new)
-    assert "2 cases are bf16 in a and fp16 in b" in str(refused.value)
-    found = compare(old, new, allow="dtype")
-    assert set(found.rows["dtype"]) == {"bf16 → fp16"} and len(found.rows) == 2 * 7 * 5
-
-
 def test_runs_of_two_phases_are_told_so_before_anything_else(old, new):
     on_card(new, lambda card: card["cpu"].update(cores=16))
     alter(new, lambda document: (document.update(phase="phase2"), document["case"].update(phase="phase2")))
@@ -211,21 +203,15 @@ def test_a_manifest_that_is_not_in_order_is_refused(old, new, facts):
         compare(old, new)
 
 
-def test_in_a_notebook_it_is_a_table_and_a_figure_and_hostile_text_stays_text(old, new):
+def test_in_a_notebook_it_is_a_table_and_hostile_text_stays_text(old, new):
     def change(document):
-        slower(1.3)(document)
         for row in rows_of(document, "dense", "check"):
             row.update(value=None, status="failed", reason="<img src=x onerror=alert(1)>")
 
     on_card(new, lambda card: card["libraries"].update(torch="<script>alert(1)</script>"))
     page = compare(old, alter(new, change))._repr_html_()
-    changed, rest = page.split("<details>")
-    assert changed.count("<tr") == 1 + 2 + 2 and "no change shown" not in changed, "two checks, two kernel times"
-    assert "58 rows without a change" in rest and rest.count("<tr") == 1 + 58 and '<img alt="b is worse than a' in rest
-    assert "<script" not in page and "<img src=x" not in page
-    assert "&lt;script&gt;alert(1)" in page and "&lt;img src=x onerror" in page
-    same = compare(old, old)._repr_html_()
-    assert same.count("<table") == 1 and "70 rows without a change" in same
+    assert "passed → failed: &lt;img src=x onerror" in page and "no change shown" in page
+    assert "<script" not in page and "<img" not in page and "&lt;script&gt;alert(1)" in page
 
 
 def linked(old, folder, factor):
