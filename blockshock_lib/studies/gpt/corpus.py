@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from blockshock_lib.errors import BlockShockError, DataError
-from blockshock_lib.files import canonical, locked, sha256, short_digest, shown, write_atomic
+from blockshock_lib.files import canonical, sha256, short_digest, shown, write_atomic
 from blockshock_lib.studies.gpt import shards, sources, store
 from blockshock_lib.studies.gpt.store import Corpus, Say, told
 
@@ -54,10 +54,11 @@ def ready(recipe: Recipe, say: Say = print, again: bool = False) -> Corpus:
     """
     chosen, skipped = sources.packages(recipe.packages)
     made = _made(recipe, chosen)
-    store.PLACE.mkdir(parents=True, exist_ok=True)
-    with locked(store.PLACE):
+    if not again and (found := store.known(made)):
+        return found
+    with store.alone(say):
         if not again and (found := store.known(made)):
-            return found
+            return found  # another process has made it meanwhile
         for name, why in skipped.items():
             say(f"skipped {name}: {why}")
         return _built(recipe, chosen, skipped, made, say)

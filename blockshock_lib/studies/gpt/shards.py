@@ -76,6 +76,8 @@ def _why(size: int, count: int) -> str:
 def named(data: Path | str | Sequence[Path | str]) -> dict[str, list[Path]]:
     """The .bin files of a folder, or the files given, for "train" and for "val", as their names say."""
     given = [Path(data)] if isinstance(data, Path | str) else [Path(one) for one in data]
+    if lost := [path for path in given if not path.exists()]:
+        raise DataError(f"{lost[0]} is not there")
     folder = len(given) == 1 and given[0].is_dir()
     paths = sorted(given[0].glob("*.bin")) if folder else given
     place = f"{given[0]}" if folder else "the files given"

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -92,10 +92,9 @@ def given(data: Path | str | Sequence[Path | str], vocab: int, say: Say = print)
     parts = {part: [path.resolve() for path in some] for part, some in shards.named(data).items()}
     held = {path: shards.read(path) for some in parts.values() for path in some}
     made = sha256(canonical([vocab, *([str(path), *stamp(path)] for path in held)]))
-    PLACE.mkdir(parents=True, exist_ok=True)
-    with locked(PLACE):
-        if found := known(made):
-            return found
+    if found := known(made):
+        return found
+    with alone(say):
         stamps = {}
         with told(say, f"reading {len(held)} shards") as tell:
             for path, tokens in held.items():
@@ -127,6 +126,19 @@ def compared(both: dict[str, list[np.ndarray]], say: Say) -> dict[str, Any]:
 
 def stamp(path: Path) -> list[int]:
     return [(stat := path.stat()).st_size, stat.st_mtime_ns]
+
+
+@contextmanager
+def alone(say: Say) -> Iterator[None]:
+    """One process at a time makes a corpus here; one that waits says so."""
+    PLACE.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(PLACE, 0))
+        except BlockingIOError:
+            with told(say, "waiting for another process that makes a corpus"):
+                stack.enter_context(locked(PLACE))
+        yield
 
 
 @contextmanager

@@ -6,11 +6,13 @@ import random
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from blockshock_lib import files
 from blockshock_lib.errors import DataError
 from blockshock_lib.files import ROOT, sha256
 from blockshock_lib.studies.gpt import corpus, shards, sources, store
@@ -279,3 +281,18 @@ def test_a_step_that_takes_long_says_how_far_it_is(monkeypatch):
         while len(said) < 3:
             pass
     assert said[0] == "reading" and "reading: 3 MB, 0 s" in said
+
+
+def test_a_process_that_waits_for_another_says_so(site):
+    said = []
+
+    def say(text):
+        said.append(text)
+        if text.startswith("waiting"):
+            held.close()
+
+    with ExitStack() as held:
+        store.PLACE.mkdir()
+        held.enter_context(files.locked(store.PLACE))
+        found = corpus.ready(SMALL, say)
+    assert said[0].startswith("waiting for another process") and store.opened(found.digest) == found

@@ -61,10 +61,15 @@ def test_names_tell_training_from_validation(tmp_path):
     found = shards.named(tmp_path)
     assert [path.name for path in found["train"]] == ["fineweb_train_000001.bin", "fineweb_train_000002.bin"]
     assert [path.name for path in found["val"]] == ["fineweb_val_000000.bin"]
-    assert shards.named(["a/train.bin", "b/val.bin"])["val"][0].parts == ("b", "val.bin")
-    for given in (["train.bin"], ["train.bin", "val.bin", "more.bin"], ["train.bin", "train.bin", "val.bin"]):
+    train, val, more = (tmp_path / name for name in ("train.bin", "val.bin", "more.bin"))
+    for path in (train, val, more):
+        path.touch()
+    assert shards.named([str(train), val]) == {"train": [train], "val": [val]}
+    for given in ([train], [train, val, more], [train, train, val]):
         with pytest.raises(DataError, match="name"):
             shards.named(given)
+    with pytest.raises(DataError, match="nowhere is not there"):
+        shards.named(tmp_path / "nowhere")
 
 
 def rows(batches, steps):
