@@ -23,7 +23,6 @@ from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import workbook
 from blockshock_lib.report import frames, view
 from blockshock_lib.report.axes import Axes
-from blockshock_lib.report.figures import milliseconds
 from blockshock_lib.runs import manifest, records
 from blockshock_lib.runs import open as opening
 from blockshock_lib.runs.run import OUTPUTS, REFERENCE
@@ -54,12 +53,9 @@ def runs_view(*folders: str, figure: str = "") -> None:
     )
     what = view.choice("figure", names, figure or names[0], "what is shown of each run", "360px")
     runs = _Fresh("runs", {"runs_list": select, "runs_what": what}, _side_by_side)
-    again = view.button("look again", "refresh", "list the runs that came since")
-    again.add_class("bs-runs-refresh")
-    again.on_click(lambda _: _look_again(select))
     hint = widgets.HTML(f"A click shows one run; Ctrl-click (⌘-click) adds one beside it, up to {MOST}.")
     hint.add_class("bs-runs-hint")
-    runs.box.children = (*runs.box.children[:-1], hint, again, runs.figure)
+    runs.box.children = (*runs.box.children[:-1], hint, runs.figure)
     runs.show()
 
 
@@ -69,11 +65,6 @@ def _listed() -> dict[str, Path]:
     newest = sorted(found, key=lambda folder: (found[folder]["started"], folder), reverse=True)
     facts = "{started:.16} · {phase} · {machine[title]} · {status} · "
     return {facts.format_map(found[one]).replace("T", " ", 1) + shown(one): one for one in newest}
-
-
-def _look_again(select: widgets.SelectMultiple) -> None:
-    kept, select.options = select.value, list(_listed().items())
-    select.value = [folder for _, folder in select.options if folder in kept]
 
 
 def figure(folder: Path, name: str) -> str:
@@ -207,22 +198,9 @@ class LiveView:
 
 
 def live_table(frame: pd.DataFrame, axes: Axes, order: Sequence[str]) -> pd.DataFrame:
-    """A row a case, group and method, the last measured first; `order`: ids of cases. A failed check has no time."""
-    keys, times = ["case", "group", "method"], {}
-    for stem in axes.times:  # the widest work, which is the last, is shown
-        medians = frames.samples(frame, f"{stem}_call").groupby(keys)["value"].median()
-        times |= {key: f"{stem} {milliseconds(value)}" for key, value in medians.items()}
-    errors = frame[frame["metric"].eq("error_max_ratio")].groupby(keys)["value"].max()
+    """A row a case, group and method, the last measured first; `order`: ids of cases."""
     checks = frames.checks(frame).assign(at=lambda rows: rows["case"].map(order.index))
     checks = checks.sort_values(["group", "at"], ascending=False, kind="stable")
-    return pd.DataFrame(
-        {
-            "case": ", ".join(filter(None, (axes.case(row), row["dtype"], axes.setting(row)))),
-            "group": row["group"],
-            "method": axes.label(row["method"]),
-            "check": "pass" if row["outcome"] == "passed" else f"{row['outcome']}: {row['reason']}",
-            "largest error, of the baseline's": f"{errors[key]:.2f}x" if (key := tuple(row[keys])) in errors else "",
-            "call, median": times.get(key, ""),
-        }
-        for _, row in checks.iterrows()
-    )
+    cases = [", ".join(filter(None, (axes.case(row), row["dtype"], axes.setting(row)))) for _, row in checks.iterrows()]
+    asked = checks.assign(case=cases, method=checks["method"].map(axes.label))
+    return asked[["case", "group", "method", "outcome", "reason"]]

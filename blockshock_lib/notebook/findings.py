@@ -23,13 +23,13 @@ from blockshock_lib.runs import code as this_code
 from blockshock_lib.runs import lock, manifest, records, reference
 from blockshock_lib.runs.run import OUTPUTS, REFERENCE, new_folder, now
 
-COUNTS, POOLED = "counts", "counts, put together with the newest"
+COUNTS, LINKED = "counts", "counts, as a further run of what counts"
 Which = Literal["all", "reference"]
 
 
 @dataclass
 class Source:
-    """A run; `use` is COUNTS, POOLED, or why it is left out. Only what counts has a `setting` and a `frame`."""
+    """A run; `use` is COUNTS, LINKED, or why it is left out. Only what counts has a `setting` and a `frame`."""
 
     folder: Path
     manifest: dict
@@ -39,7 +39,7 @@ class Source:
 
     @property
     def counts(self) -> bool:
-        return self.use in (COUNTS, POOLED)
+        return self.use in (COUNTS, LINKED)
 
     def row(self) -> dict[str, str]:
         facts = self.manifest
@@ -60,31 +60,24 @@ class Source:
 
 def weigh(places: tuple[Path, ...], study: Study) -> list[Source]:
     """Every run of the study under `places`, by path. Of those of one setting and phase the one with the most cases
-    counts, the newest of equals; others with it only if their cases, code and libraries are the same. The runs of a
-    reference are of one setting, whichever machines of its kind they ran on; so does one count that came as a zip.
+    counts, the newest of equals, and with it the others of its reference, whichever machines they ran on.
     """
     folders = {folder.resolve(): folder for place in places for folder in manifest.folders(place)}
     sources = [_source(folders[path], study) for path in sorted(folders)]
     sources = [one for one in sources if one.manifest.get("study", study.name) == study.name]
-    rivals: dict[tuple[str, str], list[Source]] = {}
     whole = [source for source in sources if not source.use]
-    own = [one.manifest for one in whole if not one.manifest.get("received")]
-    names, linked = {about["run"] for about in own}, set(map(reference.name_of, own))
-    for one in whole:
-        if one.manifest.get("received") and (
-            one.manifest["run"] in names or reference.name_of(one.manifest) not in linked
-        ):
-            one.use = "left out: a colleague's, measured elsewhere"
-    whole = [one for one in whole if not one.use]
     firsts = {reference.name_of(one.manifest): one.setting for one in whole if not one.manifest.get("again")}
-    for source in whole:
-        if source.manifest.get("again"):  # another machine of the kind: the reference is of the first one's setting
-            source.setting = firsts.get(reference.name_of(source.manifest), source.setting)
-        rivals.setdefault((source.setting, source.manifest["phase"]), []).append(source)
-    for same in rivals.values():
-        best = max(same, key=lambda one: (one.frame["case"].nunique(), one.manifest["started"]))
-        for one in same:
-            one.use = _use(one, best)
+    found, taken = {one.folder.resolve(): one for one in whole}, {}
+    whole.sort(key=lambda one: (one.frame["case"].nunique(), one.manifest["started"]), reverse=True)
+    for one in sorted(whole, key=lambda one: bool(one.manifest.get("again"))):
+        if one.manifest.get("again"):  # another machine of the kind: the reference is of the first one's setting
+            one.setting = firsts.get(reference.name_of(one.manifest), one.setting)
+        best = taken.setdefault((one.setting, one.manifest["phase"]), one) if not one.manifest.get("received") else None
+        one.use = one.use or (f"left out: {shown(best.folder)} counts" if best else "left out: a colleague's")
+        if one is best:
+            one.use = COUNTS
+            for other in filter(None, map(found.get, map(Path.resolve, reference.others(one.folder, one.manifest)))):
+                other.use, other.setting = LINKED, one.setting
     return [source for source in sources if source.manifest.get("phase") != "findings"]
 
 
@@ -135,19 +128,6 @@ def _records(folder: Path, facts: dict) -> pd.DataFrame:
         raise RecordError("it holds no records")
     frame.attrs = {}
     return frame
-
-
-def _use(one: Source, best: Source) -> str:
-    if one is best:
-        return COUNTS
-    mine, cases = set(one.frame["case"]), set(best.frame["case"])
-    if len(mine) < len(cases):
-        return f"left out: {len(mine)} cases, and {shown(best.folder)} has {len(cases)}"
-    code, other = ((source.manifest.get("code") or {}).get("sources") for source in (one, best))
-    libraries, others = (source.manifest["machine"].get("libraries") for source in (one, best))
-    same = {"cases": mine == cases, "code": code == other, "libraries": libraries == others}
-    differs = next((what for what, right in same.items() if not right), "")
-    return f"left out: other {differs} than {shown(best.folder)}, which is newer" if differs else POOLED
 
 
 class Findings:
@@ -253,11 +233,18 @@ class Findings:
         facts = {"verdict": line, "rests_on": rests_on, "machine": {"title": f"records of {' and of '.join(titles)}"}}
         facts |= {"left_out": {shown(one.folder): one.use for one in self.sources if not one.counts}}
         facts |= {"answer": self.sentence if self.frames else None, "figures": figures.save(self.folder, self._drawn)}
-        if not lock.borrowed(self.folder):
-            facts |= {"status": "completed", "reason": ""}
-        manifest.note(self.folder, **facts, ended=now(), files=manifest.digests(self.folder))
-        lock.release(self.folder)
-        return line
+        manifest.note(self.folder, **facts)
+        return _ended(self.folder, line)
+
+
+def _ended(folder: Path, verdict: str) -> str:
+    """Notes the end of findings; their status is the command's to say, where one started this kernel."""
+    reason = "" if verdict else "the notebook did not conclude"
+    facts = dict(verdict=verdict or f"findings failed: {reason}", ended=now(), files=manifest.digests(folder))
+    facts |= {} if lock.borrowed(folder) else {"status": "failed" if reason else "completed", "reason": reason}
+    manifest.note(folder, **facts)
+    lock.release(folder)
+    return facts["verdict"]
 
 
 def open_findings(runs: Which = "all", *, study: str = "", run_dir: str = "", out: Path = OUTPUTS) -> Findings:
@@ -286,12 +273,7 @@ def execute(runs: Which = "all", study: str = "", out: Path = OUTPUTS) -> workbo
 
     def conclude() -> tuple[str, bool]:
         concluded = manifest.read(folder).get("verdict", "")
-        reason = "" if concluded else "the notebook did not conclude"
-        facts = dict(status="failed" if reason else "completed", reason=reason, ended=now())
-        verdict = concluded or f"findings failed: {reason}"
-        manifest.note(folder, **facts, verdict=verdict, files=manifest.digests(folder))
-        lock.release(folder)
-        return verdict, bool(concluded)
+        return _ended(folder, concluded), bool(concluded)
 
     given = {"runs": runs, "run_dir": shown(folder)}
     return workbook.finish(folder, "findings", ROOT / "notebooks" / found.study.findings, given, conclude)

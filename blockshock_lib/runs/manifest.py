@@ -42,17 +42,13 @@ def read(folder: Path) -> dict:
             raise ValueError(f"its {', '.join(wrong)} cannot be so")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
-        near = "" if Path(folder, FILE).exists() else _nearest(shown(folder))
-        raise RecordError(f"{shown(folder)} holds no readable {FILE}: {why}{near}") from None
+        known = [] if Path(folder, FILE).exists() else map(shown, folders(OUTPUTS))
+        near = [f"; did you mean {one}?" for one in difflib.get_close_matches(shown(folder), known, n=1)]
+        raise RecordError(f"{shown(folder)} holds no readable {FILE}: {why}{''.join(near)}") from None
     if found["status"] == "running" and (state := lock.state(folder)) in STOPPED:
         status, reason = STOPPED[state]
         found |= {"status": status, "reason": reason, "verdict": f"{found['phase']} {status}: {reason}"}
     return found
-
-
-def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, map(shown, folders(OUTPUTS)), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def folders(out: Path, below: str = "**") -> list[Path]:

@@ -97,15 +97,15 @@ class Run:
                     code.warn_if_stale(context["code"], self.study)
                 heard(event)
 
-            with lock.scratch() as place, lock.scratch(**self._choices(place)):
+            # Each run of a reference searches its kernels anew: what an earlier search chose is a part of its effect.
+            fresh = manifest.read(self.folder).get("reference")
+            with (
+                lock.scratch() as place,
+                lock.scratch(**{"BLOCKSHOCK_CACHE": f"{place / self.folder.name}"} if fresh else {}),
+            ):
                 asked = dict(study=self.study, run_name=self.name, context=context, on_event=show, finished=finished)
                 measure.run(self.params, self.cases, self.folder, **asked, **how)
         self.stopped, self.measured = "", True
-
-    def _choices(self, scratch: Path) -> dict[str, str]:
-        # Each run of a reference searches its kernels anew: what an earlier search chose is a part of its effect.
-        fresh = manifest.read(self.folder).get("reference")
-        return {"BLOCKSHOCK_CACHE": str(scratch / self.folder.name)} if fresh else {}
 
     @property
     def _wanted(self) -> list[tuple[str, int]]:

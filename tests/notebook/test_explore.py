@@ -32,6 +32,7 @@ def views(tmp_path):
 def test_a_change_draws_once_a_drag_never_and_a_value_seen_before_is_not_drawn_again(views):
     sliders = [w for made in views.values() for w in within(made.box) if hasattr(w, "continuous_update")]
     assert sliders and not any(w.continuous_update for w in sliders), "it would draw at every step of a drag"
+    assert all(control.description for made in views.values() for control in made.controls.values())
     v = views["floors"]
     assert v.drawn == 1
     first = v.figure.value
@@ -59,17 +60,6 @@ def test_a_floor_has_the_measured_time_beside_it_where_a_record_holds_the_case(v
     assert f"{view.html.escape(milliseconds(median))} measured" in v.figure.value
     v.controls["world_size"].value = 8
     assert "measured," not in v.figure.value and ">measured<" not in v.figure.value
-
-
-def test_a_control_shows_its_whole_value(views):
-    assert ".widget-readout { max-width: none" in views["floors"].box.children[0].value
-
-
-def test_every_image_has_alternative_text_and_every_control_a_description(views):
-    for made in views.values():
-        assert '<img alt="' in made.figure.value and 'alt=""' not in made.figure.value
-        for control in made.controls.values():
-            assert control.description and [name for name in control._dom_classes if name.startswith("bs-")]
 
 
 def test_what_cannot_be_drawn_is_said_in_its_place_and_drawn_when_it_can():
@@ -105,7 +95,7 @@ def test_of_a_colleagues_run_only_a_picture_that_its_manifest_vouches_for_is_tak
     assert "saved no figure “&lt;b&gt;”" in explore.figure(changed, "<b>")
 
 
-def test_a_list_of_no_run_says_so_and_lists_those_that_came_since(tmp_path, monkeypatch):
+def test_a_list_of_no_run_says_so_and_how_several_are_picked(tmp_path, monkeypatch):
     shown = []
     monkeypatch.setattr(explore, "OUTPUTS", tmp_path)
     monkeypatch.setattr(explore, "REFERENCE", tmp_path)
@@ -114,10 +104,6 @@ def test_a_list_of_no_run_says_so_and_lists_those_that_came_since(tmp_path, monk
     assert "Pick a run" in shown[0].figure.value
     (hint,) = (one.value for one in shown[0].box.children if "bs-runs-hint" in one._dom_classes)
     assert "Ctrl-click" in hint
-    folder = drawn(tmp_path / "2026-11-22" / "1-linear-phase1-cpu")
-    (again,) = (child for child in shown[0].box.children if getattr(child, "description", "") == "look again")
-    again.click()
-    assert [one for _, one in shown[0].controls["runs_list"].options] == [folder]
 
 
 @pytest.fixture
@@ -169,14 +155,13 @@ def test_an_error_is_shown_in_the_view(live, monkeypatch, error):
     assert not live.start.disabled
 
 
-def test_a_failed_check_has_its_reason_and_no_time():
+def test_a_failed_check_has_its_reason():
     frame = load(REFERENCE / "phase1-cpu")
     order = list(frame["case"].unique())
-    good = explore.live_table(frame, STUDY.axes, order).set_index("method").loc["Block-Shock"]
-    assert good["check"].eq("pass").all() and good["call, median"].str.fullmatch(r"forward [\d.]+ .?s").all()
     planted = frame["method"].eq("block_shock") & frame["metric"].eq("check")
     frame.loc[planted, ["status", "reason", "value"]] = ["failed", "<i>y holds NaN</i>", float("nan")]
     table = explore.live_table(frame, STUDY.axes, order)
     bad = table.set_index("method").loc["Block-Shock"]
-    assert bad["check"].str.startswith("failed: <i>").all() and bad["call, median"].eq("").all()
+    assert bad["outcome"].eq("failed").all() and bad["reason"].str.startswith("<i>").all()
+    assert not table.loc[~table["method"].eq("Block-Shock"), "outcome"].eq("failed").any()
     assert "<i>" not in view.table(table)

@@ -8,7 +8,7 @@ from blockshock_lib import files, studies
 from blockshock_lib.__main__ import main
 from blockshock_lib.errors import RecordError
 from blockshock_lib.notebook import findings, workbook
-from blockshock_lib.notebook.findings import COUNTS, POOLED, weigh
+from blockshock_lib.notebook.findings import COUNTS, LINKED, weigh
 from blockshock_lib.runs import manifest, record, reference
 from blockshock_lib.studies.linear import STUDY
 from tests import small_runs
@@ -77,24 +77,10 @@ def test_hosts_with_the_same_gpus_but_other_cards_or_settings_are_not_put_togeth
     assert uses(tmp_path) == {"here": COUNTS, "there": COUNTS}
 
 
-@pytest.mark.parametrize("what", ["code", "libraries"])
-def test_the_newest_of_equal_runs_counts_and_one_with_other_code_or_libraries_not_with_it(tmp_path, what):
-    card = manifest.read(CPU)["machine"] | {"libraries": {"torch": "9"}}
-    other = {"code": {"code": {"sources": "bbb"}}, "libraries": {"machine": card}}[what]
-    copied(tmp_path, "old", started="2026-01-01T00:00:00+00:00")
-    copied(tmp_path, "new", started="2026-01-02T00:00:00+00:00", **other)
-    found = uses(tmp_path)
-    assert found["new"] == COUNTS and found["old"].startswith(f"left out: other {what} than")
-
-
-def test_runs_of_the_same_cases_code_and_libraries_are_put_together(tmp_path):
+def test_the_newest_of_equal_runs_counts_alone(tmp_path):
     for name, day in (("old", 1), ("new", 2)):
-        rename(copied(tmp_path, name, started=f"2026-01-0{day}T00:00:00+00:00"), name)
-    assert uses(tmp_path) == {"new": COUNTS, "old": POOLED}
-    pooled = findings.Findings(None, "all", tmp_path, STUDY)
-    pooled.sources = weigh((tmp_path,), STUDY)
-    (frame,) = pooled.frames.values()
-    assert frame.groupby("case")["run"].nunique().eq(2).all(), "four groups stand behind each case"
+        rename(copied(tmp_path, name, started=f"2026-01-0{day}T00:00:00+00:00", run=name), name)
+    assert uses(tmp_path) == {"new": COUNTS, "old": f"left out: {tmp_path / 'new'} counts"}
 
 
 def test_the_runs_of_a_reference_are_put_together_whichever_machine_of_the_kind_they_ran_on(tmp_path):
@@ -105,20 +91,18 @@ def test_the_runs_of_a_reference_are_put_together_whichever_machine_of_the_kind_
     zipped = {"received": {"zip": "x.zip"}}
     for name, more in {"linked": linked, "strange": {}, "zip": linked | zipped, "other zip": zipped}.items():
         rename(copied(tmp_path, name, machine=card | {"driver": "1"}, run=name, **more), name)
-    used = [source for source in weigh((tmp_path,), STUDY) if source.counts]
-    assert {one.folder.name: one.use for one in used} == {
-        "first": COUNTS,
-        "linked": POOLED,
-        "strange": COUNTS,
-        "zip": POOLED,
-    }
+    found = findings.Findings(None, "all", tmp_path, STUDY)
+    found.sources = weigh((tmp_path,), STUDY)
+    used = {source.folder.name: source.use for source in found.sources if source.counts}
+    assert used == {"first": COUNTS, "linked": LINKED, "strange": COUNTS, "zip": LINKED}
+    assert sorted(frame["run"].nunique() for frame in found.frames.values()) == [1, 3]
 
 
 def test_a_smaller_newer_run_does_not_displace_a_larger_one(tmp_path):
     copied(tmp_path, "old", started="2026-01-01T00:00:00+00:00")
     copied(tmp_path, "new", cases=1, started="2026-01-02T00:00:00+00:00")
     found = uses(tmp_path)
-    assert found["old"] == COUNTS and found["new"].startswith("left out: ") and "has 6" in found["new"]
+    assert found["old"] == COUNTS and found["new"] == f"left out: {tmp_path / 'old'} counts"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def dry_run(study: Study, params: RunParams, card: dict, out: Path | None = None
     if study.need:
         needs = [pkgutil.resolve_name(study.need)(case, card) for case in cases]
     sizes = [memory_of(case, need) for case, need in zip(cases, needs, strict=True)]
-    limit = machine_bytes(params.hardware.device, card)
+    gpus = min((gpu["memory_bytes"] for gpu in card["gpus"]), default=None)
+    limit = gpus if params.hardware.device == "cuda" else memory.available()
     time = "not known: no earlier run of this study tells"
     if guess := estimate(study, params, card, out):
         time = f"about {span(guess[0])}: an estimate, scaled from {guess[1]}."
@@ -62,11 +63,6 @@ def memory_of(case: Any, need: Need) -> int:
     ranks = case.world_size if case.emulated or case.device == "cpu" else 1
     processes = 1 if case.emulated or case.device == "cuda" else case.world_size
     return ranks * need.bytes + processes * PROCESS[case.device] if need.bytes else 0
-
-
-def machine_bytes(device: str, card: dict) -> int | None:
-    """Bytes that there are: on the smallest GPU, or free on this computer; None where the system does not tell."""
-    return min((gpu["memory_bytes"] for gpu in card["gpus"]), default=None) if device == "cuda" else memory.available()
 
 
 def _head(study: Study, params: RunParams, card: dict) -> str:

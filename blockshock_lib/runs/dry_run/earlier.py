@@ -1,7 +1,6 @@
 """What earlier runs know: seconds of their cases, and the ceilings of a machine. Nothing is measured here."""
 
 import datetime as dt
-import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -23,6 +22,9 @@ from blockshock_lib.runs import manifest, records
 from blockshock_lib.runs.run import OUTPUTS, REFERENCE
 
 COMMAND_SECONDS = 8.0  # from the command to the run's first line and from its last to the prompt; in no manifest
+
+
+_loaded = cache(records.load)  # a completed run changes no more
 
 
 class Earlier(NamedTuple):
@@ -66,30 +68,24 @@ class Known(NamedTuple):
 def known_ceilings(
     device: str, dtype: str, *, machine: str = "", ranks: int = 2, out: Path | None = None
 ) -> Known | None:
-    """The newest ceilings of that machine, else of a shipped run of that device kind; in the asked dtype first. Medians
-    over a run's fresh groups, each of which measures them once and repeats them in each record.
+    """The newest ceilings of that machine, else of a shipped run of that device kind, in the asked dtype where it has
+    it. Medians over a run's fresh groups, each of which measures them once and repeats them in each record.
     """
-    timed = [run for run in runs(device, machine=machine, out=out) if run.phase.timed]
-    for here, kind in itertools.product((True, False), (dtype, "")):
-        for run in (run for run in timed if (run.machine == machine) is here):
-            asked = run.manifest["params"]
-            if kind and kind not in (asked.get("sweep", {}).get("dtypes") or [asked.get("dtype")]):
-                continue
-            frame = records.load(run.folder)
-            rows = frame[
-                frame["method"].eq(CEILING) & frame["status"].eq("ok") & frame["metric"].isin(Ceilings._fields)
-            ]
-            first = rows[rows["dtype"].eq(kind) | (kind == "")].drop_duplicates(["group", "metric"])
-            middle = first.groupby("metric")["value"].median()
-            if {"copy_bandwidth", "gemm_rate"} <= set(middle.index):
-                measured_in, linked = first["dtype"].iloc[0], run.hardware["world_size"]
-                notes = {
-                    f"of another machine, {run.machine}": not here,
-                    f"measured in {measured_in}, not {dtype}": measured_in != dtype,
-                    f"the link's between {linked} ranks, not {ranks}": linked != ranks,
-                }
-                found = Ceilings(*(float(middle.get(name, 0.0)) for name in Ceilings._fields))
-                return Known(found, run.machine, shown(run.folder), "; ".join(text for text, so in notes.items() if so))
+    for run in (run for run in runs(device, machine=machine, out=out) if run.phase.timed):
+        frame = records.load(run.folder)
+        rows = frame[frame["method"].eq(CEILING) & frame["status"].eq("ok") & frame["metric"].isin(Ceilings._fields)]
+        same = rows["dtype"].eq(dtype)
+        first = rows[same if same.any() else ~same].drop_duplicates(["group", "metric"])
+        middle = first.groupby("metric")["value"].median()
+        if {"copy_bandwidth", "gemm_rate"} <= set(middle.index):
+            linked, measured_in = run.hardware["world_size"], first["dtype"].iloc[0]
+            notes = {
+                f"of another machine, {run.machine}": run.machine != machine,
+                f"measured in {measured_in}, not {dtype}": measured_in != dtype,
+                f"the link's between {linked} ranks, not {ranks}": linked != ranks,
+            }
+            found = Ceilings(*(float(middle.get(name, 0.0)) for name in Ceilings._fields))
+            return Known(found, run.machine, shown(run.folder), "; ".join(text for text, so in notes.items() if so))
     return None
 
 
@@ -106,11 +102,6 @@ def measured_times(
             if len(times := frames.samples(rows, frames.time_metric(rows, metric))):
                 return times.groupby("method")["value"].median().to_dict(), shown(run.folder)
     return {}, ""
-
-
-@cache
-def _loaded(folder: Path) -> pd.DataFrame:
-    return records.load(folder)  # a completed run changes no more
 
 
 def known_machines(out: Path | None = None) -> list[tuple[str, dict]]:

@@ -72,7 +72,7 @@ def test_a_wide_plan_keeps_room_for_its_last_column():
 
 
 def test_a_case_that_cannot_fit_has_its_sentence_and_the_others_have_none(monkeypatch):
-    monkeypatch.setattr(dry_run, "machine_bytes", lambda *_: 3 * 2**30)
+    monkeypatch.setattr(dry_run.memory, "available", lambda: 3 * 2**30)
     told = text_of(asked(sweep__n=[256, 16384], sweep__b=[16]), CPU)
     assert told.count("needs up to") == 1 and "256x256 B=16 bf16 checkerboard gaussian needs" not in told
     assert "16384x16384 B=16 bf16 checkerboard gaussian needs up to " in told
