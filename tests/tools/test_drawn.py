@@ -3,10 +3,7 @@
 import nbformat.v4 as nb
 import pytest
 
-from blockshock_lib.files import shown
-from blockshock_lib.notebook import workbook
 from blockshock_lib.report import figures
-from blockshock_lib.runs.manifest import REFERENCE
 from tools import drawn
 
 
@@ -31,10 +28,3 @@ def notebook(path, html="<td>1.5x</td><td>outputs/2026-11-22/101500-a</td>", alt
 def test_a_changed_word_or_pixel_is_said_and_a_date_is_not(change, said, tmp_path):
     lines = drawn.differences(notebook(tmp_path / "old.ipynb"), notebook(tmp_path / "new.ipynb", **change))
     assert len(lines[1:]) == len(said) and all(map(str.startswith, lines[1:], said))  # the first says where
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["phase0-cpu", "phase1-cpu"])
-def test_a_shipped_run_drawn_again_shows_what_it_showed(name, outputs):
-    done = workbook.execute(name.partition("-")[0], redraw=shown(REFERENCE / name), out=outputs)
-    assert drawn.differences(REFERENCE / name / done.notebook.name, done.notebook) == []

@@ -3,13 +3,13 @@
 import zipfile
 
 
-def wheel(folder, name, version, requires=(), *, tag="py3-none-any", python=""):
+def wheel(folder, name, version, requires=(), *, tag="py3-none-any"):
     """A wheel of one module that is called as the package is; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     module = name.replace("-", "_")
     stem = f"{module}-{version}"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    lines += [f"Requires-Dist: {one}" for one in requires] + ([f"Requires-Python: {python}"] if python else [])
+    lines += [f"Requires-Dist: {one}" for one in requires]
     about = f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n"
     parts = {"METADATA": "\n".join(lines) + "\n", "WHEEL": about, "RECORD": ""}
     parts = {f"{stem}.dist-info/{part}": text for part, text in parts.items()}
