@@ -53,9 +53,12 @@ def runs_view(*folders: str, figure: str = "") -> None:
     )
     what = view.choice("figure", names, figure or names[0], "what is shown of each run", "360px")
     runs = _Fresh("runs", {"runs_list": select, "runs_what": what}, _side_by_side)
+    again = view.button("look again", "refresh", "list the runs that came since")
+    again.add_class("bs-runs-refresh")
+    again.on_click(lambda _: _look_again(select))
     hint = widgets.HTML(f"A click shows one run; Ctrl-click (⌘-click) adds one beside it, up to {MOST}.")
     hint.add_class("bs-runs-hint")
-    runs.box.children = (*runs.box.children[:-1], hint, runs.figure)
+    runs.box.children = (*runs.box.children[:-1], hint, again, runs.figure)
     runs.show()
 
 
@@ -65,6 +68,11 @@ def _listed() -> dict[str, Path]:
     newest = sorted(found, key=lambda folder: (found[folder]["started"], folder), reverse=True)
     facts = "{started:.16} · {phase} · {machine[title]} · {status} · "
     return {facts.format_map(found[one]).replace("T", " ", 1) + shown(one): one for one in newest}
+
+
+def _look_again(select: widgets.SelectMultiple) -> None:
+    kept, select.options = select.value, list(_listed().items())
+    select.value = [folder for _, folder in select.options if folder in kept]
 
 
 def figure(folder: Path, name: str) -> str:

@@ -95,7 +95,7 @@ def test_of_a_colleagues_run_only_a_picture_that_its_manifest_vouches_for_is_tak
     assert "saved no figure “&lt;b&gt;”" in explore.figure(changed, "<b>")
 
 
-def test_a_list_of_no_run_says_so_and_how_several_are_picked(tmp_path, monkeypatch):
+def test_a_list_of_no_run_says_so_and_lists_those_that_came_since(tmp_path, monkeypatch):
     shown = []
     monkeypatch.setattr(explore, "OUTPUTS", tmp_path)
     monkeypatch.setattr(explore, "REFERENCE", tmp_path)
@@ -104,6 +104,10 @@ def test_a_list_of_no_run_says_so_and_how_several_are_picked(tmp_path, monkeypat
     assert "Pick a run" in shown[0].figure.value
     (hint,) = (one.value for one in shown[0].box.children if "bs-runs-hint" in one._dom_classes)
     assert "Ctrl-click" in hint
+    folder = drawn(tmp_path / "2026-11-22" / "1-linear-phase1-cpu")
+    (again,) = (child for child in shown[0].box.children if getattr(child, "description", "") == "look again")
+    again.click()
+    assert [one for _, one in shown[0].controls["runs_list"].options] == [folder]
 
 
 @pytest.fixture
