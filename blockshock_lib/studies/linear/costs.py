@@ -8,21 +8,18 @@ import torch
 from blockshock_lib.engine.roofline import Ceilings, compute, link
 from blockshock_lib.engine.study import Need
 from blockshock_lib.kernels.sparse24.backends import choose
-from blockshock_lib.report.axes import GENERAL, TWIN
-from blockshock_lib.studies.linear.axes import AXES
+from blockshock_lib.report.axes import GENERAL
 from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.methods.method import MOMENTS, Cost, Shape, TrainingBytes
 from blockshock_lib.studies.linear.params import Case, columns
 from blockshock_lib.studies.linear.phases import PHASES
-from blockshock_lib.studies.linear.reference import TRUTH_ROWS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 GIB, MIB = 2**30, 2**20
-SLACK, TIMING_SLACK = 1.2, 1.1  # blocks that an allocator holds and cannot reuse; emptied before it is timed
+SLACK = 1.3  # blocks that an allocator holds and cannot reuse
 CHUNK = 1 << 24  # weights that are packed at once
-L2 = 128 * MIB  # no GPU with 2:4 tensor cores has more; the copies of a timed method go past three times that
-CEILINGS = {"cpu": 64 * MIB, "cuda": 9 * GIB}  # buffers that the ceilings are measured with
-GRAPH = 5 * GIB  # a captured graph lasts about 2 ms, in which no memory takes more outputs than this
+# Buffers of the ceilings; on a GPU copies past three L2 caches with their gradients and states, and a graph's outputs.
+TIMING = {"cpu": 80 * MIB, "cuda": 19 * GIB}
 
 
 class CaseCosts:
@@ -164,54 +161,14 @@ def floor_rows(case: Case, card: dict, ceilings: Ceilings | None) -> list[dict]:
 
 def rank_bytes(case: Case, names: list[str]) -> int:
     """Most bytes that the fullest rank holds at once while methods `names` are measured; an upper estimate. Every rank
-    builds the whole problem (W, x, the float64 truths, the mask) before it keeps its part.
+    builds the whole problem before it keeps its part, and holds it beside the layers of all methods.
     """
     n, k, b, e = case.out_features, case.in_features, case.batch, DTYPES[case.dtype].itemsize
-    w, x, y, truth, mask = e * n * k, e * b * k, e * b * n, 8 * b * n, n * k
-    phase, costs = PHASES[case.phase], CaseCosts(case)
-    steps = {name: costs.training_bytes(name) for name in names}
-    if phase.timed and AXES.over in names:
-        steps[TWIN] = steps[AXES.over]
-    held = {name: step.weights + step.copies for name, step in steps.items()}
-    states = {name: step.gradients + step.optimizer for name, step in steps.items()}
-    rows = min(n, TRUTH_ROWS)
-    # W is drawn and scaled in float32; x with its outliers; the truth; the mask.
-    outliers, truths = w + x + 16 * b * k, w + x + 8 * b * k + 8 * rows * (k + b) + 2 * truth
-    making = max(8 * n * k, outliers, truths, w + x + truth + mask + min(8 * n * k, 16 * CHUNK))
-    shardings = len({(METHODS[name].split, METHODS[name].periodic_only) for name in names})
-    standing = w + x + truth + mask + e * n + sum(held.values()) + shardings * y
-    if phase.backward:
-        standing += y + 8 * b * k + shardings * x
-    checking = [_checking(case, name, steps[name], states[name]) for name in names]
-    trained = 0
-    if phase.train:
-        # The truths of dW and of the trained W, what rounding alone allows of both, those of y and dX once more.
-        trained = 2 * (8 * n * k + w) + truth + 8 * b * k + shardings * (x + y)
-        checking.append(max(8 * b * (k + rows), (1 + MOMENTS[case.optimizer]) * max(w, 8 * rows * k)))
-    timing = standing + _timing(case, held, steps, states) if phase.timed and names else 0
-    return math.ceil(max(SLACK * max(making, standing + trained + max(checking, default=0)), TIMING_SLACK * timing))
-
-
-def _checking(case: Case, name: str, step: TrainingBytes, state: float) -> float:
-    """What a method holds for a moment while it is built, run, checked or trained, beyond what it holds throughout."""
-    n, k, b, e = case.out_features, case.in_features, case.batch, DTYPES[case.dtype].itemsize
-    y, (in_parts, out_parts) = e * b * n, METHODS[name].shards(case.world_size)
-    part = n // out_parts * (k // in_parts)
-    index = min(12 * part, 12 * CHUNK) if METHODS[name].product is not None else 0  # where the kept weights are
-    build = (2 * e + 1) * part + index
-    run = step.activations + step.scratch + state + y + (e * part + index if case.device == "cpu" else 0)
-    check = 2 * y + max(16 * b * max(n, k), (2 * e + 1) * part + 2 * y)
-    train = state + (e + 8 + 4) * part + 24 * min(8 * CHUNK, n * k) if case.optimizer else 0
-    return max(build, run, check, train, 3 * n * k)
-
-
-def _timing(case: Case, held: dict, steps: dict, states: dict) -> float:
-    """Copies past the L2 cache, the outputs of a captured graph, fresh starts of the sums; the ceilings' buffers."""
-    y = DTYPES[case.dtype].itemsize * case.batch * case.out_features
-    outputs = max(step.activations + step.gradients for step in steps.values())
-    scratch, resets = max(step.scratch for step in steps.values()), 4 * y * len(held)
-    if case.device == "cpu":
-        return CEILINGS["cpu"] + resets + sum(states.values()) + 2 * (outputs + scratch)
-    spare = {name: max(0.0, 3 * L2 - held[name]) for name in held}  # bytes of copies beside the first
-    copies = sum((1 + spare[name] / held[name]) * states[name] + spare[name] + steps[name].activations for name in held)
-    return max(CEILINGS["cuda"], copies + min(64 * outputs, max(GRAPH, outputs)) + scratch + resets)
+    phase, steps = PHASES[case.phase], [CaseCosts(case).training_bytes(name) for name in names]
+    # W is drawn and scaled in float32, x with its outliers; of a layer's part it is said where the kept weights are.
+    making = max(8 * n * k, 16 * b * k) + 12 * min(n * k, CHUNK)
+    # W, its mask; x and y, or as large dy and dX, with a float64 truth; the layers; in training truths of dW and W.
+    standing = (e + 1) * n * k + (e + 8) * b * (n + k) + sum(step.weights + step.copies for step in steps)
+    standing += phase.train * (e + 8) * (2 * n * k + b * (n + k))
+    running = 2 * max((step.peak for step in steps), default=0)  # once to be checked, once what it is checked against
+    return math.ceil(SLACK * (standing + max(making, running)) + phase.timed * TIMING[case.device])
