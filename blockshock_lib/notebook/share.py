@@ -1,8 +1,6 @@
-"""All runs as one page; one run as a zip for a colleague; and a colleague's zip as a run, checked in whole before
-anything of it is believed.
+"""All runs as one page; one run as a zip, without its logs, which may name paths; a colleague's zip as a run.
 
-A zip holds the manifest, records, traces, notebook, page and pictures of one run. Logs stay at home: they may name
-paths. Nothing of a zip is ever executed or unpickled, and its page is not taken but made anew from its notebook.
+A zip is checked in whole before anything of it is believed; nothing of it is executed or unpickled, its page made anew.
 """
 
 import base64
@@ -102,12 +100,9 @@ def _picture(folder: Path, found: dict) -> tuple[str, str]:
 
 
 def pack(folder: Path | str, target: Path | str | None = None) -> Path:
-    """The run in `folder` as a zip, whose path is returned; the same run gives the same bytes. Tracebacks in the
-    notebook of a run that failed may name paths. `target` is by default outputs/<date>-<name of the run>.zip, or beside
-    a folder outside outputs/.
-
-    Raises: RecordError: no run there, or the zip could not be written; ShareError: the run is still going on, only
-        redraws another, holds a link, or lost or changed a record.
+    """The run in `folder` as a zip; the same run gives the same bytes. A failed run's notebook may name paths. `target`
+    is by default outputs/<date>-<name of the run>.zip, or beside a folder outside outputs/. RecordError: no run, or no
+    write; ShareError: it is still going on, only redraws another, holds a link, or lost or changed a record.
     """
     folder = Path(folder).resolve()
     found, name = manifest.read(folder), shown(folder)
@@ -152,11 +147,9 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def unpack(path: Path | str, into: Path | str) -> Path:
-    """The run of a colleague's zip as the folder `into`, which is returned; or as `into`-2, and so on, where that is
-    taken. A zip that was unpacked there before, and is still whole, is not unpacked again.
-
-    Everything is checked before the folder appears. The manifest then also says what it was received as; its page is
-    made anew. ShareError where the zip is not one of a run, or is damaged; nothing is left of it.
+    """The run of a colleague's zip as the folder `into`, or `into`-2 and so on where that is taken; one that was
+    unpacked there before, and is still whole, is not unpacked again. The manifest also says what it was `received` as.
+    ShareError where the zip is not one of a run, or is damaged; nothing is left of it.
     """
     path, into = Path(path), Path(into)
     try:

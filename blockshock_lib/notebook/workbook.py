@@ -103,9 +103,8 @@ class Outcome:
 
 
 def execute(phase: str, **asked) -> Outcome:
-    """Runs a phase's notebook by papermill into a dated folder, or, to resume a run, into that run's own; never raises
-    for what the notebook does. Arguments and refusals are those of `open_run`. The manifest's status is ours, for
-    papermill calls every cell completed even when its kernel died.
+    """Runs a phase's notebook by papermill into a dated folder, or that of the run to resume; never raises for what
+    the notebook does. Arguments and refusals are those of `open_run`.
     """
     run = opening.open_run(phase, **asked)
     if run.resumes:
@@ -115,9 +114,8 @@ def execute(phase: str, **asked) -> Outcome:
 
 
 def execute_job(phase: str, job: Job, *, hardware="auto", settings=None, resume="", **asked) -> Outcome | None:
-    """A run under torchrun: rank 0 opens it, has all ranks of the job measure it, and draws its notebook from the
-    records. Every rank calls it; rank 0 gets the outcome, the others None. A rank that fails in a case ends the job;
-    where torchrun starts it anew, it goes on with the run that it had begun.
+    """A run under torchrun, called by every rank: rank 0 opens it, has all of them measure it, draws its notebook and
+    gets the outcome, the others None. A rank that fails in a case ends the job; started anew, it goes on with its run.
     """
     os.environ.setdefault("BLOCKSHOCK_CACHE", str(CACHE))
     given = bool(settings) or hardware != "auto"

@@ -1,7 +1,6 @@
 """Which code runs: the commit, and the digest of every file that can change what a run of a study measures.
 
-A kernel keeps what it imported, its ranks import what is on disk: where the two differ the kernel is stale. This module
-is imported with the package, so it loads nothing heavy.
+A kernel keeps what it imported, its ranks import what is on disk: where they differ it is stale. Loads nothing heavy.
 """
 
 from __future__ import annotations
@@ -88,9 +87,8 @@ def version(study: Study | None = None, root: Path = HERE) -> dict[str, Any]:
 
 
 def rules(study: Study, root: Path = HERE) -> dict[str, str]:
-    """The files that decide the study's verdicts: its rules, what these call of the study, and what the report makes
-    intervals and verdicts with; their digest, and the commit they stand in: "" where they are other than committed, or
-    outside git. A rule counts for data that came after that commit.
+    """The files that decide the study's verdicts: its rules, what these call of the study, intervals, verdicts; their
+    digest, and the commit they stand in, "" outside git or where they differ. A rule counts for data after that commit.
     """
     funcs = [func for some in study.hypotheses.values() for func in some]
     seen = [one for func in funcs for one in func.__globals__.values() if isinstance(one, FunctionType | ModuleType)]

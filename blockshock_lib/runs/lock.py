@@ -1,8 +1,7 @@
 """Which runs this process owns: their locks, and the scratch folder of what it starts for them.
 
-The process that opens a run owns it, and alone says that it is completed; of a notebook executed by a command, the
-command. The system gives a lock back however its holder ends: a run that says `running` while its lock is free was
-interrupted. Ranks and kernels watch their parents; files of a killed process are swept at the next start.
+The process that opens a run owns it, and alone says that it is completed; where a command executes a notebook, the
+command. However a holder ends, its lock is free: a run that says `running` then was interrupted.
 """
 
 import contextlib
@@ -81,8 +80,8 @@ def tidy(folder: Path) -> None:
 
 @contextlib.contextmanager
 def scratch(**environment: str) -> Iterator[Path]:
-    """A folder for what is temporary, named to the processes that are started by BLOCKSHOCK_SCRATCH, beside more
-    variables; at the end it goes, and so do they. In a kernel that a command started it is the command's.
+    """A folder for what is temporary, told to started processes in BLOCKSHOCK_SCRATCH beside more variables; at its end
+    they end too. In a kernel that a command started it is the command's.
     """
     with _guard, contextlib.ExitStack() as stack:
         if not _scratch and not (RUN in os.environ and SCRATCH in os.environ):

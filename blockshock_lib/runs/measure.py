@@ -1,7 +1,6 @@
 """Parent of a run: cases in, records out, one group of workers reused from case to case.
 
-A case that fails becomes rows that say so, and the next one gets a fresh group. Only what would stop every case stops
-the sweep: a group that cannot start, a record that cannot be written.
+A case that fails becomes rows that say so, and the next one gets a fresh group.
 """
 
 from __future__ import annotations
@@ -67,19 +66,12 @@ def run(
     gives_up: bool = False,
 ) -> None:
     """Measure every case in `params.timing.groups` fresh groups of workers; write one record a case and group. Cases of
-    one rank that are not timed run side by side, each on a device of its own.
+    one rank that are not timed run side by side, each on a device of its own. `task`, module-level, runs on every rank;
+    its last argument is what it sent by `ctx.emit`, rows, when the case was stopped before. `on_event` hears of done,
+    total, case, group and status: "running", then "ok", "failed", "oom" or "timeout". `finished`: (case id, group) of
+    records that are there. `gives_up`: a case that an earlier attempt began, and that said nothing then, is failed.
 
-    Args:
-        folder: the run's; records go to records/, what the ranks print to logs/.
-        task: module-level, run on every rank; its last argument is what it sent by `ctx.emit`, rows, when the case was
-            stopped in an earlier attempt.
-        on_event: called before and after each case with done, total, case (its label), group and status: "running",
-            then "ok", "failed", "oom" or "timeout".
-        finished: (case id, group) whose records are there already: they are counted as done and not run again.
-        gives_up: a case that an earlier attempt has begun, and that said nothing then, is not tried again but failed.
-
-    Raises: LaunchError where `task` cannot be sent to a worker, or a group could not start. RecordError where a record
-        could not be written.
+    Raises: LaunchError: `task` cannot be sent, or a group cannot start. RecordError: a record cannot be written.
     """
     pack_call(task)
     hardware, done = params.hardware, 0
@@ -147,12 +139,9 @@ def run(
 
 
 class Part:
-    """`records/<case>-<group>.part`: a line a message, with a digest over it and all before it, synced as it comes.
-
-    The first line says what is measured, by which code and on which machine. A file of the same is gone on with, up to
-    what a kill has cut short; any other file is begun anew. RecordError where it cannot be written.
-
-    `rows`: what earlier attempts at the case have left. `silent`: whether the latest left nothing.
+    """`records/<case>-<group>.part`: a line a message, with a digest over it and all before it, synced as it comes. The
+    first says what is measured, by which code and where; a file that begins otherwise is begun anew. RecordError: it
+    cannot be written. `rows`: what earlier attempts have left. `silent`: whether the latest left nothing.
     """
 
     def __init__(self, folder: Path, case: Any, group: int, context: dict[str, Any]):

@@ -1,10 +1,8 @@
 """One record: what was measured of one case by one fresh group of processes.
 
-A record is a file of JSON, `records/<case>-<group>.json`, written whole or not at all, with its digest inside. Its
-bytes are a function of its content, so that `read` can refuse every file that is not byte for byte what was written.
-
-Schema 2 holds rows of one quantity whose `repeat` grows as one series of arrays; `read` gives rows. Schema 1 has rows
-only, no study and no seconds; its records are read as they are.
+A record is a file of JSON, `records/<case>-<group>.json`, its digest inside; its bytes are a function of its content,
+so that `read` can refuse what is not byte for byte as it was written. Rows of one quantity whose `repeat` grows are one
+series of arrays. Schema 1 has rows only, no study and no seconds.
 """
 
 import json

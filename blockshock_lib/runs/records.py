@@ -1,9 +1,7 @@
 """The records of a run: the only truth of it. docs/records.md has the columns of `load`.
 
-While a run lives it has one file a case and group (see `runs.record`). A finished run has one table instead, with the
-columns of `load`; what else a record holds (case, code, machine, libraries) lies in the file's metadata under
-"blockshock". Its digest stands in the run's manifest and is checked before the file is opened: one flipped bit can end
-a process in pyarrow.
+A run that lives has one file a case and group (`runs.record`), a finished one one table; what else a record holds lies
+in its metadata. The table's digest, in the manifest, is checked first: one flipped bit can end a process in pyarrow.
 """
 
 import contextlib
@@ -31,9 +29,8 @@ MAX_BYTES, MAX_ROWS = 512 * 2**20, 5_000_000  # of a table as it is unpacked: a 
 
 
 def load(*folders: Path | str, strict: bool = False) -> pd.DataFrame:
-    """The rows of all records in the runs' folders as a tidy frame, one row a measurement, without torch: of runs that
-    live, are finished or of an older schema alike. A damaged file is skipped with a warning that names it, and listed
-    in `frame.attrs["damaged"]`. RecordError: no such folder, a newer schema; with `strict`, the first damaged file.
+    """The rows of all records in the runs' folders, one a measurement, without torch. A damaged file is skipped with a
+    warning and listed in `frame.attrs["damaged"]`. RecordError: no folder, a newer schema; with `strict` the first one.
     """
     whole, damaged = [], {}
     for folder in {Path(folder).resolve(): folder for folder in folders}.values():
@@ -92,9 +89,8 @@ def read_table(path: Path, seal: str) -> list[dict[str, Any]]:
 
 
 def pack(folder: Path) -> Path | None:
-    """Puts a run's records into one table, seals it in the manifest and removes the files, once they were read back
-    from it byte for byte. None, with nothing changed, where they are packed already, one is damaged or none is there.
-    RecordError where it could not be written, or does not hold what the files do.
+    """Puts a run's records into one table, seals it in the manifest and removes the files, read back byte for byte.
+    None where they are packed already, one is damaged or none is there. RecordError: no write, or not what they hold.
     """
     whole, damaged = scan(folder)
     if damaged or not whole or find(folder) is not None:

@@ -38,10 +38,8 @@ _IMAGE = Markup('<img src="data:{kind};base64,{data}" alt="{alt}">')
 
 
 def write_html(notebook_path: str | Path) -> Path:
-    """Write `<notebook>.html` beside the notebook and return its path; an older page is replaced whole, never in part.
-
-    Widget views, which need a live kernel, are left out; formulas are not typeset. A notebook that does not begin with
-    an answer, or did not end well, has the verdict of the manifest beside it at the top, if there is one. Raises:
+    """The path of `<notebook>.html`, written whole or not at all: without widgets, formulas not typeset; the verdict of
+    the manifest beside it at the top where the notebook did not end well or does not begin with an answer.
     FileNotFoundError; nbformat.reader.NotJSONError: it is no notebook; RecordError: the page was not written.
     """
     source = Path(notebook_path)
