@@ -1,6 +1,7 @@
 """Small runs for the tests: one case, and records written without measuring."""
 
 import math
+import random
 import shutil
 from pathlib import Path
 
@@ -32,3 +33,12 @@ def copied(source: Path, target: Path, cases: int | None = None, **facts: object
         files.write_atomic(record.path_of(target, one["id"], one["group"]), record.encode(one))
     manifest.note(target, **{"cases": len(kept), "files": manifest.digests(target)} | facts)
     return target
+
+
+def cut(data: bytes, draw: random.Random) -> bytes:
+    return data[: draw.randrange(len(data))]
+
+
+def flip(data: bytes, draw: random.Random) -> bytes:
+    at, bit = draw.randrange(len(data)), draw.randrange(8)
+    return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]

@@ -52,18 +52,16 @@ def test_an_odd_value_of_the_parameters_cell_is_the_same_value_for_the_kernel(va
 
 
 def test_odd_values_come_back_from_a_record_and_a_manifest(tmp_path):
-    for number, value in enumerate(ODD):
-        rows = [row("dense", "check", float("nan"), status="failed", reason=value, detail=value)]
-        context = {"code": {"commit": value}, "machine": value, "libraries": {value: value}, "emulated": True}
-        path = write(tmp_path, run=value, case=case(seed=number), group=0, rows=rows, context=context)
-        found = record.read(path)
-        assert (found["run"], found["context"]) == (value, context)
-        assert (found["rows"][0]["reason"], found["rows"][0]["detail"]) == (value, value)
-        manifest.note(tmp_path, **{f"fact {number}": value, value: [value]})
+    whole, facts = "".join(ODD), {value: [value] for value in ODD}
+    rows = [row("dense", "check", float("nan"), status="failed", reason=value, detail=value) for value in ODD]
+    context = {"code": {"commit": whole}, "machine": whole, "libraries": facts, "emulated": True}
+    found = record.read(write(tmp_path, run=whole, case=case(), group=0, rows=rows, context=context))
+    assert (found["run"], found["context"]) == (whole, context)
+    assert [(one["reason"], one["detail"]) for one in found["rows"]] == [(value, value) for value in ODD]
     frame = records.load(tmp_path, strict=True)
-    assert set(frame["run"]) == set(frame["reason"]) == set(ODD)
-    noted = json.loads((tmp_path / manifest.FILE).read_text())
-    assert noted == {f"fact {n}": value for n, value in enumerate(ODD)} | {value: [value] for value in ODD}
+    assert set(frame["run"]) == {whole} and list(frame["reason"]) == ODD
+    manifest.note(tmp_path, **facts)
+    assert json.loads((tmp_path / manifest.FILE).read_text()) == facts
 
 
 @pytest.mark.long

@@ -24,6 +24,7 @@ from tests import training
 from tests.cases import METHODS, case, row, write
 from tests.faults import hostile
 from tests.faults.workers import CONTEXT
+from tests.small_runs import cut, flip
 
 SLOW = 20  # one in so many inputs goes the whole way
 DEEP = json.loads("[" * 300 + "]" * 300)
@@ -59,17 +60,11 @@ def spoilt(tree, draw):
 
 def bitten(data, draw):
     """The bytes cut, or some of them altered, moved or doubled."""
-    data, at = bytearray(data), draw.randrange(len(data))
-    how = draw.randrange(4)
-    if how == 0:
-        return bytes(data[:at])
-    if how == 1:
-        data[at:at] = data[at : at + draw.randrange(1, 40)]
-    elif how == 2:
-        data[at : at + 4] = draw.randbytes(4)
-    else:
-        data[at] ^= 1 << draw.randrange(8)
-    return bytes(data)
+    if how := draw.randrange(4) % 3:
+        at = draw.randrange(len(data))
+        more = data[at : at + draw.randrange(1, 40)] + data[at:] if how == 1 else draw.randbytes(4) + data[at + 4 :]
+        return data[:at] + more
+    return draw.choice((cut, flip))(data, draw)
 
 
 def of_params(tmp_path):

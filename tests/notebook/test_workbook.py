@@ -1,7 +1,6 @@
 import datetime as dt
 import hashlib
 import html
-import json
 import re
 import sys
 import tempfile
@@ -148,19 +147,6 @@ def test_a_notebook_that_measures_nothing_makes_a_run_that_failed(tmp_path, monk
     noted = noted_by(outcome)
     assert outcome.status == noted["status"] == "failed" and not outcome.ok
     assert noted["reason"] == "no record was written: nothing was measured"
-
-
-def test_a_damaged_manifest_is_skipped_with_a_warning(tmp_path):
-    known = {"run": "x", "phase": "phase0", "status": "completed", "params": {}, "machine": {"title": "CPU"}}
-    whole = {f"d{day}": json.dumps(known | {"started": f"2030-01-0{day}T00:00:00+00:00"}) for day in (2, 3, 1)}
-    odd = {"null": json.dumps(known | {"started": "2030", "redrawn_from": "\0"}), "deep": "[" * 200_000}
-    odd |= {"half": json.dumps(known | {"started": "2030", "verdict": "\ud800"}), "empty": "{}", "list": "[]"}
-    for name, text in (whole | {"cut": '{"run": "x", "pha'} | odd).items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "manifest.json").write_text(text)
-    with pytest.warns(UserWarning, match="holds no readable manifest") as warned:
-        assert [folder.name for folder, _ in manifest.every(tmp_path)] == ["d1", "d2", "d3"]
-    assert {Path(str(w.message).split(" holds")[0]).name for w in warned} == {"cut", *odd}
 
 
 def test_a_redraw_that_cannot_be_is_refused_and_makes_no_folder(outputs, tmp_path):

@@ -1,6 +1,7 @@
 """The records of a run: files while it lives, one sealed table once it is finished, the same frame from either."""
 
 import json
+import random
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from blockshock_lib import files
 from blockshock_lib.errors import RecordError
 from blockshock_lib.runs import manifest, record, records
 from tests.runs.test_record import written
+from tests.small_runs import cut, flip
 
 REFERENCE = files.ROOT / "outputs" / "reference"
 OWN = ["in_features", "out_features", "n", "shape", "batch", "mask", "workload", "optimizer"]
@@ -123,3 +125,35 @@ def test_records_of_a_newer_schema_are_never_skipped(run):
     path.write_text(path.read_text().replace('"schema":2', '"schema":3'))
     with pytest.raises(RecordError, match="schema 3 is newer"):
         records.load(run)
+
+
+IN_ITS_PLACE = {
+    "empty file": lambda path, data: path.touch(),
+    "folder": lambda path, data: path.mkdir(),
+    "link to nothing": lambda path, data: path.symlink_to(path.parent / "nothing"),
+    "another record": lambda path, data: path.write_bytes(data.replace(b'"group":1', b'"group":2')),
+}
+
+
+@pytest.mark.parametrize("what", IN_ITS_PLACE)
+def test_what_stands_in_the_place_of_a_record_is_named_and_the_rest_loads(what, run):
+    path = run / "records" / "00000000000b-1.json"
+    data = path.read_bytes()
+    path.unlink()
+    IN_ITS_PLACE[what](path, data)
+    with pytest.warns(UserWarning, match=path.name):
+        frame = records.load(run)
+    assert frame.attrs["damaged"] == [path.name] and set(frame.group) == {0}
+
+
+def test_table_cut_at_any_byte_or_bit_flipped_never_reaches_its_reader(run, monkeypatch):
+    """pyarrow can end the process on a flipped bit: the seal is checked before it sees one."""
+    path, draw = records.pack(run), random.Random(0)
+    data = path.read_bytes()
+    monkeypatch.setattr(records, "_decode", lambda *_: pytest.fail("a damaged table was opened"))
+    for count in range(400):
+        path.write_bytes((cut if count < 200 else flip)(data, draw))
+        with pytest.raises(RecordError, match=rf"{path.name} is damaged: its content does not match its digest"):
+            records.load(run, strict=True)
+    with pytest.warns(UserWarning, match=path.name):
+        assert records.load(run).empty

@@ -85,14 +85,6 @@ def test_a_rank_that_may_be_lost_is_and_the_case_goes_on(tmp_path):
 
 
 @pytest.mark.long
-def test_what_does_not_fit_together_is_measured_one_at_a_time_and_the_record_says_so(tmp_path):
-    found = run(tmp_path, n=[64], sort_bytes=1e15)
-    assert found[found.metric.eq("one_at_a_time")].detail.str.startswith("whole repeated between").all()
-    kernels = found[found.metric.eq("sort_kernel")].groupby("method").size()
-    assert kernels.to_dict() == {"whole": 6, "shared": 2, "careless": 2, "twin": 2}
-
-
-@pytest.mark.long
 def test_a_run_killed_in_a_case_loses_at_most_the_step_that_it_was_in(tmp_path):
     """Kept rows have the pace of the first run, later ones that of the second: no case's id holds it."""
     settings = dict(n=[64], methods=["whole"], steps=8)

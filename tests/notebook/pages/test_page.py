@@ -10,7 +10,6 @@ import pytest
 from bs4 import BeautifulSoup
 from nbformat import v4
 
-from blockshock_lib.errors import RecordError
 from blockshock_lib.notebook.pages import page, sanitise
 from blockshock_lib.runs import lock, manifest
 from tests.faults import hostile
@@ -40,20 +39,6 @@ def test_the_page_shows_images_and_errors_and_no_dead_progress_bar(tmp_path):
     text = str(soup_of(write(tmp_path, v4.new_markdown_cell("# A <'\"&"), run(*bars), run(error))))
     assert hostile.PIXEL in text and 'alt="a chart"' in text and "Traceback" in text
     assert "100% 3/3 cases" not in text and "widget-view" not in text
-
-
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
-    target = page.write_html(notebook := write(tmp_path))
-    before = target.read_text(encoding="utf-8")
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(RecordError, match="disk full"):
-        page.write_html(notebook)
-    assert target.read_text(encoding="utf-8") == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["phase0.html", "phase0.ipynb"]
 
 
 @pytest.mark.parametrize(

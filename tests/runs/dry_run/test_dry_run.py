@@ -9,7 +9,6 @@ import pytest
 from blockshock_lib import files, params
 from blockshock_lib.runs import dry_run, manifest, records
 from blockshock_lib.runs.dry_run import earlier
-from blockshock_lib.studies import attention
 from blockshock_lib.studies.linear import STUDY
 from tests.small_runs import copied
 
@@ -45,11 +44,6 @@ def test_a_dry_run_tells_every_case_starts_no_process_and_makes_no_folder(phase,
     assert all(STUDY.axes.label(name) in text for name in effective.methods)
 
 
-def test_a_phase_of_a_long_name_stands_apart_from_its_question():
-    effective = params.load(attention.STUDY, "attention_correctness", {}, choose={"hardware": "cpu"})
-    assert dry_run.dry_run(attention.STUDY, effective, CPU).startswith("attention_correctness Is every kernel right")
-
-
 def test_what_would_be_refused_is_said_and_the_cases_are_listed_all_the_same():
     text = text_of(asked("phase1", "cuda-4"), CPU)
     assert "would be refused here: hardware.device" in text and "40960x40960" in text
@@ -63,12 +57,6 @@ def test_a_method_that_cannot_run_has_its_reason():
     both = asked(hardware="cuda", methods=["row_parallel", "block_shock"], sweep__n=[65664], sweep__b=[16])
     text = " ".join(text_of(both, H200).split())
     assert " 1/2 " in text and "cannot run: a weight of 65664x65664 has more than 2^32 entries" in text
-
-
-def test_a_wide_plan_keeps_room_for_its_last_column():
-    sweep = dict(workloads=["activation", "mlp_up", "mlp_down"], dtypes=["bf16", "fp32"], n=[512, 40960], b=[64, 65536])
-    wide = asked("phase3", **{f"sweep__{name}": values for name, values in sweep.items()})
-    assert "40960x40960" in text_of(wide, CPU)
 
 
 def test_a_case_that_cannot_fit_has_its_sentence_and_the_others_have_none(monkeypatch):
