@@ -111,14 +111,9 @@ class Group(Ranks):
         """Swaps `x` with the tensor of the same shape and dtype that rank `peer` gives; returns the peer's, in `out`.
         Every rank of the group calls it, in pairs. Both are contiguous.
         """
-        self._check(x)
-        out = torch.empty_like(x) if out is None else out
-        if peer == self.rank:
-            return out.copy_(x)
-        other = dist.get_global_rank(self.handle, peer)
-        swap = [dist.P2POp(dist.isend, x, other, self.handle), dist.P2POp(dist.irecv, out, other, self.handle)]
-        for work in dist.batch_isend_irecv(swap):
-            work.wait()
+        out, none = torch.empty_like(x) if out is None else out, x.new_empty(0)
+        give, take = ([one if r == peer else none for r in range(self.world_size)] for one in (x, out))
+        self.start_all_to_all(give, take)()
         return out
 
     def start_all_to_all(self, give: Sequence[Tensor], take: Sequence[Tensor]) -> Callable[[], None]:

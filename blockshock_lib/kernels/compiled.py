@@ -43,7 +43,8 @@ class Kernel:
         if shared > self._shared:
             self.allow(shared)
         if self._types is None:
-            self._types = tuple(map(_type, args))
+            long = lambda a: ctypes.c_longlong if isinstance(a, Long) else ctypes.c_int  # noqa: E731
+            self._types = tuple(ctypes.c_void_p if a is None or isinstance(a, Tensor) else long(a) for a in args)
         values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in args)
         stream = torch._C._cuda_getCurrentRawStream(self.device)  # as Triton asks for it: 0.1 us, current_stream 4 us
         launch = (self.function, *grid, threads, 1, 1, shared, stream, (values, self._types), 0)
@@ -119,12 +120,6 @@ def _done(answer: tuple):
     if status:
         raise RuntimeError(status.name)
     return result
-
-
-def _type(argument: Tensor | int | None) -> type:
-    if argument is None or isinstance(argument, Tensor):
-        return ctypes.c_void_p
-    return ctypes.c_longlong if isinstance(argument, Long) else ctypes.c_int
 
 
 @functools.cache

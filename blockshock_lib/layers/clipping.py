@@ -47,12 +47,9 @@ def _group_norm(group: Group, layers: list[nn.Module], p: float) -> Tensor:
     named = [(layer, *one) for layer in layers for one in layer.named_parameters(recurse=False)]
     mine = [parameter for layer, name, parameter in named if name in layer.split or group.rank == 0]
     norms = _norms(dict.fromkeys(mine), p)  # a tied weight counts once
-    norm = get_total_norm(norms, p).to(_device_of(layers[0]), torch.float64)  # none: 0 on the CPU
+    held = layers[0].like if layers[0].weight is None else layers[0].weight
+    norm = get_total_norm(norms, p).to(held.device, torch.float64)  # none: 0 on the CPU
     return torch.linalg.vector_norm(group.all_gather(norm.view(1)), p)
-
-
-def _device_of(layer: nn.Module) -> torch.device:
-    return layer.like.device if layer.weight is None else layer.weight.device
 
 
 def _norms(parameters: Iterable[nn.Parameter], p: float) -> list[Tensor]:

@@ -53,22 +53,19 @@ class Backend:
         return choose, (self.name, "cpu")  # a pickled layer names it
 
 
-def _not_floating(device: torch.device, dtype: torch.dtype) -> str:
-    return "" if dtype.is_floating_point else f"weights of floating point are needed, not {dtype}"
-
-
-def _blank(pattern: Pattern, dtype: torch.dtype) -> Packed:
-    mask = pattern.mask()
-    return packing.pack(mask.to(dtype), mask)
-
-
 _optional = cslt.too_large, tune, cslt.pack_both
 _tuned = Backend("tuned", cslt.unsupported, cslt.pack, cslt.blank, ways.linear, *_optional)
 _library, _kernel = (
     {"linear": partial(ways.linear, kinds=(kind,)), "tune": partial(tune, kinds=(kind,))} for kind in (Setting, Config)
 )
 _rows = (
-    Backend("reference", _not_floating, packing.pack, _blank, packing.linear),
+    Backend(
+        "reference",
+        lambda _, dtype: "" if dtype.is_floating_point else f"weights of floating point are needed, not {dtype}",
+        packing.pack,
+        lambda pattern, dtype: packing.pack((mask := pattern.mask()).to(dtype), mask),
+        packing.linear,
+    ),
     # The public interface of `F.linear` leaves no algorithm to choose: as a stock user would have it.
     Backend("torch", cslt.unsupported, stock.pack, None, stock.linear, cslt.too_large),
     # The same packed weight, multiplied by other kernels.

@@ -7,7 +7,6 @@ A mask M is bool [N, K] = [out_features, in_features]; True keeps a weight. Term
 
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,12 +23,6 @@ TILES = torch.stack([rows for i in product(range(6), repeat=4) if ((rows := PATT
 """The 90 tiles with two kept in every row and every column, bool [90, 4, 4]. Their complements are among them."""
 
 _CHUNK = 1 << 22  # entries handled at once: their int64 temporaries stay below 32 MB
-
-
-class Proof(NamedTuple):
-    complementary: bool  # every weight is kept by exactly one
-    rows_2to4: bool  # both keep two of every four along the input dimension: what the hardware needs
-    columns_2to4: bool  # and along the output dimension: what a transposed product needs
 
 
 def make(
@@ -69,17 +62,6 @@ def periodic_classes(mask: Mask, term: int = 0) -> list[tuple[tuple[int, ...], t
     for row, pattern in enumerate(kept.tolist()):
         classes.setdefault(tuple(c for c, keep in enumerate(pattern) if keep), []).append(row)
     return [(tuple(rows), columns) for columns, rows in classes.items()]
-
-
-def prove(first: Tensor, second: Tensor) -> Proof:
-    """What holds of both terms' masks, bool [N, K]."""
-    (rows, columns), both = first.shape, (first, second)
-    return Proof(
-        complementary=all(bool((first[part] != second[part]).all()) for part in parts(rows, columns)),
-        rows_2to4=columns % 4 == 0 and all(first_bad_group(term) is None for term in both),
-        columns_2to4=rows % 4 == 0
-        and all(first_bad_group(term[part].t()) is None for term in both for part in parts(rows, columns)),
-    )
 
 
 def first_bad_group(mask: Tensor) -> tuple[int, int, int] | None:

@@ -170,7 +170,10 @@ class Pattern:
         if not self._by_kernel("transpose_values", values, turned):
             for part in _parts(self.tiles):
                 eight = _by_rows(values, part, 2).transpose(1, 2).reshape(-1, columns // 4, 8)
-                moved = eight.gather(2, self._moves(part)).view(-1, columns // 4, 4, 2)
+                # Where in its tile each value of the transposed tile lies, int64 [tile rows, K/4, 8].
+                moves = self.tables.moves[self.tiles[part].long()].long()[..., None]
+                moves = moves >> torch.arange(0, 32, 4, device=moves.device) & 7
+                moved = eight.gather(2, moves).view(-1, columns // 4, 4, 2)
                 _bits(turned).view(columns // 4, 4, rows // 4, 2)[:, :, part] = moved.permute(1, 2, 0, 3)
         return written(out, turned)
 
@@ -198,11 +201,6 @@ class Pattern:
             words = self.tables.words[words.long()]
         shifts = torch.arange(0, 16, 2, device=words.device).view(4, 1, 2)
         return words.long()[:, None, :, None] >> shifts & 3
-
-    def _moves(self, part: slice) -> Tensor:
-        # Where in its tile each value of the transposed tile lies, int64 [tile rows, K/4, 8].
-        moves = self.tables.moves[self.tiles[part].long()]
-        return moves.long()[..., None] >> torch.arange(0, 32, 4, device=moves.device) & 7
 
 
 def _of_tiles(tiles: Tensor) -> "Pattern":
