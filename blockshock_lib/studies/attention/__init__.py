@@ -9,6 +9,16 @@ from blockshock_lib.studies.attention.phases import METRICS, PHASES
 
 _SCALING = "studies.attention.scaling"
 
+_HYPOTHESES = {
+    "attention_speed": (late("studies.attention.hypotheses:a1"), late("studies.attention.hypotheses:a2")),
+    "attention_scaling": (
+        late(f"{_SCALING}_hypotheses:a3"),
+        *(late(f"{_SCALING}_hypotheses:stated", f"A4{letter}") for letter in "abcdefghijk"),
+        *(late(f"{_SCALING}_hypotheses:advised", f"A4{letter}") for letter in "lmn"),
+        late(f"{_SCALING}_hypotheses:a5"),
+    ),
+}
+
 STUDY = Study(
     name="attention",
     question="From which length and density does block-sparse attention pay, and what do several GPUs add?",
@@ -22,15 +32,7 @@ STUDY = Study(
     plan=({"pattern": "pattern"}, {"lengths": "length", "shape": "heads", "block": "block", "dtype": "dtype"}),
     axes=AXES,
     twin=AXES.over,
-    hypotheses={
-        "attention_speed": (late("studies.attention.hypotheses:a1"), late("studies.attention.hypotheses:a2")),
-        "attention_scaling": (
-            late(f"{_SCALING}_hypotheses:a3"),
-            *(late(f"{_SCALING}_hypotheses:stated", f"A4{letter}") for letter in "abcdefghijk"),
-            *(late(f"{_SCALING}_hypotheses:advised", f"A4{letter}") for letter in "lmn"),
-            late(f"{_SCALING}_hypotheses:a5"),
-        ),
-    },
+    hypotheses=_HYPOTHESES,
     problem="blockshock_lib.studies.attention.problem:AttentionProblem",
     presets=PRESETS,
     defaults={"methods": "all", "profile": "none"},
@@ -54,6 +56,8 @@ STUDY = Study(
         "models": late(f"{_SCALING}_report:models"),
         "gradients": late(f"{_SCALING}_report:gradients"),
         "hybrid": late(f"{_SCALING}_report:block"),
+        "hypotheses": late("report.verdicts:words", _HYPOTHESES),
+        "numbers": late("report.verdicts:numbers", _HYPOTHESES),
         "ceilings": late("report.tables:ceilings_table"),
         "energy": late("report.tables:energy_table", AXES),
         "machine": late("report.tables:machine_table"),
@@ -65,6 +69,7 @@ STUDY = Study(
         "backward over density": late("studies.attention.plots:time_over_density", "backward"),
         "share of dense": late("studies.attention.plots:share_of_dense"),
         "speed-up": late(f"{_SCALING}_plots:speed_up"),
+        "speed-up over dense": late(f"{_SCALING}_plots:speed_up", "dense"),
         "waterfall": late(f"{_SCALING}_plots:waterfall"),
         "balance": late(f"{_SCALING}_plots:balance"),
     },

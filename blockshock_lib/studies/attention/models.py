@@ -21,6 +21,7 @@ from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.engine.timing import Work
 from blockshock_lib.layers.attention import BlockSparseAttention, ContextParallelAttention, HybridTransformerBlock
 from blockshock_lib.layers.attention.placement import placed
+from blockshock_lib.ranks.worker import use_loopback
 from blockshock_lib.studies.attention import scaling, truth
 from blockshock_lib.studies.attention.methods import METHODS
 
@@ -47,6 +48,13 @@ HOOKS: dict[str, tuple[Callable, Callable]] = {
 def _alone(ranks: int) -> dist.ProcessGroup:
     """A group of this rank alone. Collective, once."""
     return [dist.new_group([rank]) for rank in range(ranks)][dist.get_rank()]
+
+
+@cache
+def _host() -> dist.ProcessGroup:
+    """A group of all ranks that wait on the host. Collective, once."""
+    use_loopback()
+    return dist.new_group(backend="gloo")
 
 
 class Sent(TorchDispatchMode):
@@ -112,8 +120,10 @@ class LayerRunner(Runner):
     def __init__(self, problem: Problem, method: str):
         self.problem, self.name, self.method = problem, method, METHODS[method]
         self.group, dealt = problem.group, self.method.dealt
-        self.active = bool(dealt and dealt != "replicas") or self.group.rank == 0
-        self.peaks: tuple = (None,)
+        self.active = bool(dealt) or self.group.rank == 0
+        self.works_here = self.active and (dealt != "replicas" or self.group.rank == 0)
+        used = range(self.group.world_size) if dealt == "replicas" and self.works_here else ()
+        self.held = {device: torch.cuda.memory_allocated(device) for device in used}  # before there is a model
         self.ranks, self.x = None, problem.q.transpose(1, 2).flatten(2)
         self.dout = problem.dout.transpose(1, 2).flatten(2)
         self.module = self._made()
@@ -146,6 +156,19 @@ class LayerRunner(Runner):
                 module = BlockSparseAttention(problem.pattern, None, ranks, options, None, width, case.heads)
         return module.to(problem.device, problem.dtype)
 
+    def alone(self, fn: Callable[[], Any]) -> Callable[[], Any]:
+        """fn, in which DataParallel uses the GPUs of all ranks: the others wait on the host, for a collective would
+        wait on their GPUs and take a share of them.
+        """
+
+        def call() -> Any:
+            made = fn() if self.works_here else None
+            torch.cuda.synchronize()
+            dist.barrier(_host())
+            return made
+
+        return call if self.method.dealt == "replicas" else fn
+
     def forward(self) -> Tensor:
         with torch.no_grad():
             return self.called(self.x)
@@ -165,20 +188,23 @@ class LayerRunner(Runner):
         return self.group.all_gather(x.contiguous()) if self.method.dealt == "batch" else x
 
     def checks(self, run: CaseRun) -> Iterator[Check]:
-        devices = range(self.group.world_size) if self.method.dealt == "replicas" else ()
-        for device in devices if self.active else ():
+        for device in self.held:
             torch.cuda.reset_peak_memory_stats(device)
         with run.weighed():
-            made = self.step() if self.active else None
-        self.peaks = tuple(map(torch.cuda.max_memory_allocated, devices)) or (run.peak,)
+            made = self.alone(self.step)() if self.active else None
+        peaks = [torch.cuda.max_memory_allocated(device) - held for device, held in self.held.items()]
+        self.peaks = tuple(peaks) or (run.peak,)
+        # DDP's gradients are means over the ranks, of one process those of the whole batch.
+        times = self.group.world_size if self.method.dealt in ("batch", "sequence") else 1
+        weight = self.module.qkv.weight.grad if made and self.method.layer == "model" else None
+        yield from self.compared(made, *([] if weight is None else [weight * times]))
+
+    def compared(self, made: tuple | None, *weight: Tensor) -> Iterator[Check]:
+        """Out and the gradient of x, and that of the weight where it is given on all ranks that work."""
         true, baseline = self.problem.expected_of_layer(self)
-        found = {} if made is None else dict(zip(("", "dx"), map(self.whole, made), strict=True))
-        if made is not None and self.method.layer == "model":
-            # DDP's gradients are means over the ranks, of one process those of the whole batch.
-            times = self.group.world_size if self.method.dealt in ("batch", "sequence") else 1
-            found["dw"] = self.module.qkv.weight.grad * times
-        for name, right in true.items():
-            value = None if made is None else found[name]
+        made = None if made is None else (*map(self.whole, made), *weight)
+        for place, (name, right) in enumerate(true.items()):
+            value = None if made is None or place == len(made) else made[place]
             each = (None if x is None else x.flatten(0, -2) for x in (value, baseline[name], right))
             yield Check(name or "out", *each, name, looser=LOOSER)
 
@@ -209,30 +235,23 @@ class LayerRunner(Runner):
         if self.method.dealt == "batch":
             hook = self._hook(self.group.handle)
             for _ in range(START):
-                made = hook()
-            exact = HOOKS[""][1](self.group.handle, self.bucket(self.mean())).wait()
+                exact = hook().clone()
             with Sent(self.group.world_size) as sent:
                 made = hook()
             yield Sample("sent_bytes", sent.bytes)
             yield Sample("gradient_error", ((made - exact).norm() / exact.norm()).item())
 
-    def mean(self) -> Tensor:
-        """All gradients of the last step, flat."""
-        return torch.cat([one.grad.flatten() for one in self.module.parameters()])
-
-    def bucket(self, flat: Tensor) -> Any:
-        """What a hook asks of DDP's bucket, of all gradients in one."""
-        sizes = [one.numel() for one in self.module.parameters()]
-        shapes = [one.shape for one in self.module.parameters()]
-        views = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
-        fixed = {"buffer": flat, "index": 0, "is_last": True, "gradients": views}
-        return SimpleNamespace(**{name: lambda value=value: value for name, value in fixed.items()})
-
     def _hook(self, group: dist.ProcessGroup) -> Callable[[], Tensor]:
-        make, hook = HOOKS[self.method.hook]
-        state, flat = make(group), self.mean()
-        own = flat.clone()
-        bucket = self.bucket(own)
+        """The hook on all gradients as one of DDP's buckets: what it asks of one."""
+        with self.called.no_sync():  # a rank's own gradients
+            self.step()
+        flat = torch.cat([one.grad.flatten() for one in self.module.parameters()])
+        (make, hook), own = HOOKS[self.method.hook], flat.clone()
+        state, given = make(group), [one.shape for one in self.module.parameters()]
+        views = own.split([shape.numel() for shape in given])
+        views = [part.view(shape) for part, shape in zip(views, given, strict=True)]
+        fixed = {"buffer": own, "index": 0, "is_last": True, "gradients": views}
+        bucket = SimpleNamespace(**{name: lambda value=value: value for name, value in fixed.items()})
 
         def call() -> Tensor:
             own.copy_(flat)
@@ -242,8 +261,8 @@ class LayerRunner(Runner):
 
     def works(self, run: CaseRun, copies: Sequence["LayerRunner"]) -> list[Work]:
         found = [
-            Work("forward_call", [self.forward], eager=True),
-            Work("step_call", [self.step], eager=True, heavy=True, traced=True),
+            Work("forward_call", [self.alone(self.forward)], eager=True),
+            Work("step_call", [self.alone(self.step)], eager=True, heavy=True, traced=True, recheck=self.compared),
         ]
         if self.method.dealt == "batch":
             alone = self._hook(_alone(self.group.world_size))

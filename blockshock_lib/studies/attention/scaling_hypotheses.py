@@ -1,6 +1,6 @@
 """What is claimed of several GPUs: A3, each claim of the seeds (A4) and A5; rules written before any time of a GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +44,12 @@ _RULE_A5 = (
 _NONE = "no record of these cells"
 
 
+def real(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of real GPUs, where there are any."""
+    gpu = frames.kind(frame).eq("gpu") if len(frame) else []
+    return frame[gpu] if any(gpu) else frame
+
+
 def speed(frame: pd.DataFrame, over: str, under: str, work: str = "step") -> pd.DataFrame:
     """`verdicts.ratio` of a work: in kernel time where both have one, else in call time."""
     frame = frames.complete(frame, AXES)
@@ -64,16 +70,21 @@ def where(frame: pd.DataFrame, **values: object) -> pd.DataFrame:
     return frame
 
 
-def best(frame: pd.DataFrame, over: str = "alone", work: str = "step") -> pd.DataFrame:
-    """Of each case the fastest strategy's row of `speed`, with `method`."""
-    found = [speed(frame, over, name, work).assign(method=name) for name, of in METHODS.items() if of.strategy]
-    table = pd.concat([one for one in found if len(one)] or found[:1], ignore_index=True)
-    return table.sort_values("ratio").drop_duplicates("case", keep="last").sort_values(["world_size", "k_len"])
+def against(frame: pd.DataFrame, over: str, methods: Iterable[str], work: str = "step") -> pd.DataFrame:
+    """The rows of `speed` of several methods, with `method`."""
+    found = [speed(frame, over, name, work).assign(method=name) for name in methods if name != over]
+    return pd.concat([one for one in found if len(one)] or found[:1], ignore_index=True)
+
+
+def best(frame: pd.DataFrame, over: str = "alone") -> pd.DataFrame:
+    """Of each case the row of the fastest strategy, the shortest sequence first."""
+    table = against(frame, over, (name for name, method in METHODS.items() if method.strategy)).sort_values("ratio")
+    return table.drop_duplicates("case", keep="last").sort_values(["world_size", "k_len"])
 
 
 def a3(frame: pd.DataFrame) -> Verdict:
     claim = f"A3: p GPUs give at least {SHARE} p from a length L* on."
-    table = best(where(frame, **HEADLINE, batch=1))
+    table = best(where(frame := real(frame), **HEADLINE, batch=1))
     states, words = [], []
     for ranks, part in table[table["world_size"].isin(RANKS)].groupby("world_size"):
         enough = part["low"].ge(SHARE * ranks).to_numpy()
@@ -91,10 +102,7 @@ def a3(frame: pd.DataFrame) -> Verdict:
 
 def a5(frame: pd.DataFrame) -> Verdict:
     claim = "A5: gradient compression pays on this link."
-    found = [speed(where(frame, **CLAIMED), "ddp", hook).assign(method=hook) for hook in HOOKS]
-    table = pd.concat([one for one in found if len(one)] or found[:1], ignore_index=True).sort_values(
-        ["world_size", "k_len"]
-    )
+    table = against(where(frame := real(frame), **CLAIMED), "ddp", HOOKS).sort_values(["world_size", "k_len"])
     each = [part["outcome"] for _, part in table.groupby("method")] if len(table) else []
     verdict = UNDECIDED
     if any(one.eq(FASTER).all() for one in each):
@@ -115,7 +123,7 @@ class Stated(NamedTuple):
 def stated(frame: pd.DataFrame, name: str) -> Verdict:
     """The verdict on one claim of the seeds; `ratio`: what was measured over what is stated."""
     one = CLAIMS[name]
-    table = one.measured(frame).tail(1)
+    table = one.measured(frame := real(frame)).tail(1)
     claim, rule = f"{name}: {one.words}", f"{_STATED}. Stated: {one.value:g}."
     verdict, why = UNDECIDED, ""
     if len(table):
@@ -132,13 +140,13 @@ def advised(frame: pd.DataFrame, name: str) -> Verdict:
     """The verdict on "use it above so many keys": up to the next one's range."""
     method, above, upto = ADVICE[name]
     span = f"above {above // 1024}K" + (f" and up to {upto // 1024}K" if upto < 1 << 24 else "")
-    rows = where(frame, **CLAIMED)
+    rows = where(frame := real(frame), **CLAIMED)
     rows = rows[rows["k_len"].gt(above) & rows["k_len"].le(upto)]
-    found = [speed(rows, other, method).assign(method=other) for other in MODELS if other != method]
-    table = pd.concat([one for one in found if len(one)] or found[:1], ignore_index=True)
+    found = {other: speed(rows, other, method) for other in MODELS if other != method}
+    table = pd.concat([one.assign(method=other) for other, one in found.items()], ignore_index=True)
     verdict = UNDECIDED
     if len(table):
-        won = all(len(one) for one in found) and table["outcome"].eq(FASTER).all()
+        won = all(map(len, found.values())) and table["outcome"].eq(FASTER).all()
         verdict = SUPPORTED if won else REFUTED if table["outcome"].eq(SLOWER).any() else UNDECIDED
         table = table.sort_values("ratio", ascending=False)
     worst = table.tail(1).to_dict("records")
@@ -157,36 +165,23 @@ def _verdict(frame: pd.DataFrame, claim: str, rule: str, verdict: str, why: str,
     return Verdict(claim, rule, last["ratio"], last["low"], last["high"], verdict, why, table, frame["run"].nunique())
 
 
-_ENDS = (("min", "max"), ("max", "min"), ("median", "median"))
-
-
 def _speed(over: str, under: str, length: int) -> Callable[[pd.DataFrame], pd.DataFrame]:
     return lambda frame: speed(where(frame, **CLAIMED, world_size=2, k_len=length), over, under)
 
 
 def _peaks(over: str, under: str, make: Callable, *lengths: int) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """make(bytes of `over`, bytes of `under`), of the fullest rank each, at the lengths that both have."""
+    """make(peak of `over`, peak of `under`), each "method rank 0", at the lengths that both have."""
 
     def measured(frame: pd.DataFrame) -> pd.DataFrame:
-        rows = where(frames.valid(where(frame, **CLAIMED, world_size=2)), metric="peak_bytes")
-        rows = rows[rows["k_len"].isin(lengths)] if lengths else rows
-        wide = rows.pivot_table(index="k_len", columns="method", values="value", aggfunc=["min", "max", "median"])
-        if wide.empty or not {over, under} <= set(wide["median"]):
+        rows = where(frames.valid(where(frame, **CLAIMED, world_size=2)), metric="rank_peak_bytes")
+        rows = rows[rows["k_len"].isin(lengths or rows["k_len"])].assign(who=rows["method"] + " " + rows["detail"])
+        wide = rows.pivot_table(index=["k_len", "run", "group"], columns="who", values="value")
+        if not {over, under} <= set(wide):
             return pd.DataFrame()
-        one, other, middle = (make(wide[of, over], wide[to, under]) for of, to in _ENDS)
-        ends = {"ratio": middle, "low": np.minimum(one, other), "high": np.maximum(one, other)}
-        return pd.DataFrame(ends).dropna().reset_index()
+        found = make(wide[over], wide[under]).dropna().groupby("k_len").agg(["median", "min", "max"])
+        return found.set_axis(["ratio", "low", "high"], axis=1).reset_index()
 
     return measured
-
-
-def _first_over_second(frame: pd.DataFrame) -> pd.DataFrame:
-    rows = where(frames.valid(where(frame, **CLAIMED, world_size=2)), metric="rank_peak_bytes", method="dp")
-    wide = rows.pivot_table(index=["k_len", "run", "group"], columns="detail", values="value")
-    if wide.empty:
-        return pd.DataFrame()
-    ratio = (wide["rank 0"] / wide["rank 1"]).groupby("k_len")
-    return pd.DataFrame({"ratio": ratio.median(), "low": ratio.min(), "high": ratio.max()}).reset_index()
 
 
 def _pruned(frame: pd.DataFrame) -> pd.DataFrame:
@@ -207,14 +202,24 @@ _CLAIMS = (
     Stated("A4a", "at 4K DataParallel has 0.22x of one GPU's speed.", 0.22, _speed("model", "dp", 4096)),
     Stated("A4b", "at 8K DataParallel has 0.15x of one GPU's speed.", 0.15, _speed("model", "dp", 8192)),
     Stated("A4c", "at 16K DataParallel has 2.21x of one GPU's speed.", 2.21, _speed("model", "dp", 16384)),
-    Stated("A4d", "of DataParallel GPU 0 holds 144.2 MB, GPU 1 8.1 MB.", 144.2 / 8.1, _first_over_second),
-    Stated("A4e", "95% sparse on 2 GPUs takes 40x less memory.", 40, _peaks("dense", "ring", lambda a, b: a / b)),
+    Stated(
+        "A4d",
+        "of DataParallel GPU 0 holds 144.2 MB, GPU 1 8.1 MB.",
+        144.2 / 8.1,
+        _peaks("dp rank 0", "dp rank 1", lambda a, b: a / b, 16384),
+    ),
+    Stated(
+        "A4e",
+        "95% sparse on 2 GPUs takes 40x less memory.",
+        40,
+        _peaks("dense rank 0", "ring rank 0", lambda a, b: a / b),
+    ),
     Stated("A4f", "pruned blocks take 0.13 ms for 0.23 ms at N=128.", 0.23 / 0.13, _pruned),
     Stated("A4g", "at 8K 2 GPUs take 74 ms for 146 ms.", 146 / 74, _speed("model", "model_ring", 8192)),
-    Stated("A4h", "at 32K a ring of 2 saves 1 GB a GPU.", 1, _peaks("alone", "ring", _saved, 32768)),
-    Stated("A4i", "at 64K a ring of 2 saves 4 GB a GPU.", 4, _peaks("alone", "ring", _saved, 65536)),
-    Stated("A4j", "at 128K a ring of 2 saves 16 GB a GPU.", 16, _peaks("alone", "ring", _saved, 131072)),
-    Stated("A4k", "a ring holds n/p on each GPU.", 1, _peaks("alone", "ring", lambda a, b: 2 * b / a)),
+    Stated("A4h", "at 32K a ring of 2 saves 1 GB a GPU.", 1, _peaks("alone rank 0", "ring rank 0", _saved, 32768)),
+    Stated("A4i", "at 64K a ring of 2 saves 4 GB a GPU.", 4, _peaks("alone rank 0", "ring rank 0", _saved, 65536)),
+    Stated("A4j", "at 128K a ring of 2 saves 16 GB a GPU.", 16, _peaks("alone rank 0", "ring rank 0", _saved, 131072)),
+    Stated("A4k", "a ring holds n/p on each GPU.", 1, _peaks("alone rank 0", "ring rank 0", lambda a, b: 2 * b / a)),
 )
 CLAIMS = {one.name: one for one in _CLAIMS}
 K = 1024

@@ -7,11 +7,11 @@ from blockshock_lib.report.axes import CEILING
 from blockshock_lib.report.tables import ABSENT, GIB, rounded, shown, smallest_first
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.methods import METHODS
-from blockshock_lib.studies.attention.scaling_hypotheses import best, speed, where
+from blockshock_lib.studies.attention.scaling_hypotheses import against, best, where
 
 _CASE = ["k_len", "pattern", "world_size"]
 PARTS = ("a share of one rank's time", "pieces", "merges", "imbalance", "exposed communication")
-_STRATEGIES = tuple(name for name, method in METHODS.items() if method.strategy)
+STRATEGIES = tuple(name for name, method in METHODS.items() if method.strategy)
 _HOOKED = tuple(name for name, method in METHODS.items() if method.dealt == "batch")
 _MODELS = tuple(name for name, method in METHODS.items() if method.layer == "model")
 
@@ -20,7 +20,7 @@ def speeds(frame: pd.DataFrame) -> pd.DataFrame:
     """What several ranks add, a row a (case, strategy): the speed of a forward and of a step over one rank with the
     same kernel and over the best dense kernel on one, kernel time where both have it; 99% intervals.
     """
-    return _against(frame, _STRATEGIES, {"one rank": "alone", "best dense": "dense"})
+    return _against(frame, STRATEGIES, {"one rank": "alone", "best dense": "dense"})
 
 
 def models(frame: pd.DataFrame) -> pd.DataFrame:
@@ -37,15 +37,16 @@ def _against(frame: pd.DataFrame, methods: tuple[str, ...], overs: dict[str, str
     columns = list(names)
     for work in ("forward", "step"):
         for words, over in overs.items():
-            told = {
-                (row["case"], method): f"{verdicts.interval_text(row)} {row['outcome']}"
-                for method in methods
-                for row in speed(frame, over, method, work).to_dict("records")
-            }
             columns.append(f"{work}, over {words}")
-            keys = zip(table["case"], table["method"], strict=True)
-            table[columns[-1]] = [told.get(key, ABSENT) for key in keys]
+            table[columns[-1]] = _told(frame, table, over, work)
     return rounded(shown(smallest_first(table, AXES), AXES, [*_CASE, "method", *columns]))
+
+
+def _told(frame: pd.DataFrame, table: pd.DataFrame, over: str, work: str) -> list[str]:
+    """Of each row of `table` the speed of its method over `over`."""
+    rows = against(frame, over, set(table["method"]), work).to_dict("records")
+    found = {(row["case"], row["method"]): f"{verdicts.interval_text(row)} {row['outcome']}" for row in rows}
+    return [found.get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
 
 
 def parts(frame: pd.DataFrame) -> pd.DataFrame:
@@ -56,7 +57,7 @@ def parts(frame: pd.DataFrame) -> pd.DataFrame:
     metrics = dict(step="step_call", own="own_call", merging="merged_call", moved="moved_call", balance="balance")
     table = frames.medians(frame, AXES, sent="sent_bytes", **metrics)
     alone = table[table["method"].eq("alone")].set_index("case")["step"]
-    table = table[table["method"].isin(_STRATEGIES)].dropna(subset=["own", "step"])
+    table = table[table["method"].isin(STRATEGIES)].dropna(subset=["own", "step"])
     share, merges = table["case"].map(alone) / table["world_size"].astype(float), table["merging"].fillna(0.0)
     mean = table["own"] * table["balance"]
     made = (share, mean - merges - share, merges, table["own"] - mean, table["step"] - table["own"])
@@ -113,13 +114,7 @@ def gradients(frame: pd.DataFrame) -> pd.DataFrame:
     links = frames.valid(frame)
     links = links[links["method"].eq(CEILING) & links["metric"].eq("allreduce_bandwidth")]
     table["link (GB/s)"] = table["world_size"].map(links.groupby("world_size")["value"].median())
-    told = {
-        (row["case"], method): f"{verdicts.interval_text(row)} {row['outcome']}"
-        for method in set(table["method"]) - {"ddp"}
-        for row in speed(frame, "ddp", method).to_dict("records")
-    }
-    keys = zip(table["case"], table["method"], strict=True)
-    table["over DDP"] = [told.get(key, "1 (itself)") for key in keys]
+    table["over DDP"] = _told(frame, table, "ddp", "step")
     table["sent (MiB)"], table["error of the gradient"] = table["sent"] / 2**20, table["error"]
     columns = ["step (ms)", "over DDP", "hook (ms)", "sent (MiB)", "error of the gradient", "breaks even (GB/s)"]
     return rounded(shown(smallest_first(table, AXES), AXES, [*_CASE, "method", *columns, "link (GB/s)"]))
