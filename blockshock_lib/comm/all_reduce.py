@@ -7,8 +7,7 @@
 | two-shot | the same | every rank sums a share, then reads the others' | the same |
 | gloo | in place | gloo | CPUs |
 
-Which is fastest is measured (tuning.py) and kept on disk; where nothing was measured it is the library's. The two of
-the workspace are our kernels (symm.py), for GPUs that can read each other's memory.
+Which is fastest is measured (tuning.py); where nothing was, it is the library's. Those of the workspace are in symm.py.
 """
 
 import weakref

@@ -1,8 +1,7 @@
 """Sums over the GPUs of one host through PyTorch's symmetric memory, by kernels of our own (all_reduce.cu).
 
-A product writes its partial result straight into a workspace; the sum, with the bias, goes to an ordinary tensor.
-NVLink's multicast is never used. A kernel waits for its peers, as NCCL's do: where a rank fails, the others wait until
-their processes are ended.
+A product writes into a workspace; the sum, with the bias, goes to an ordinary tensor. NVLink's multicast is never used.
+A kernel waits for its peers, as NCCL's do: where a rank fails, the others wait until their processes are ended.
 """
 
 import contextlib

@@ -52,9 +52,8 @@ def errors(y: torch.Tensor, truth: torch.Tensor) -> tuple[float, float]:
 
 def worst_line(made: torch.Tensor, baseline: torch.Tensor, truth: torch.Tensor) -> tuple[float, str]:
     """(RMS error of the worst row or column over what is allowed there, its name). One dropped weight spoils one column
-    of y by half a percent, which the RMS over 40,960 columns does not show.
-
-    A line's error is over the baseline's there, or over that of all lines where rounding was kind to it. Entries count
+    of y by half a percent, which the RMS over 40,960 columns does not show. A line's error is over the baseline's
+    there, or over that of all lines where rounding was kind to it. Entries count
     by what their crossing line leaves to expect: a large token must not drown the others of its column.
     """
     if truth.dim() != 2:
@@ -85,12 +84,10 @@ def squares_by_line(y: torch.Tensor, truth: torch.Tensor, scales: list[torch.Ten
 
 def judge(check: Check) -> tuple[str, dict[str, float]]:
     """Why a tensor is refused ("" where it passed), and METRICS: its error beside that of its baseline, made in the
-    same dtype and sharding; both against float64.
-
-    Passes when it has the right shape and dtype, is finite, its largest error is at most twice the baseline's, its RMS
-    error at most 1.05 times the baseline's, no row or column of it is far worse than its others (`worst_line`), and the
-    baseline's own error is one that rounding explains. Without a baseline it must be the truth up to a few roundings. A
-    rank that stands by has nothing to be judged.
+    same dtype and sharding; both against float64. It must have the right shape and dtype and be finite, its largest
+    error be at most twice the baseline's, its RMS error at most 1.05 times that, no row or column far worse than its
+    others (`worst_line`), and the baseline's own error one that rounding explains. Without a baseline it must be the
+    truth up to a few roundings.
     """
     made, baseline, truth, what = check.made, check.baseline, check.truth, check.what
     if made is None:

@@ -30,10 +30,8 @@ def measure(
     done: Sequence[Row] = (),
 ) -> list[Row]:
     """Runs every method of `problem.case` and returns the rows of the case, the same on every rank. A method that
-    cannot run, does not fit or fails its check gets a row that says so, and no time.
-
-    `emit` takes the rows of samples as they come, on rank 0; `done`: those of a case that was cut off: they are kept,
-    and samples go on behind them. Of an emulated case the ranks are threads of this process.
+    cannot run, does not fit or fails its check gets a row that says so, and no time. `emit` takes the rows of samples
+    as they come, on rank 0; `done`: those of a case that was cut off, behind which samples go on.
     """
 
     def ranked(group: Group) -> list[Row]:

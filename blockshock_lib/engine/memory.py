@@ -48,9 +48,3 @@ def free(device: torch.device) -> int:
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + idle
     return available() or total(device)
-
-
-def make_room(device: torch.device, needed: float, what: str) -> None:
-    """Raises torch.OutOfMemoryError before anything is allocated, where `what` needs more bytes than are free."""
-    if needed > (there := free(device)):
-        raise torch.OutOfMemoryError(f"{what} needs {needed / GIB:.4g} GiB, {there / GIB:.4g} GiB are free")

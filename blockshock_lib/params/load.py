@@ -92,16 +92,10 @@ def load(
     """Merges the stack, base < study's defaults < study < phase < hardware < sweep < chosen by name < overrides, and
     checks it. ParamsError: one line a problem, each with its file, dotted key, the allowed values, the nearest match.
 
-    A study's and a phase's file may be missing. The sweep is `<phase>-<hardware's name>` where that file exists, else
-    `<phase>-<device>`: hardware without a sweep of its own shares the one for all CPUs or all GPUs.
-
-    Args:
-        study: the `engine.study.Study`; its name is that of its folder under `root`.
-        overrides: dotted key -> value, as from `--set`; `layers.<kind>` chooses like `choose`, and wins over it.
-        choose: "hardware" or "sweep" -> file name or "auto"; or one of the study's presets -> its name. What is named
-            here or in `overrides`, as mask or dtype, is run alone: the sweep's list of it (masks, dtypes) is dropped.
-        detect: names this machine's file of hardware/ where "auto" is chosen.
-        said: what complaints call the source of `overrides`.
+    The sweep is `<phase>-<hardware's name>` where that file exists, else `<phase>-<device>`. `overrides`: dotted key ->
+    value, which complaints call `said`; `layers.<kind>` in it wins over `choose`: "hardware" or "sweep" -> file name or
+    "auto" (`detect` names this machine's), or one of the study's presets -> its name. What is named in either, as mask
+    or dtype, is run alone: the sweep's list of it is dropped.
     """
     phase = phase.rpartition("/")[2]
     stack, given = Stack(Path(root)), _nest(overrides or {}, said)

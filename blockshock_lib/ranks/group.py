@@ -98,12 +98,10 @@ class WorkerGroup:
     ) -> list[Any]:
         """The results, in rank order, of `fn(ctx, *args)` on every rank; pickled, as is `fn` by its module and name.
 
-        `on_emit` is called with rank and value at each `ctx.emit(value)`, in each rank's order, before its result is
-        taken; what it raises ends the group. The ranks of `may_lose` may fail: the result of one that does is a `Lost`,
-        the others go on (see `RankContext.lost`), and the group is no longer `alive`.
-
-        LaunchError where `fn` cannot be found by a worker, or the group has ended: nothing was run. RankError or
-        DeadlineError where a rank raised or died, or not all answered within `seconds`: the group is dead.
+        `on_emit(rank, value)` hears each `ctx.emit(value)`; what it raises ends the group. A rank of `may_lose` that
+        fails gives a `Lost`, the others go on (see `RankContext.lost`), and the group is no longer `alive`. LaunchError
+        where `fn` cannot be found by a worker, or the group has ended: nothing was run. RankError or DeadlineError
+        where a rank raised or died, or not all answered within `seconds`: the group is dead.
         """
         if not self._end.alive:
             raise LaunchError("this group of workers has ended; start a fresh one")

@@ -42,11 +42,9 @@ KNOCK_ON = (
 
 @dataclass(frozen=True)
 class RankContext:
-    """What a task function gets first. `log` holds what this rank prints; `emit` sends a value to the parent.
-
-    `lost`: those of the ranks that this call may lose that have died so far. A gloo collective with one of them raises,
-    in the ranks that talk to it: they must `leave` the group, for others wait for them. NCCL's hangs until a thread
-    that asks here aborts it.
+    """What a task function gets first. `log` holds what this rank prints; `emit` sends a value to the parent. `lost`:
+    those of the ranks that this call may lose that have died so far. A gloo collective with one of them raises in the
+    ranks that talk to it, which must `leave` the group; NCCL's hangs until a thread that asks here aborts it.
     """
 
     rank: int

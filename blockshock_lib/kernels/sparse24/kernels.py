@@ -1,15 +1,12 @@
 """The moves of pattern.py and the passes of compress.py as Triton kernels, for 16-bit values on a GPU; those two files
 are their oracles.
 
-Each is bound by memory, so each reads and writes every byte once, in runs of at least 128 bytes:
-- two kept weights of a row of a tile are neighbours: one 32-bit word of the values;
-- the four weights that a group has in a dense matrix are one 64-bit word;
-- a program handles a block of 4x4 tiles, and picks 16-bit pieces by shifts. It turns the block in shared memory where
-  rows of W^T are written, in whole runs too. A block may end beyond the weight: then the rest is masked;
-- metadata are words of 64 bits, the eight groups of two rows (see compress.py). A word's sixteen tiles are looked up
-  again, from the L1 cache for the most part, which is simpler than to move bits between threads.
-Values are integers here: nothing is rounded, and a NaN keeps its bits. Offsets are 64-bit: 32 bits would end at N = K =
-92000. Where one tile repeats it is a constant of the kernel.
+Each is bound by memory, so each reads and writes every byte once, in runs of at least 128 bytes. Two kept weights of a
+row of a tile are one 32-bit word of the values, a group of a dense matrix one of 64 bits, as are the metadata of the
+eight groups of two rows (see compress.py), whose sixteen tiles are looked up again, mostly from the L1 cache. A program
+handles a block of 4x4 tiles, masked beyond the weight's end, and turns it in shared memory where rows of W^T are
+written. Values are integers: nothing is rounded, and a NaN keeps its bits. Offsets are 64-bit: 32 bits would end at N =
+K = 92000. Where one tile repeats it is a constant of the kernel.
 """
 
 import torch

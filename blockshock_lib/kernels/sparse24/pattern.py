@@ -4,9 +4,8 @@ Training with a fixed mask never compresses. It moves values: out of a dense gra
 weight (`scatter`), and from the packed values of W to those of W^T (`transpose_values`), a permutation inside each 4x4
 tile and a transposition of the grid of tiles. What is kept dense loses what the mask drops (`masked`).
 
-The torch version here runs anywhere in any dtype and is the oracle. On a CUDA device 16-bit values go through a Triton
-kernel (kernels.py). Neither reads a value back to the host, so both can be captured in a CUDA graph once they have run.
-Values are moved bit for bit, a NaN's too; nothing here has a gradient.
+The torch version here runs anywhere and is the oracle of the Triton kernels (kernels.py) of 16-bit values on a GPU.
+Both can be captured in a CUDA graph once they have run. Values are moved bit for bit, a NaN's too, without a gradient.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
-"""The 2:4 product as a user of PyTorch's public interface gets it, its host time included (it plans every call anew):
-`to_sparse_semi_structured` and `F.linear`. Two things are added because results would be wrong or unusable without:
-- x is made contiguous first, at a multiple of 16 bytes. The op hands cuSPARSELt the address and the shape of x, not its
-  strides: a column slice of a wider tensor is multiplied as if its rows lay end to end, wrong and without an error.
-- y is made contiguous last. Up to torch 2.11 the op returns a transposed view, which a collective refuses.
+"""The 2:4 product of PyTorch's public interface, which plans every call anew, with two things added:
+- x is made contiguous first, at a multiple of 16 bytes: the op hands cuSPARSELt its address and shape, not its strides,
+  and multiplies a column slice of a wider tensor as if its rows lay end to end, wrong and without an error;
+- y is made contiguous last: up to torch 2.11 the op returns a transposed view, which a collective refuses.
 """
 
 import warnings

@@ -1,9 +1,7 @@
 """The ways to multiply with cuSPARSELt's packed form, the library with a setting and the small-batch kernel with a
-config; and a probe that tries one on the GPU: are its values right, and how long does it take?
-
-A batch that nobody has tuned (tune.py) goes to the small-batch kernel where that takes it. The probe's weight is of
-its own making. Values are compared with a float32 product on the tensor cores (`torch.mm` with `out_dtype`). Times are
-those of a CUDA graph whose calls take turns through copies of the weight that together do not fit in the L2 cache.
+config, which takes what it can of a batch that nobody has tuned; and a probe that tries one on the GPU: are its values
+those of a float32 product (`torch.mm` with `out_dtype`), and how long does it take, in a CUDA graph over copies of the
+weight that together do not fit in the L2 cache?
 """
 
 import functools

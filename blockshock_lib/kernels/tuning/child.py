@@ -1,13 +1,10 @@
 """A search in a process of its own, so that a way that crashes costs a candidate and not the run.
 
-An illegal instruction in a kernel breaks the whole CUDA context, and a process cannot replace its context. So a
-`Search` starts `python -m blockshock_lib.kernels.tuning.child MODULE:NAME`, which imports the same `Search`, and keeps
-that child for the next problem. It says what it is about to try. When it dies, finds its context broken or falls
-silent, the last thing it named is the culprit, and a new child goes on with the trials so far and without the culprit.
-
-Over a pipe the child is sent (problem, seconds, known trials, steps to leave out) for each search, and sends pairs:
-"ready" once, then for each search "trying" a way or a named step and its "trial" by turns, at the end "done", or else
-"failed" or "broken" and is gone.
+A process cannot replace a CUDA context that is broken. So a `Search` starts a child, which imports the same `Search`,
+and keeps it for the next problem. Where it dies, finds its context broken or falls silent, what it last said it would
+try is the culprit, and a new child goes on with the trials so far and without the culprit. Over a pipe it is sent
+(problem, seconds, known trials, steps to leave out), and sends pairs: "ready" once, then for each search "trying" a way
+or a step and its "trial" by turns, at the end "done", or else "failed" or "broken" and is gone.
 """
 
 import atexit

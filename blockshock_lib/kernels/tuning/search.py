@@ -1,10 +1,8 @@
 """The search for the fastest way to do a thing among those whose values are right.
 
 Some algorithms of cuSPARSELt have given wrong values, and not every time (pytorch#155333), so a candidate is checked
-before it is timed, and again with other inputs before it is chosen. Others have crashed: the search says what it is
-about to try, so that whoever watches its process (child.py) knows what ended it, and it takes over the trials made.
-
-A way is a NamedTuple; its class is its kind. In JSON it is {"kind": the kind's name} and its fields.
+before it is timed, and again with other inputs before it is chosen. Others have crashed (child.py). A way is a
+NamedTuple; its class is its kind. In JSON it is {"kind": the kind's name} and its fields.
 """
 
 import contextlib
@@ -109,16 +107,11 @@ def search(
 ) -> list[Trial]:
     """Tries the ways of each kind, then variants of the fastest right ones, then checks and times the leaders again.
 
-    Args:
-        ways: those of each kind in the order of trying. The very first is always tried.
-        check, timed: the error of fresh values; a clock of milliseconds a sample. A RuntimeError is a refusal.
-        kind: what a way competes in: so many finalists of each are checked twice more and timed again, in turns.
-        seconds: for each kind, after which no further candidate of it is started; the last step still runs.
-        known: trials made before, which count as this search's own.
-        started, ended: called with each way just before it is run, and with each trial.
-
-    Returns the last trial of every way tried, in order. The fastest right one of each kind has passed all its checks
-    and carries a median; the times of those that were no finalists are single samples.
+    `check` gives the error of fresh values, `timed` a clock of milliseconds a sample; a RuntimeError is a refusal. Of
+    each `kind`, so many finalists are checked twice more and timed again, in turns; after its `seconds` no candidate of
+    it is started, but the very first is always tried. `known`: trials made before, as if made here. `started` and
+    `ended` are called with each way just before it is run, and with each trial. Returns the last trial of every way
+    tried, in order; the fastest right one of each kind carries a median, who was no finalist a single sample.
     """
     ways = list(ways)
     kinds = list(dict.fromkeys(map(kind, ways)))

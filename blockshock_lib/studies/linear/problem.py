@@ -24,10 +24,9 @@ from blockshock_lib.studies.linear.runner import LinearRunner
 class LinearProblem(CaseCosts, Problem):
     """y = x W^T + b for one case, on one rank's device, and its gradients for one dy.
 
-    W [N, K] has entries of variance 1/K, so that y is of order 1; x [B, K] is drawn from the workload's distribution
-    with a seed of its own, and afresh for each fresh group of processes. The same case and `repeat` give the same
-    numbers on every rank of a kind of device. `keep` [N, K]: True where term 0 holds the entry; None where no method
-    splits W. `reduced`: whether the ways to add up were timed: they are as fast in every method that adds up.
+    W [N, K] has entries of variance 1/K, so that y is of order 1; x [B, K] has a seed of its own, for each `repeat`
+    another. `keep` [N, K]: True where term 0 holds the entry; None where no method splits W. `reduced`: whether the
+    ways to add up were timed: they are as fast in every method that adds up.
     """
 
     def __init__(self, case: Case, params: Any, *, device: torch.device, group: Group | None = None, repeat: int = 0):
@@ -103,7 +102,9 @@ class LinearProblem(CaseCosts, Problem):
             _ = reference.y, self.phase.backward and reference.dx
         if self.phase.train:
             needed = self.training_bytes(method).peak * (self.case.world_size if self.case.emulated else 1)
-            memory.make_room(self.device, needed, f"a training step with {self.case.optimizer}")
+            if needed > (there := memory.free(self.device)):
+                sizes = f"needs {needed / memory.GIB:.4g} GiB, {there / memory.GIB:.4g} GiB are free"
+                raise torch.OutOfMemoryError(f"a training step with {self.case.optimizer} {sizes}")
             _ = self.reference.expected_dw, self.reference.expected_db
         for reference in references:
             for what in ("y", "dx")[: 1 + self.phase.backward]:
