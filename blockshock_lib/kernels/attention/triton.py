@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blockshock_lib.kernels.attention import explicit
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.kernels.attention.lists import BlockLists
+from blockshock_lib.kernels.attention.lists import BlockLists, Rows
 from blockshock_lib.kernels.attention.merge import merge
 
 
@@ -31,6 +31,17 @@ class Cuts(NamedTuple):
     forward: Config | None = None
     dq: Config | None = None
     dkdv: Config | None = None
+
+
+class Lists(NamedTuple):
+    """The lists of one direction as the kernels take them; of two the first is of full blocks, the other of partial."""
+
+    at: tuple[Tensor, Tensor]
+    blocks: tuple[Tensor, Tensor]
+    tile: Tensor
+    order: Tensor
+    tiles: Tensor
+    plane: Tensor  # int32 [B, H]
 
 
 UNTUNED = Cuts()
@@ -84,8 +95,7 @@ def forward(call: Call, cuts: Cuts = UNTUNED, splits: int | None = None) -> tupl
     with torch.cuda.device_of(q):
         triton_forward.forward[places, batch * heads, splits](
             *(q, k, v, out, lse),
-            *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:4]),
-            *list_args(lists.rows, lists, batch, heads),
+            *(q.stride()[:3], k.stride()[:3], v.stride()[:3], out.stride()[:4], *taken(lists.rows, call)),
             *(q_len, lists.k_len, lists.q_blocks, heads, heads // k.shape[1], call.scale / math.log(2)),
             **fixed(config, lists, dim),
         )
@@ -108,15 +118,15 @@ def backward(
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     delta, level = torch.empty((2, batch, heads, lists.q_blocks * lists.block), dtype=torch.float32, device=q.device)
     dlse = None if dlse is None else dlse.float().contiguous()
-    inputs, strides = (dout, q, k, v, level, delta), [step for x in (dout, q, k, v) for step in x.stride()[:3]]
+    inputs, strides = (dout, q, k, v, level, delta), [x.stride()[:3] for x in (dout, q, k, v)]
     with torch.cuda.device_of(q):
         triton_dq.prepare[lists.q_blocks * (lists.block // 32), batch * heads](
-            *(dout, out, lse.float().contiguous(), dlse, delta, level, *dout.stride()[:3], *out.stride()[:3]),
+            *(dout, out, lse.float().contiguous(), dlse, delta, level, dout.stride()[:3], out.stride()[:3]),
             *(q_len, heads),
             **dict(D=dim, ROWS=32, num_warps=4),
         )
         triton_dq.by_rows[lists.q_blocks * (lists.block // rows.block_m), batch * heads](
-            *(*inputs, dq, *strides, *dq.stride()[:3], *list_args(lists.rows, lists, batch, heads)),
+            *(*inputs, dq, *strides, dq.stride()[:3], *taken(lists.rows, call)),
             *(q_len, lists.k_len, lists.q_blocks, heads, heads // k.shape[1], float(call.scale)),
             **fixed(rows, lists, dim),
         )
@@ -124,8 +134,7 @@ def backward(
         bad = torch.empty(grid, dtype=torch.int32, device=q.device)
         for cut in (columns, columns._replace(block_m=min(32, columns.block_m), stages=1)):
             triton_dkdv.by_columns[grid](
-                *(*inputs, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3]),
-                *list_args(lists.columns, lists, batch, heads),
+                *(*inputs, dk, dv, *strides, dk.stride()[:3], dv.stride()[:3], *taken(lists.columns, call)),
                 *(q_len, lists.k_len, lists.k_blocks, heads, heads // k.shape[1], float(call.scale), bad),
                 **dict(**fixed(cut, lists, dim), RAGGED=q_len % lists.block != 0, GUARD=cut is not columns),
             )
@@ -166,11 +175,11 @@ def fixed(config: Config, lists: BlockLists, dim: int) -> dict[str, int]:
     return dict(**blocks, num_warps=config.warps, num_stages=config.stages)
 
 
-def list_args(way, lists: BlockLists, batch: int, heads: int) -> tuple:
-    """The lists of one direction as the kernels take them."""
-    plane = lists.plane.expand(batch, heads)
-    listed = way.full_at, way.full, way.partial_at, way.partial, way.tile, way.order
-    return *listed, lists.tiles, plane, *plane.stride()
+def taken(way: Rows, call: Call) -> tuple[Lists, int, int]:
+    """And the strides of `plane`: outside of the tuple, so that no kernel is compiled for each."""
+    plane = call.lists.plane.expand(call.q.shape[:2])
+    at, blocks = (way.full_at, way.partial_at), (way.full, way.partial)
+    return Lists(at, blocks, way.tile, way.order, call.lists.tiles, plane), *plane.stride()
 
 
 def _cut(kernel: str, call: Call, cuts: Cuts) -> Config:

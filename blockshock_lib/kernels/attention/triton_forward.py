@@ -11,58 +11,17 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from blockshock_lib.kernels.attention.triton_tiles import any_nan, first_row, poison, seen_in, store, tile, weighed
-
-
-@triton.jit
-def _visit(
-    acc,  # fp32 [BLOCK_M, DIM], sum of p v
-    top,  # fp32 [BLOCK_M], the largest score so far, in powers of two
-    total,  # fp32 [BLOCK_M], sum of p
-    q,
-    k,
-    v,
-    k_s,
-    v_s,
-    k_len,
-    power,
-    listed,  # blocks of keys,
-    begin,  # of which these are visited
-    end,
-    numbers,  # of their tiles
-    tiles,
-    row,  # of the queries in the tile
-    D: constexpr,
-    BLOCK: constexpr,
-    BLOCK_M: constexpr,
-    BLOCK_N: constexpr,
-    PARTIAL: constexpr,
-    GUARD: constexpr,
-):
-    PARTS: constexpr = BLOCK // BLOCK_N
-    block = tl.load(listed + begin, mask=begin < end, other=0)
-    for i in tl.range(begin * PARTS, end * PARTS, num_stages=1 if GUARD else None):
-        start = block * BLOCK + i % PARTS * BLOCK_N
-        keys = tile(k, start, k_s, k_len, BLOCK_N, D, PARTIAL)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
-        if PARTIAL:
-            number = tl.load(numbers + i // PARTS)
-            seen = seen_in(tiles, number, row, i % PARTS * BLOCK_N, BLOCK, BLOCK_M, BLOCK_N, False)
-            scores = tl.where(seen, scores * power, -float("inf"))
-            higher = tl.maximum(top, tl.max(scores, 1))
-            level = tl.where(higher == -float("inf"), 0.0, higher)
-            p = tl.exp2(scores - level[:, None])
-        else:
-            higher = tl.maximum(top, tl.max(scores, 1) * power)
-            level = higher
-            p = tl.exp2(scores * power - level[:, None])
-        fade = tl.exp2(top - level)
-        total = total * fade + tl.sum(p, 1)
-        values = tile(v, start, v_s, k_len, BLOCK_N, D, PARTIAL)
-        acc = weighed(acc * fade[:, None], p.to(values.dtype), values, GUARD)
-        top = higher
-        block = tl.load(listed + (i + 1) // PARTS, mask=i + 1 < end * PARTS, other=0)
-    return acc, top, total
+from blockshock_lib.kernels.attention.triton_tiles import (
+    any_nan,
+    first_row,
+    head,
+    poison,
+    seen_in,
+    share,
+    store,
+    tile,
+    weighed,
+)
 
 
 @triton.jit
@@ -74,37 +33,44 @@ def _attend(
     v_s,
     k_len,
     power,
-    full,
-    full_begin,
-    full_end,
-    partial,
-    begin,
-    end,
-    numbers,
-    tiles,
-    row,
+    lists,
+    row,  # of the lists
+    place,  # of the queries in their block
     D: constexpr,
     BLOCK: constexpr,
     BLOCK_M: constexpr,
     BLOCK_N: constexpr,
     GUARD: constexpr,
 ):
-    acc = tl.zeros((BLOCK_M, q.shape[1]), tl.float32)
+    PARTS: constexpr = BLOCK // BLOCK_N
+    acc = tl.zeros((BLOCK_M, q.shape[1]), tl.float32)  # sum of p v
+    # The largest score so far, in powers of two, and the sum of p.
     top, total = tl.full((BLOCK_M,), -float("inf"), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
-    acc, top, total = _visit(
-        acc, top, total, q, k, v, k_s, v_s, k_len, power, full, full_begin, full_end, numbers, tiles, row,
-        D, BLOCK, BLOCK_M, BLOCK_N, False, False,
-    )  # fmt: skip
-    return _visit(
-        acc, top, total, q, k, v, k_s, v_s, k_len, power, partial, begin, end, numbers, tiles, row,
-        D, BLOCK, BLOCK_M, BLOCK_N, True, GUARD,
-    )  # fmt: skip
-
-
-@triton.jit
-def _share(at, row, part, parts):
-    begin, end = tl.load(at + row), tl.load(at + row + 1)
-    return begin + (end - begin) * part // parts, begin + (end - begin) * (part + 1) // parts
+    for PARTIAL in tl.static_range(2):
+        begin, end = share(lists.at[PARTIAL], row)
+        block = tl.load(lists.blocks[PARTIAL] + begin, mask=begin < end, other=0)
+        for i in tl.range(begin * PARTS, end * PARTS, num_stages=1 if GUARD and PARTIAL else None):
+            start = block * BLOCK + i % PARTS * BLOCK_N
+            keys = tile(k, start, k_s, k_len, BLOCK_N, D, PARTIAL)
+            scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+            if PARTIAL:
+                number = tl.load(lists.tile + i // PARTS)
+                seen = seen_in(lists.tiles, number, place, i % PARTS * BLOCK_N, BLOCK, BLOCK_M, BLOCK_N, False)
+                scores = tl.where(seen, scores * power, -float("inf"))
+                higher = tl.maximum(top, tl.max(scores, 1))
+                level = tl.where(higher == -float("inf"), 0.0, higher)
+                p = tl.exp2(scores - level[:, None])
+            else:
+                higher = tl.maximum(top, tl.max(scores, 1) * power)
+                level = higher
+                p = tl.exp2(scores * power - level[:, None])
+            fade = tl.exp2(top - level)
+            total = total * fade + tl.sum(p, 1)
+            values = tile(v, start, v_s, k_len, BLOCK_N, D, PARTIAL)
+            acc = weighed(acc * fade[:, None], p.to(values.dtype), values, GUARD and PARTIAL)
+            top = higher
+            block = tl.load(lists.blocks[PARTIAL] + (i + 1) // PARTS, mask=i + 1 < end * PARTS, other=0)
+    return acc, top, total
 
 
 @triton.jit(do_not_specialize=["q_len", "k_len", "q_blocks", "heads", "group", "plane_b", "plane_h"])
@@ -114,27 +80,11 @@ def forward(
     v,
     out,  # [splits, B, H, q_len, D]
     lse,  # fp32 [splits, B, H, q_len], in base e
-    q_b,
-    q_h,
-    q_s,
-    k_b,
-    k_h,
-    k_s,
-    v_b,
-    v_h,
-    v_s,
-    out_split,
-    out_b,
-    out_h,
-    out_s,
-    full_at,
-    full,
-    partial_at,
-    partial,
-    numbers,
-    order,
-    tiles,
-    plane,
+    q_by,  # strides of batch, head, position
+    k_by,
+    v_by,
+    out_by,  # of split, batch, head, position
+    lists,
     plane_b,
     plane_h,
     q_len,
@@ -150,34 +100,25 @@ def forward(
 ):
     """Grid: q_blocks * BLOCK / BLOCK_M places of the order, B H heads, splits."""
     b, h, split = tl.program_id(1) // heads, tl.program_id(1) % heads, tl.program_id(2)
-    listed, block, part = first_row(plane, plane_b, plane_h, b, h, order, q_blocks, tl.program_id(0), BLOCK // BLOCK_M)
-    start = block * BLOCK + part * BLOCK_M
+    row, block, part = first_row(lists, b * plane_b + h * plane_h, q_blocks, BLOCK // BLOCK_M)
+    start, place = block * BLOCK + part * BLOCK_M, part * BLOCK_M
     if start >= q_len:
         return
-    b = b.to(tl.int64)
-    queries = tile(q + b * q_b + h.to(tl.int64) * q_h, start, q_s, q_len, BLOCK_M, D, True)
-    k += b * k_b + (h // group).to(tl.int64) * k_h
-    v += b * v_b + (h // group).to(tl.int64) * v_h
-    full_begin, full_end = _share(full_at, listed, split, tl.num_programs(2))
-    begin, end = _share(partial_at, listed, split, tl.num_programs(2))
+    queries = tile(head(q, q_by, b, h), start, q_by[2], q_len, BLOCK_M, D, True)
+    k, v = head(k, k_by, b, h // group), head(v, v_by, b, h // group)
     acc, top, total = _attend(
-        queries, k, v, k_s, v_s, k_len, power, full, full_begin, full_end, partial, begin, end, numbers, tiles,
-        part * BLOCK_M, D, BLOCK, BLOCK_M, BLOCK_N, False,
-    )  # fmt: skip
+        queries, k, v, k_by[2], v_by[2], k_len, power, lists, row, place, D, BLOCK, BLOCK_M, BLOCK_N, False
+    )
     suspect = any_nan(acc)
     if suspect:  # in other tiles: offsets that both passes share would keep registers through the first one's loops
         acc, top, total = _attend(
-            queries, k, v, k_s, v_s, k_len, power, full, full_begin, full_end, partial, begin, end, numbers, tiles,
-            part * BLOCK_M, D, BLOCK, BLOCK_M, 32, True,
-        )  # fmt: skip
+            queries, k, v, k_by[2], v_by[2], k_len, power, lists, row, place, D, BLOCK, BLOCK_M, 32, True
+        )
     acc = acc / tl.where(total == 0, 1.0, total)[:, None]  # a row that sees nothing: output 0, lse -inf
-    out += split.to(tl.int64) * out_split + b * out_b + h.to(tl.int64) * out_h
-    store(out, start, out_s, q_len, acc, True, BLOCK_M, D)
+    out = head(out, out_by[1:], b, h) + split.to(tl.int64) * out_by[0]
+    store(out, start, out_by[3], q_len, acc, True, BLOCK_M, D)
     rows = start + tl.arange(0, BLOCK_M)
     lse += (split.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * q_len
     tl.store(lse + rows, (top + tl.log2(total)) * 0.6931471805599453, mask=rows < q_len)
     if suspect:
-        poison(
-            out, out_s, q_len, start, part * BLOCK_M, v, v_s, k_len, partial, begin, end, numbers, tiles,
-            D, BLOCK, BLOCK_M, 32, False,
-        )  # fmt: skip
+        poison(out, out_by[3], q_len, start, place, v, v_by[2], k_len, lists, row, D, BLOCK, BLOCK_M, 32, False)

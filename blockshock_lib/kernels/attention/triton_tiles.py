@@ -6,14 +6,27 @@ from triton.language import constexpr
 
 
 @triton.jit
-def first_row(plane, plane_b, plane_h, b, h, order, n, at, PARTS: constexpr):
-    """The row of the lists for place `at` in the order of the plane of head h -> (row, its block, part of the block).
+def first_row(lists, at, n, PARTS: constexpr):
+    """The row of the lists for this program's place in the order of a head -> (row, its block, part of the block).
 
-    n: blocks a plane. A block is the work of PARTS neighbouring places.
+    at: of its plane's number; n: blocks a plane. A block is the work of PARTS neighbouring places.
     """
-    first = tl.load(plane + b * plane_b + h * plane_h) * n
-    block = tl.load(order + first + at // PARTS)
-    return first + block, block, at % PARTS
+    first = tl.load(lists.plane + at) * n
+    block = tl.load(lists.order + first + tl.program_id(0) // PARTS)
+    return first + block, block, tl.program_id(0) % PARTS
+
+
+@triton.jit
+def share(at, row):
+    """Where this program's part of a row begins and ends, if several programs share the row."""
+    begin, end, part, parts = tl.load(at + row), tl.load(at + row + 1), tl.program_id(2), tl.num_programs(2)
+    return begin + (end - begin) * part // parts, begin + (end - begin) * (part + 1) // parts
+
+
+@triton.jit
+def head(x, by, b, h):
+    """Where head h of batch element b begins; a tensor may have 2^31 elements or more."""
+    return x + b.to(tl.int64) * by[0] + h.to(tl.int64) * by[1]
 
 
 @triton.jit
@@ -93,11 +106,8 @@ def poison(
     rows,  # [length, D], what was weighed
     step,
     length,
-    listed,
-    begin,
-    end,
-    numbers,
-    tiles,
+    lists,
+    row,
     D: constexpr,
     BLOCK: constexpr,
     BLOCK_A: constexpr,
@@ -106,14 +116,15 @@ def poison(
 ):
     """NaN into `out` where a value that is not finite is seen, in the partial blocks of a list."""
     PARTS: constexpr = BLOCK // BLOCK_B
+    begin, end = share(lists.at[1], row)
     hits = tl.zeros((BLOCK_A, tl.constexpr(triton.next_power_of_2(D))), tl.float32)
     for i in tl.range(begin * PARTS, end * PARTS, num_stages=1):
-        number, part = tl.load(numbers + i // PARTS), i % PARTS * BLOCK_B
+        number, part = tl.load(lists.tile + i // PARTS), i % PARTS * BLOCK_B
         if TURNED:
-            seen = seen_in(tiles, number, part, place, BLOCK, BLOCK_B, BLOCK_A, True)
+            seen = seen_in(lists.tiles, number, part, place, BLOCK, BLOCK_B, BLOCK_A, True)
         else:
-            seen = seen_in(tiles, number, place, part, BLOCK, BLOCK_A, BLOCK_B, False)
-        values = tile(rows, tl.load(listed + i // PARTS) * BLOCK + part, step, length, BLOCK_B, D, True)
+            seen = seen_in(lists.tiles, number, place, part, BLOCK, BLOCK_A, BLOCK_B, False)
+        values = tile(rows, tl.load(lists.blocks[1] + i // PARTS) * BLOCK + part, step, length, BLOCK_B, D, True)
         hits = tl.dot(seen.to(values.dtype), (~finite(values)).to(values.dtype), hits, input_precision="ieee")
     nan = tl.where(hits > 0, float("nan"), 0.0)
     tl.debug_barrier()  # what is overwritten was stored by other threads
