@@ -1,8 +1,7 @@
 """dK and dV of block-sparse attention as a Triton kernel: a program holds some keys of a head and visits their blocks.
 
-The scores are transposed here: [keys, queries]. See triton_dq.py. The pass that leaves out what is not finite is a
-launch of its own, whose programs end at once where no NaN was found: the two accumulators leave no register for what
-both passes use.
+The scores are transposed here: [keys, queries]. See triton_dq.py. The second pass is a launch of its own,
+whose programs end at once where no NaN was found: the two accumulators leave no register for what both passes use.
 """
 
 import triton
@@ -13,7 +12,6 @@ from blockshock_lib.kernels.attention.triton_tiles import (
     any_nan,
     first_row,
     head,
-    poison,
     seen_in,
     store,
     tile,
@@ -66,12 +64,14 @@ def _dkdv(
                     number = tl.load(lists.tile + i // PARTS)
                     seen = seen_in(lists.tiles, number, i % PARTS * BLOCK_M, place, BLOCK, BLOCK_M, BLOCK_N, True)
                     p = tl.where(seen, p, 0.0)
-                dv = weighed(dv, p.to(grad.dtype), grad, GUARD and PARTIAL)
+                else:
+                    seen = True
+                dv = weighed(dv, p.to(grad.dtype), grad, seen, GUARD and PARTIAL)
                 dp = tl.dot(v, tl.trans(grad), input_precision="ieee")
                 ds = p * (dp - deltas[None, :])
                 if PARTIAL:
                     ds = tl.where(seen, ds, 0.0)  # 0 times a NaN of a masked pair
-                dk = weighed(dk, ds.to(queries.dtype), queries, GUARD and PARTIAL)
+                dk = weighed(dk, ds.to(queries.dtype), queries, seen, GUARD and PARTIAL)
                 visited = tl.load(lists.blocks[PARTIAL] + (i + 1) // PARTS, mask=i + 1 < end * PARTS, other=0)
         q, dout, level, delta, plane = q + q_by[1], dout + dout_by[1], level + padded, delta + padded, plane + plane_h
     return dk, dv
@@ -135,16 +135,7 @@ def by_columns(
         lists, lists.plane + first, plane_h, k_blocks, group, block, place, D, BLOCK, BLOCK_M, BLOCK_N, RAGGED, GUARD,
     )  # fmt: skip
     dk, dv = head(dk, dk_by, b, k_head), head(dv, dv_by, b, k_head)
-    store(dk, start, dk_by[2], k_len, total_k * scale, True, BLOCK_N, D)
-    store(dv, start, dv_by[2], k_len, total_v, True, BLOCK_N, D)
-    if GUARD:
-        plane = lists.plane + first
-        for _ in tl.range(group, num_stages=1):
-            row = tl.load(plane) * k_blocks + block
-            poison(dk, dk_by[2], k_len, start, place, q, q_by[2], q_len, lists, row, D, BLOCK, BLOCK_N, BLOCK_M, True)
-            poison(
-                dv, dv_by[2], k_len, start, place, dout, dout_by[2], q_len, lists, row, D, BLOCK, BLOCK_N, BLOCK_M, True
-            )
-            q, dout, plane = q + q_by[1], dout + dout_by[1], plane + plane_h
-    else:
+    store(dk, start, dk_by[2], k_len, total_k * scale, BLOCK_N, D)
+    store(dv, start, dv_by[2], k_len, total_v, BLOCK_N, D)
+    if not GUARD:
         tl.store(bad, (any_nan(total_k) | any_nan(total_v)).to(tl.int32))

@@ -2,7 +2,7 @@
 
 Scores and dP are computed here and in triton_dkdv.py, seven products in all instead of five; in return nothing is added
 up by atomics, so that the gradients are the same in each launch, and no dQ in fp32 travels to memory. As in
-triton_forward.py, a program whose result holds a NaN starts again with what is not finite left out.
+triton_forward.py, a program whose result holds a NaN starts again.
 """
 
 import triton
@@ -13,7 +13,6 @@ from blockshock_lib.kernels.attention.triton_tiles import (
     any_nan,
     first_row,
     head,
-    poison,
     seen_in,
     store,
     tile,
@@ -90,7 +89,9 @@ def _dq(
                 number = tl.load(lists.tile + i // PARTS)
                 seen = seen_in(lists.tiles, number, place, i % PARTS * BLOCK_N, BLOCK, BLOCK_M, BLOCK_N, False)
                 ds = tl.where(seen, ds, 0.0)
-            dq = weighed(dq, ds.to(keys.dtype), keys, GUARD and PARTIAL)
+            else:
+                seen = True
+            dq = weighed(dq, ds.to(keys.dtype), keys, seen, GUARD and PARTIAL)
             block = tl.load(lists.blocks[PARTIAL] + (i + 1) // PARTS, mask=i + 1 < end * PARTS, other=0)
     return dq
 
@@ -139,13 +140,12 @@ def by_rows(
         queries, grad, levels, deltas, k, v, k_by[2], v_by[2], k_len, power, lists, row, place,
         D, BLOCK, BLOCK_M, BLOCK_N, False,
     )  # fmt: skip
-    suspect = any_nan(total)
-    if suspect:  # in other tiles: offsets that both passes share would keep registers through the first one's loops
+    if any_nan(
+        total
+    ):  # in other tiles: offsets that both passes share would keep registers through the first one's loops
         total = _dq(
             queries, grad, levels, deltas, k, v, k_by[2], v_by[2], k_len, power, lists, row, place,
             D, BLOCK, BLOCK_M, 32, True,
         )  # fmt: skip
     dq = head(dq, dq_by, b, h)
-    store(dq, start, dq_by[2], q_len, total * scale, True, BLOCK_M, D)
-    if suspect:
-        poison(dq, dq_by[2], q_len, start, place, k, k_by[2], k_len, lists, row, D, BLOCK, BLOCK_M, 32, False)
+    store(dq, start, dq_by[2], q_len, total * scale, BLOCK_M, D)

@@ -1,10 +1,9 @@
 """Block-sparse attention forward as a Triton kernel: a program holds some queries of a head and visits their blocks.
 
 Full blocks come first, without mask code, then partial ones. The number of the next block is read one step ahead, so
-that the copies of its keys and values begin while this one is computed. A masked pair has weight 0, and 0 times NaN is
-NaN: where the result holds one, the program starts again with what is not finite left out, and writes NaN where it is
-seen. To test once at the end costs next to
-nothing; a test of each tile of values would bring it into registers, where the tensor cores read shared memory.
+that the copies of its keys and values begin while this one is computed. Where the result holds a NaN, the program
+starts again and tests what it weighs (`weighed`). To test once at the end costs next to nothing; a test of each tile of
+values would bring it into registers, where the tensor cores read shared memory.
 """
 
 import triton
@@ -15,13 +14,18 @@ from blockshock_lib.kernels.attention.triton_tiles import (
     any_nan,
     first_row,
     head,
-    poison,
     seen_in,
-    share,
     store,
     tile,
     weighed,
 )
+
+
+@triton.jit
+def _share(at, row):
+    """Where this program's part of a row begins and ends, if several programs share the row."""
+    begin, end, part, parts = tl.load(at + row), tl.load(at + row + 1), tl.program_id(2), tl.num_programs(2)
+    return begin + (end - begin) * part // parts, begin + (end - begin) * (part + 1) // parts
 
 
 @triton.jit
@@ -47,7 +51,7 @@ def _attend(
     # The largest score so far, in powers of two, and the sum of p.
     top, total = tl.full((BLOCK_M,), -float("inf"), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     for PARTIAL in tl.static_range(2):
-        begin, end = share(lists.at[PARTIAL], row)
+        begin, end = _share(lists.at[PARTIAL], row)
         block = tl.load(lists.blocks[PARTIAL] + begin, mask=begin < end, other=0)
         for i in tl.range(begin * PARTS, end * PARTS, num_stages=1 if GUARD and PARTIAL else None):
             start = block * BLOCK + i % PARTS * BLOCK_N
@@ -62,12 +66,12 @@ def _attend(
                 p = tl.exp2(scores - level[:, None])
             else:
                 higher = tl.maximum(top, tl.max(scores, 1) * power)
-                level = higher
+                level, seen = higher, True
                 p = tl.exp2(scores * power - level[:, None])
             fade = tl.exp2(top - level)
             total = total * fade + tl.sum(p, 1)
             values = tile(v, start, v_s, k_len, BLOCK_N, D, PARTIAL)
-            acc = weighed(acc * fade[:, None], p.to(values.dtype), values, GUARD and PARTIAL)
+            acc = weighed(acc * fade[:, None], p.to(values.dtype), values, seen, GUARD and PARTIAL)
             top = higher
             block = tl.load(lists.blocks[PARTIAL] + (i + 1) // PARTS, mask=i + 1 < end * PARTS, other=0)
     return acc, top, total
@@ -109,16 +113,15 @@ def forward(
     acc, top, total = _attend(
         queries, k, v, k_by[2], v_by[2], k_len, power, lists, row, place, D, BLOCK, BLOCK_M, BLOCK_N, False
     )
-    suspect = any_nan(acc)
-    if suspect:  # in other tiles: offsets that both passes share would keep registers through the first one's loops
+    if any_nan(
+        acc
+    ):  # in other tiles: offsets that both passes share would keep registers through the first one's loops
         acc, top, total = _attend(
             queries, k, v, k_by[2], v_by[2], k_len, power, lists, row, place, D, BLOCK, BLOCK_M, 32, True
         )
     acc = acc / tl.where(total == 0, 1.0, total)[:, None]  # a row that sees nothing: output 0, lse -inf
     out = head(out, out_by[1:], b, h) + split.to(tl.int64) * out_by[0]
-    store(out, start, out_by[3], q_len, acc, True, BLOCK_M, D)
+    store(out, start, out_by[3], q_len, acc, BLOCK_M, D)
     rows = start + tl.arange(0, BLOCK_M)
     lse += (split.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * q_len
     tl.store(lse + rows, (top + tl.log2(total)) * 0.6931471805599453, mask=rows < q_len)
-    if suspect:
-        poison(out, out_by[3], q_len, start, place, v, v_by[2], k_len, lists, row, D, BLOCK, BLOCK_M, 32, False)

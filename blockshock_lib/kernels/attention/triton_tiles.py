@@ -1,4 +1,8 @@
-"""What the Triton kernels of attention share: to find a row, load a tile, unpack its bits, keep a NaN out."""
+"""What the Triton kernels of attention share: to find a row, load a tile, unpack its bits, keep a NaN out.
+
+A second pass, where the first one gave a NaN, has other tiles: offsets that both share would keep registers through the
+first one's loops.
+"""
 
 import triton
 import triton.language as tl
@@ -14,13 +18,6 @@ def first_row(lists, at, n, PARTS: constexpr):
     first = tl.load(lists.plane + at) * n
     block = tl.load(lists.order + first + tl.program_id(0) // PARTS)
     return first + block, block, tl.program_id(0) % PARTS
-
-
-@triton.jit
-def share(at, row):
-    """Where this program's part of a row begins and ends, if several programs share the row."""
-    begin, end, part, parts = tl.load(at + row), tl.load(at + row + 1), tl.program_id(2), tl.num_programs(2)
-    return begin + (end - begin) * part // parts, begin + (end - begin) * (part + 1) // parts
 
 
 @triton.jit
@@ -49,12 +46,12 @@ def tile(rows, start, step, length, ROWS: constexpr, D: constexpr, BOUND: conste
 
 
 @triton.jit
-def store(rows, start, step, length, values, which, ROWS: constexpr, D: constexpr):
-    """The inverse of `tile`, of those values that `which` names."""
+def store(rows, start, step, length, values, ROWS: constexpr, D: constexpr):
+    """The inverse of `tile`."""
     DIM: constexpr = triton.next_power_of_2(D)
     r, d = tl.arange(0, ROWS), tl.arange(0, DIM)
     here = rows + start.to(tl.int64) * step + (r[:, None] * step + d[None, :])
-    tl.store(here, values.to(rows.dtype.element_ty), mask=(start + r < length)[:, None] & (d < D)[None, :] & which)
+    tl.store(here, values.to(rows.dtype.element_ty), mask=(start + r < length)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -79,53 +76,19 @@ def seen_in(tiles, number, row, col, BLOCK: constexpr, ROWS: constexpr, COLS: co
 
 
 @triton.jit
-def finite(values):
-    return tl.abs(values.to(tl.float32)) < float("inf")
+def weighed(total, weights, values, seen, GUARD: constexpr):
+    """total + weights @ values. A masked pair has weight 0, and 0 times NaN is NaN.
 
-
-@triton.jit
-def weighed(total, weights, values, GUARD: constexpr):
-    """total + weights @ values. GUARD: what is not finite counts as 0; `poison` tells of it."""
+    GUARD: a row that is not finite counts as NaN where it is seen, and as 0 elsewhere.
+    """
     if GUARD:
-        values = tl.where(finite(values), values, 0.0).to(values.dtype)
+        good = tl.abs(values.to(tl.float32)) < float("inf")
+        bad = tl.min(good.to(tl.int32), 1) == 0
+        weights = tl.where(seen & bad[None, :], float("nan"), weights).to(weights.dtype)
+        values = tl.where(good, values, 0.0).to(values.dtype)
     return tl.dot(weights, values, total, input_precision="ieee")
 
 
 @triton.jit
 def any_nan(x):
     return tl.max(tl.max((x != x).to(tl.int32), 1), 0) > 0
-
-
-@triton.jit
-def poison(
-    out,  # [out_len, D], of which the BLOCK_A rows from `start` on are this program's
-    out_s,
-    out_len,
-    start,
-    place,  # of `start` in its block
-    rows,  # [length, D], what was weighed
-    step,
-    length,
-    lists,
-    row,
-    D: constexpr,
-    BLOCK: constexpr,
-    BLOCK_A: constexpr,
-    BLOCK_B: constexpr,
-    TURNED: constexpr,  # the program's rows are keys
-):
-    """NaN into `out` where a value that is not finite is seen, in the partial blocks of a list."""
-    PARTS: constexpr = BLOCK // BLOCK_B
-    begin, end = share(lists.at[1], row)
-    hits = tl.zeros((BLOCK_A, tl.constexpr(triton.next_power_of_2(D))), tl.float32)
-    for i in tl.range(begin * PARTS, end * PARTS, num_stages=1):
-        number, part = tl.load(lists.tile + i // PARTS), i % PARTS * BLOCK_B
-        if TURNED:
-            seen = seen_in(lists.tiles, number, part, place, BLOCK, BLOCK_B, BLOCK_A, True)
-        else:
-            seen = seen_in(lists.tiles, number, place, part, BLOCK, BLOCK_A, BLOCK_B, False)
-        values = tile(rows, tl.load(lists.blocks[1] + i // PARTS) * BLOCK + part, step, length, BLOCK_B, D, True)
-        hits = tl.dot(seen.to(values.dtype), (~finite(values)).to(values.dtype), hits, input_precision="ieee")
-    nan = tl.where(hits > 0, float("nan"), 0.0)
-    tl.debug_barrier()  # what is overwritten was stored by other threads
-    store(out, start, out_s, out_len, nan, hits > 0, BLOCK_A, D)

@@ -129,15 +129,17 @@ def test_what_is_masked_out_may_hold_anything():
     assert not wrong(measured(*inputs, lists, 0.3), want)
 
 
-def test_a_nan_is_seen_where_it_is_attended_and_nowhere_else():
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_nan_is_seen_where_it_is_attended_and_nowhere_else(value):
     mask = some_mask(1, 70, 100)
     inputs, lists = some_inputs(1, 1, 1, 70, 100, 16), lists_of(mask)
     want = wanted(*inputs, mask, 0.3)
     q, k, v, dout, dlse = inputs
     bad = v.clone()
-    bad[:, :, 3] = math.nan
-    out = measured(q, k, bad, dout, dlse, lists, 0.3)[0]
-    assert torch.equal(out.isnan().any(-1)[0], mask[:, :, 3])
+    bad[:, :, 3] = value
+    out, lse, *_ = measured(q, k, bad, dout, dlse, lists, 0.3)
+    assert torch.equal(out.isfinite().all(-1)[0], ~mask[:, :, 3])
+    torch.testing.assert_close(lse.double(), want[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(out[:, :, ~mask[0, :, 3]], want[0].float()[:, :, ~mask[0, :, 3]])
     bad = dout.clone()
     bad[:, :, 68] = math.nan
