@@ -4,6 +4,7 @@ from blockshock_lib import attention
 pattern = attention.causal() & attention.window(4096)
 out = attention.sparse_attention(q, k, v, pattern)
 """
+# ruff: noqa: F401
 
 from blockshock_lib.kernels.attention.pattern import (
     Pattern,
@@ -30,34 +31,3 @@ from blockshock_lib.layers.attention.parallel import ContextParallelAttention
 from blockshock_lib.layers.attention.picture import picture
 from blockshock_lib.layers.attention.sparse import SparseAttention, sparse_attention, tune
 from blockshock_lib.layers.attention.style import ContextParallel
-
-__all__ = [
-    "HYBRID_1024",
-    "PRESETS",
-    "BlockSparseAttention",
-    "ContextParallel",
-    "ContextParallelAttention",
-    "HybridTransformerBlock",
-    "Pattern",
-    "SparseAttention",
-    "block_diagonal",
-    "block_lists",
-    "by_batch",
-    "by_head",
-    "causal",
-    "columns",
-    "create_block_sparse_attention",
-    "dilated_attention",
-    "dilated_window",
-    "documents",
-    "from_mask",
-    "full",
-    "global_local",
-    "picture",
-    "preset",
-    "random",
-    "sparse_attention",
-    "strided",
-    "tune",
-    "window",
-]
