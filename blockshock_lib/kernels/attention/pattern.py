@@ -137,7 +137,7 @@ def dilated_window(size: int, step: int) -> Pattern:
 def global_local(globals: int, size: int) -> Pattern:
     """The first `globals` positions see all and are seen by all; the others see `window(size)` (Longformer)."""
     first = _positive("globals", globals)
-    return _one(rules.FirstQueries(first)) | _one(rules.FirstKeys(first)) | window(size)
+    return _one(rules.FirstQueries(first)) | _one(rules.Strip(FAR, 0, first)) | window(size)
 
 
 def documents(lengths: Sequence[int]) -> Pattern:
@@ -158,7 +158,7 @@ def columns(every: int, width: int) -> Pattern:
     """Of every `every` keys the last `width`, seen by all queries."""
     if _positive("width", width) > _positive("every", every):
         raise ValueError(f"of every {every} keys no {width} can be seen")
-    return _one(rules.Columns(every, width))
+    return _one(rules.Strip(every, every - width, every))
 
 
 def strided(every: int, local: int, width: int = 128) -> Pattern:

@@ -1,8 +1,7 @@
 """The atoms that patterns are made of: each says which keys a query sees, and what it knows of a whole block at once.
 
 `sees` is the rule, pair by pair. `bounds` gives for a block of queries p0..p1 and of keys k0..k1 (both ends included)
-two answers: whether some pair may see each other, and whether all do. Both are safe, not sharp: where the first is
-false none does, where the second is true all do, and what lies between is looked at pair by pair. p is a query's
+two answers: whether some pair may see each other, and whether all do. Both are safe, not sharp. p is a query's
 position among the keys: queries are the last of the positions, so that the last query stands beside the last key.
 
 `alike` tells blocks apart: two that begin at (p0, k0) and give the same numbers have the same pairs, so that one of
@@ -17,8 +16,13 @@ from torch import Tensor
 FAR = 1 << 30  # further than any position
 
 
+class Atom:
+    def alike(self, p0, k0, block):
+        return None
+
+
 @dataclass(frozen=True)
-class Band:
+class Band(Atom):
     """low <= p - k <= high."""
 
     low: int
@@ -38,7 +42,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Atom):
     """p - k is a multiple of `step`."""
 
     step: int
@@ -55,26 +59,30 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """k is among the last `width` of each `every` keys."""
+class Strip(Atom):
+    """Of each `every` keys those from `begin` to before `end`."""
 
     every: int
-    width: int
+    begin: int
+    end: int
 
     def sees(self, p, k):
-        return k % self.every >= self.every - self.width
+        return (k % self.every >= self.begin) & (k % self.every < self.end)
 
     def bounds(self, p0, p1, k0, k1):
         first = k0 % self.every
         last = first + k1 - k0
-        return last >= self.every - self.width, (first >= self.every - self.width) & (last < self.every)
+        some = (first < self.end) & (last >= self.begin) | (last >= self.begin + self.every)
+        return some, (first >= self.begin) & (last < self.end)
 
     def alike(self, p0, k0, block):
-        return (k0 % self.every,)
+        first = (k0 % self.every).clamp(min=self.begin - block)
+        empty = (first >= self.end) & (first <= self.every + self.begin - block)
+        return (first.masked_fill(empty, self.end),)
 
 
 @dataclass(frozen=True)
-class FirstQueries:
+class FirstQueries(Atom):
     """p < count."""
 
     count: int
@@ -90,23 +98,7 @@ class FirstQueries:
 
 
 @dataclass(frozen=True)
-class FirstKeys:
-    """k < count."""
-
-    count: int
-
-    def sees(self, p, k):
-        return k < self.count
-
-    def bounds(self, p0, p1, k0, k1):
-        return k0 < self.count, k1 < self.count
-
-    def alike(self, p0, k0, block):
-        return (k0.clamp(self.count - block, self.count),)
-
-
-@dataclass(frozen=True)
-class Diagonal:
+class Diagonal(Atom):
     """p and k lie in one piece, all pieces of `size`."""
 
     size: int
@@ -121,28 +113,46 @@ class Diagonal:
         return p0 % self.size, (p0 - k0).clamp(-self.size - block, self.size + block)
 
 
+class _Cells(Atom):
+    """Cells of pairs, each of which sees whole or not at all."""
+
+    def bounds(self, p0, p1, k0, k1):
+        one, kept = [a == b for a, b in zip(self.cell(p0, k0), self.cell(p1, k1), strict=True)], self.sees(p0, k0)
+        return kept | ~(one[0] & one[1]), kept & one[0] & one[1]
+
+
 @dataclass(frozen=True)
-class Cells:
+class Cells(_Cells):
     """Cells of `size` x `size` pairs, each kept or not by a hash: as many of 2^32 as `threshold`."""
 
     size: int
     threshold: int
     seed: int
 
+    def cell(self, p, k):
+        return p // self.size, k // self.size
+
     def sees(self, p, k):
-        return _hash(p // self.size, k // self.size, self.seed) < self.threshold
-
-    def bounds(self, p0, p1, k0, k1):
-        one = (p0 // self.size == p1 // self.size) & (k0 // self.size == k1 // self.size)
-        kept = self.sees(p0, k0)
-        return kept | ~one, kept & one
-
-    def alike(self, p0, k0, block):
-        return None
+        return _hash(*self.cell(p, k), self.seed) < self.threshold
 
 
 @dataclass(frozen=True, eq=False)
-class Documents:
+class Table(_Cells):
+    """Query q = p - shift and key k as table [q // size, k // size], bool."""
+
+    table: Tensor
+    size: int
+    shift: int
+
+    def cell(self, p, k):
+        return (p - self.shift) // self.size, k // self.size
+
+    def sees(self, p, k):
+        return self.table.to(p.device)[self.cell(p, k)]
+
+
+@dataclass(frozen=True, eq=False)
+class Documents(Atom):
     """p and k lie in one document. `number` int32 [positions], of each position's document, rising."""
 
     number: Tensor
@@ -155,32 +165,7 @@ class Documents:
         number = self.number.to(p0.device)
         return _one_piece(number[p0], number[p1], number[k0], number[k1])
 
-    def alike(self, p0, k0, block):
-        return None
 
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """Query q = p - shift and key k as table [q // cell, k // cell], bool."""
-
-    table: Tensor
-    cell: int
-    shift: int
-
-    def sees(self, p, k):
-        return self.table.to(p.device)[(p - self.shift) // self.cell, k // self.cell]
-
-    def bounds(self, p0, p1, k0, k1):
-        q0, q1 = p0 - self.shift, p1 - self.shift
-        one = (q0 // self.cell == q1 // self.cell) & (k0 // self.cell == k1 // self.cell)
-        kept = self.sees(p0, k0)
-        return kept | ~one, kept & one
-
-    def alike(self, p0, k0, block):
-        return None
-
-
-Atom = Band | Step | Columns | FirstQueries | FirstKeys | Diagonal | Cells | Documents | Table
 Rule = tuple[tuple[Atom, ...], ...]  # some term holds; a term holds where each of its atoms does
 
 
