@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from blockshock_lib.kernels.attention import explicit
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.kernels.attention.flex import padded
 from blockshock_lib.kernels.needs import version
 
 
@@ -31,41 +31,29 @@ def refuse(call: Call) -> str:
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
-    return _Attend.apply(call.q, call.k, call.v, call)
+    return explicit.attend(_forward, _backward, call)
 
 
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, call):
-        from cudnn import BSA
+def _forward(call: Call) -> tuple[Tensor, Tensor]:
+    from cudnn import BSA
 
-        ctx.call, ctx.options = call, _options(call)
-        made = BSA.block_sparse_attention_forward(q, k, v, allow_empty_block_nums=True, **ctx.options)
-        out, lse = made["o_tensor"], made["lse_tensor"]
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.mark_non_differentiable(lse)
-        return out, lse
+    made = BSA.block_sparse_attention_forward(call.q, call.k, call.v, allow_empty_block_nums=True, **_options(call))
+    return made["o_tensor"], made["lse_tensor"]
 
-    @staticmethod
-    def backward(ctx, grad, _):
-        from cudnn import BSA
 
-        q, k, v, out, lse = ctx.saved_tensors
-        made = BSA.block_sparse_attention_backward(grad.contiguous(), q, k, v, out, lse, **ctx.options)
-        return made["dq_tensor"], made["dk_tensor"], made["dv_tensor"], None
+def _backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: None) -> tuple[Tensor, Tensor, Tensor]:
+    from cudnn import BSA
+
+    made = BSA.block_sparse_attention_backward(dout.contiguous(), call.q, call.k, call.v, out, lse, **_options(call))
+    return made["dq_tensor"], made["dk_tensor"], made["dv_tensor"]
 
 
 def _options(call: Call) -> dict:
-    lists, plane = call.lists, call.lists.plane.expand(call.q.shape[:2]).long()
+    heads = call.q.shape[:2]
 
     def make():
-        held = padded(lists.rows.full_at, lists.rows.full, lists.planes, lists.q_blocks)
-        return [each[plane].contiguous() for each in held]
+        return [x.expand(*heads, *x.shape[2:]).contiguous() for x in call.lists.padded()[0][2:]]
 
-    counts, indices = call.kept(f"cudnn {call.q.shape[:2]}", make)
-    return {
-        "q2k_block_index": indices,
-        "q2k_block_nums": counts,
-        "sparse_block_size": lists.block,
-        "softmax_scale": call.scale,
-    }
+    counts, indices = call.kept(f"cudnn {heads}", make)
+    shape = {"sparse_block_size": call.lists.block, "softmax_scale": call.scale}
+    return {"q2k_block_index": indices, "q2k_block_nums": counts} | shape

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.kernels.attention.flex import padded
 from blockshock_lib.kernels.needs import version
 
 
@@ -35,13 +34,8 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     return out.transpose(1, 2), lse
 
 
-def _tensors(call: Call):
+def _tensors(call: Call) -> list:
     from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 
-    lists, made = call.lists, []
-    for rows, blocks in ((lists.rows, lists.q_blocks), (lists.columns, lists.k_blocks)):
-        held = []
-        for at, entries in ((rows.partial_at, rows.partial), (rows.full_at, rows.full)):
-            held += [each[lists.plane.long()] for each in padded(at, entries, lists.planes, blocks)]
-        made.append(BlockSparseTensorsTorch(*held, block_size=(lists.block, lists.block)))
-    return made
+    size = call.lists.block, call.lists.block
+    return [BlockSparseTensorsTorch(*way, block_size=size) for way in call.lists.padded()]

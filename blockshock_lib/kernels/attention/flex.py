@@ -19,44 +19,24 @@ def refuse(call: Call) -> str:
     return ""
 
 
-def attend(call: Call, options: dict | None = None) -> tuple[Tensor, Tensor]:
-    heads = call.q.shape[1] != call.k.shape[1]
-    mask = call.kept("flex", lambda: block_mask(call))
-    run = _compiled() if call.q.device.type == "cuda" else flex.flex_attention
-    aux = flex.AuxRequest(lse=True)
-    out, told = run(
-        *(call.q, call.k, call.v),
-        block_mask=mask,
-        scale=call.scale,
-        enable_gqa=heads,
-        kernel_options=options,
-        return_aux=aux,
-    )
+def attend(call: Call, mode: str | None = None) -> tuple[Tensor, Tensor]:
+    """mode: of torch.compile."""
+    heads, mask = call.q.shape[1] != call.k.shape[1], call.kept("flex", lambda: block_mask(call))
+    run = _compiled(mode) if call.q.device.type == "cuda" else flex.flex_attention
+    how = {"block_mask": mask, "scale": call.scale, "enable_gqa": heads, "return_aux": flex.AuxRequest(lse=True)}
+    out, told = run(call.q, call.k, call.v, **how)
     return out, told.lse
 
 
 def block_mask(call: Call) -> flex.BlockMask:
     """Both directions from our lists, so that no matrix of blocks is made but the padded form that it takes."""
-    lists, held = call.lists, []
-    for rows, blocks in ((lists.rows, lists.q_blocks), (lists.columns, lists.k_blocks)):
-        for at, entries in ((rows.partial_at, rows.partial), (rows.full_at, rows.full)):
-            held += [each[lists.plane.long()] for each in padded(at, entries, lists.planes, blocks)]
+    lists = call.lists
     rule = call.pattern.mask_mod(lists.q_len, lists.k_len, call.q.device)
-    lengths = (lists.q_len, lists.k_len)
-    return flex.BlockMask(lengths, *held, BLOCK_SIZE=(lists.block, lists.block), mask_mod=rule)
-
-
-def padded(at: Tensor, entries: Tensor, planes: int, blocks: int) -> tuple[Tensor, Tensor]:
-    """Compressed rows as counts int32 [planes, blocks] and entries int32 [planes, blocks, most], filled up with 0."""
-    counts = at.diff().view(planes, blocks)
-    most = max(int(counts.max()), 1)
-    place = torch.arange(most, device=at.device)
-    listed = place < counts[..., None]
-    filled = torch.zeros(planes, blocks, most, dtype=torch.int32, device=at.device)
-    filled[listed] = entries
-    return counts.int(), filled
+    rows, columns = lists.padded()
+    lengths, sizes = (lists.q_len, lists.k_len), (lists.block, lists.block)
+    return flex.BlockMask(lengths, *rows, *columns, BLOCK_SIZE=sizes, mask_mod=rule)
 
 
 @cache
-def _compiled():
-    return torch.compile(flex.flex_attention, dynamic=False)
+def _compiled(mode: str | None):
+    return torch.compile(flex.flex_attention, dynamic=False, mode=mode)

@@ -123,6 +123,22 @@ class BlockLists:
         both = (Rows(**{name: t.to(device) for name, t in vars(way).items()}) for way in (self.rows, self.columns))
         return BlockLists(self.block, self.q_len, self.k_len, *both, **move)
 
+    def padded(self) -> list[tuple[Tensor, ...]]:
+        """Of rows and of columns: counts int32 [B | 1, H | 1, n] and entries int32 [B | 1, H | 1, n, most], filled up
+        with 0, of the partial blocks, then both of the full ones.
+        """
+        made = []
+        for way, blocks in ((self.rows, self.q_blocks), (self.columns, self.k_blocks)):
+            held = []
+            for at, entries in ((way.partial_at, way.partial), (way.full_at, way.full)):
+                counts = at.diff().view(self.planes, blocks)
+                listed = torch.arange(max(int(counts.max()), 1), device=at.device) < counts[..., None]
+                filled = torch.zeros(listed.shape, dtype=torch.int32, device=at.device)
+                filled[listed] = entries
+                held += [each[self.plane.long()] for each in (counts.int(), filled)]
+            made.append(tuple(held))
+        return made
+
     def map(self, plane: int = 0) -> Tensor:
         """Int8 [q_blocks, k_blocks]: 0 where a block is not visited, 1 where it is partial, 2 where it is full."""
         found = torch.zeros(self.q_blocks, self.k_blocks, dtype=torch.int8, device=self.tiles.device)
