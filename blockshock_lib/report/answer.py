@@ -21,8 +21,12 @@ def speed(frame: pd.DataFrame, axes: Axes, metric: str = "", rival: str = "", un
     percentage is of the baseline's speed.
     """
     metric = frames.time_metric(frame, metric or f"{axes.stem}_kernel")
-    table = verdicts.ratio(frame, axes, axes.over, under or axes.under, metric)
-    rival, cases = rival or axes.label(axes.over), f"all {len(table)} cases" if len(table) > 1 else "the one case"
+    return counted(verdicts.ratio(frame, axes, axes.over, under or axes.under, metric), rival or axes.label(axes.over))
+
+
+def counted(table: pd.DataFrame, rival: str) -> str:
+    """`speed` from the table of `verdicts.ratio`."""
+    cases = f"all {len(table)} cases" if len(table) > 1 else "the one case"
     if table.empty:
         return f"Not answered: no case holds valid times beside {rival}."
     if table["outcome"].eq(NO_CLAIM).any():

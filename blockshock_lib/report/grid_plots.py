@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
-from blockshock_lib.report import figures, frames, verdicts
+from blockshock_lib.report import answer, figures, frames, verdicts
 from blockshock_lib.report.axes import Axes
 from blockshock_lib.report.figures import FAINT, INK
 from blockshock_lib.report.verdicts import FASTER, NO_CLAIM, SLOWER, UNDECIDED
@@ -17,22 +17,6 @@ from blockshock_lib.report.verdicts import FASTER, NO_CLAIM, SLOWER, UNDECIDED
 # Orange to blue is told apart with any common colour blindness; both ends are equally far from white.
 _SLOW_FAST = LinearSegmentedColormap.from_list("slow_fast", ["#D55E00", "#F3B98E", "#FFFFFF", "#8FBCE0", "#0072B2"])
 _GREY = LinearSegmentedColormap.from_list("grey", ["#F0F0F0"] * 2)
-
-
-def outcome_claim(table: pd.DataFrame, axes: Axes, over: str, under: str) -> str:
-    """A title from a table of `verdicts.ratio` that says no more than its intervals."""
-    first, second, total = axes.label(under), axes.label(over), len(table)
-    count = {name: int(table["outcome"].eq(name).sum()) for name in (SLOWER, FASTER, UNDECIDED, NO_CLAIM)}
-    if not total or count.pop(NO_CLAIM):
-        return f"{first} against {second}: measured, no claim"
-    for word in (FASTER, SLOWER):
-        if count[word] == total:
-            where = f"in all {total} cells" if total > 1 else f"at {axes.case(table.iloc[0])}"
-            return f"{first} is {word} than {second} {where}"
-    if count[UNDECIDED] == total:
-        return f"{first} against {second}: no cell of {total} is decided"
-    counts = ", ".join(f"{word} in {number}" for word, number in count.items() if number)
-    return f"Against {second}, {first} is {counts} of {total} cells"
 
 
 def ratio_heatmap(frame: pd.DataFrame, axes: Axes, over: str = "", under: str = "", metric: str = "") -> Figure:
@@ -53,7 +37,7 @@ def ratio_heatmap(frame: pd.DataFrame, axes: Axes, over: str = "", under: str = 
     with figures.drawing(
         max(5.6, 1.4 + 1.45 * len(columns) * len(panels)),
         0.9 + 0.62 * len(ys),
-        outcome_claim(table, axes, over, under),
+        f"Is {names[0]} faster? {answer.counted(table, names[1])}",
         *(frames.no_claim(table), setting, frames.time_name(table, axes, metric)),
         alt=" ".join(f"{frames.where(row, axes)}: {verdicts.interval_text(row)}." for row in rows),
         note=f"Number: t({names[1]}) / t({names[0]}), above 1 where {names[0]} is faster; below it the 99% interval"

@@ -56,13 +56,12 @@ def intervals(cells: Sequence[Cell], level: float = LEVEL) -> list[Both]:
     """Of each cell's ratio. `mean`: over runs where any cell has several; of a single run Student's over its groups,
     which says nothing of other runs: (0, inf) for one group. `further`: of a run with as many groups as these have.
     """
-    of, found = [_summary(cell) for cell in cells], []
     between, single = between_runs(cells), max(map(len, cells), default=0) < 2
-    for cell, one in zip(cells, of, strict=True):
-        further = _over_runs(one, between, 1 / one.share, level)
-        mean = _student(*cell.values(), level) if single else _over_runs(one, between, 0, level)
-        found.append(Both(mean, further))
-    return found
+    own = Between(0.0, 0) if single else between  # what a run does is then in no interval of the mean
+    return [
+        Both(_over_runs(one, own, 0, level), _over_runs(one, between, 1 / one.share, level))
+        for one in map(_summary, cells)
+    ]
 
 
 def predicted(cell: Cell, between: Between, groups: int, level: float = LEVEL) -> Interval:
@@ -192,11 +191,6 @@ def _over_runs(of: _Summary, between: Between, further: float, level: float) -> 
     return _of_sum(ratio, [(ours, between.free), (noise, of.free)], level)
 
 
-def _student(logs: np.ndarray, level: float = LEVEL) -> Interval:
-    ratio = float(np.exp(logs.mean()))
-    return _of_sum(ratio, [_of_mean(logs)], level) if len(logs) > 1 else _around(ratio, math.inf)
-
-
 def welch_interval(over: np.ndarray, under: np.ndarray, level: float = LEVEL) -> Interval:
     """t(over) / t(under) of the logs of two runs that share nothing, one a group: Welch's, for unequal spreads. What a
     whole run shares (its day, heat) is not in it.
@@ -204,11 +198,7 @@ def welch_interval(over: np.ndarray, under: np.ndarray, level: float = LEVEL) ->
     ratio = float(np.exp(over.mean() - under.mean()))
     if min(len(over), len(under)) < 2:
         return _around(ratio, math.inf)
-    return _of_sum(ratio, [_of_mean(over), _of_mean(under)], level)
-
-
-def _of_mean(logs: np.ndarray) -> tuple[float, int]:
-    return float(logs.var(ddof=1)) / len(logs), len(logs) - 1
+    return _of_sum(ratio, [(float(x.var(ddof=1)) / len(x), len(x) - 1) for x in (over, under)], level)
 
 
 def _of_sum(ratio: float, parts: Sequence[tuple[float, float]], level: float) -> Interval:

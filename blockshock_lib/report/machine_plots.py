@@ -165,18 +165,16 @@ def _three(value: float) -> str:
 
 
 _DOT = dict(marker="o", color=INK, markeredgecolor="white", markersize=8, linestyle="", zorder=5)
-# Okabe and Ito's palette, each with a hatch of its own, so that the figure can be read in grey; and words.
-BINDS = {
-    "bytes": ("#56B4E9", "", "moving bytes"),
-    "arithmetic": ("#E69F00", "////", "arithmetic"),
-    "link": ("#009E73", "....", "the link (all-reduce or all-gather)"),
-}
+BINDS = {"bytes": "moving bytes", "arithmetic": "arithmetic", "link": "the link"}
+# Okabe and Ito's palette, told apart by the hatch too, so that the figure can be read in grey.
+_WORK, _LINK = (
+    dict(facecolor=c, hatch=h, edgecolor="white", lw=0.4) for c, h in (("#56B4E9", ""), ("#009E73", "...."))
+)
 
 
 def floors_figure(table: pd.DataFrame, axes: Axes, source: str = "", run: str = "") -> Figure:
-    """A bar a method of one case of a dry run: its work, as bytes or arithmetic bind it (tick: the other bound), and
-    the link after it; ms. A training step's pieces are each bound by their own, so its bar may exceed both bounds. A
-    dot is the time of the column `measured` (ms), which `run` measured.
+    """A bar a method of one case of a dry run, ms: its work, as bytes or arithmetic bind each piece of it, and the link
+    after it, hatched. A dot is the time of the column `measured` (ms), which `run` measured.
     """
     known = table[table["floor_whole"].notna()] if "floor_whole" in table else table.iloc[:0]
     if known.empty:
@@ -189,31 +187,27 @@ def floors_figure(table: pd.DataFrame, axes: Axes, source: str = "", run: str = 
     whole = rows["floor_whole"].map(milliseconds)
     bars = {method: "cannot run" for method in methods}
     for method, row in rows[rows["floor_whole"].notna()].iterrows():
-        pieces = ", ".join(f"{name} {milliseconds(row[f'floor_{name}'])}" for name in BINDS)
-        bars[method] = f"{whole[method]} ({pieces}; {row['bound']} binds)"
+        bars[method] = f"{whole[method]} (link {milliseconds(row['floor_link'])}; {row['bound']} binds)"
         bars[method] += f"; {times[method]}" if method in times else ""
     with figures.drawing(
         *(8.2, 0.95 + 0.33 * len(methods), _floors_title(known.set_index("method"), axes)),
         *(frames.no_claim(known), axes.case(case), frames.setting(case, axes)),
         alt="Horizontal bars of predicted floors. " + " ".join(f"{axes.label(m)}: {text}." for m, text in bars.items()),
-        note="A floor is a prediction: cost / ceiling, nothing overlapped. Tick: the other bound."
+        note="A floor is a prediction: cost / ceiling, nothing overlapped."
         + (f" Ceilings: {source}." if source else "")
         + (f" Dots: medians of {run}." if run else ""),
     ) as (fig, grid):
-        ax, bounds, ahead = grid[0, 0], ("bytes", "arithmetic"), known["floor_bytes"] >= known["floor_arithmetic"]
+        ax = grid[0, 0]
         for place, (method, row) in enumerate(rows.iterrows()):
             if pd.isna(row["floor_whole"]):
                 ax.text(0, place, f" cannot run: {row['unsupported'][:76]}", va="center", fontsize=8, color=MUTED)
                 continue
-            first, other = bounds if ahead[known["method"].eq(method)].all() else bounds[::-1]
-            start = row["floor_whole"] - row["floor_link"]
-            for name, left, width in ((first, 0.0, start), ("link", start, row["floor_link"])):
-                look = dict(zip(("color", "hatch"), BINDS[name], strict=False), edgecolor="white", linewidth=0.4)
-                ax.barh(place, width, left=left, height=0.68, **look)
-            ax.plot([row[f"floor_{other}"]], [place], **_TICK, markersize=11, markeredgewidth=1.4)
+            work = row["floor_whole"] - row["floor_link"]
+            ax.barh(place, work, height=0.68, **_WORK)
+            ax.barh(place, row["floor_link"], left=work, height=0.68, **_LINK)
             ax.plot([row["measured"]], [place], **_DOT)
             end = np.nanmax([row["floor_whole"], row["measured"]]) + 0.02 * most
-            text = f"{whole[method]}, bound by {_the(row['bound'])}"
+            text = f"{whole[method]}, bound by {BINDS[row['bound']]}"
             text = f"{times[method]}; floor {text}" if method in times else text
             ax.text(end, place, text, va="center", fontsize=8.5)
         figures.lines(ax, [axes.label(method) for method in rows.index])
@@ -222,13 +216,8 @@ def floors_figure(table: pd.DataFrame, axes: Axes, source: str = "", run: str = 
         ax.xaxis.set_major_locator(MaxNLocator(5))
         ax.xaxis.set_major_formatter(FuncFormatter(milliseconds))
         ax.grid(True, axis="x")
-        drawn = {"bytes": ahead.any(), "arithmetic": not ahead.all(), "link": known["floor_link"].gt(0).any()}
-        patches = [
-            Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=_the(name))
-            for name, (colour, hatch, _) in BINDS.items()
-            if drawn[name]
-        ]
-        patches.append(Line2D([], [], **_TICK, markersize=9, label="the other bound"))
+        patches = [Patch(**_WORK, label="bytes or arithmetic")]
+        patches += [Patch(**_LINK, label="the link")] if known["floor_link"].gt(0).any() else []
         patches += [Line2D([], [], **_DOT, label="measured")] if run else []
         ax.legend(handles=patches, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(patches), fontsize=8.5)
     return fig
@@ -237,14 +226,10 @@ def floors_figure(table: pd.DataFrame, axes: Axes, source: str = "", run: str = 
 def _floors_title(known: pd.DataFrame, axes: Axes) -> str:
     if not {axes.under, axes.over} <= set(known.index):
         best = known["floor_whole"].idxmin()
-        return f"The lowest floor is {axes.label(best)}'s, bound by {_the(known.loc[best, 'bound'])}"
+        return f"The lowest floor is {axes.label(best)}'s, bound by {BINDS[known.loc[best, 'bound']]}"
     ratio = known.loc[axes.under, "floor_whole"] / known.loc[axes.over, "floor_whole"]
     word = "equals" if abs(ratio - 1) < 0.005 else f"is {ratio:.2f} of"
-    binds = f"{_the(known.loc[axes.under, 'bound'])} binds it most"
+    binds = f"{BINDS[known.loc[axes.under, 'bound']]} binds it most"
     title = f"{axes.short(axes.under)}'s floor {word} {axes.short(axes.over)}'s; {binds}"
     speed = known.loc[axes.over, "measured"] / known.loc[axes.under, "measured"]
     return title if np.isnan(speed) else f"{title}; measured, it has {speed:.2f} of its speed"
-
-
-def _the(bound: str) -> str:
-    return BINDS[bound][2].split(" (")[0]

@@ -183,17 +183,6 @@ def machine_table(frame: pd.DataFrame) -> pd.DataFrame:
     return rounded(pd.DataFrame(table))
 
 
-def twin_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
-    """A row a case: the twin's speed over the baseline's with its 99% interval, and whether that excludes 1."""
-    table, _ = verdicts.twin(frame, axes)
-    if table.empty:
-        return pd.DataFrame({"twin": ["no twin: the baseline was timed once"]})
-    off = table["low"].gt(1) | table["high"].lt(1)
-    made = table[[axes.x, axes.y, *varying(table, axes)]].rename(columns=axes.header)
-    made[f"{axes.short(axes.over)} again"] = [verdicts.interval_text(row) for row in table.to_dict("records")]
-    return made.assign(it=off.map({True: "DIFFERS", False: "same"}))
-
-
 def energy_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     """What one call of a case's whole work takes, a row a (case, method): joules of all GPUs that work for it, and
     those over the baseline's with their 99% interval; of one GPU the median power and the lowest SM clock.

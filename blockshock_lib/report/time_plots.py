@@ -33,7 +33,7 @@ def time_vs_n(frame: pd.DataFrame, axes: Axes, metric: str = "") -> Figure:
     with figures.drawing(
         3.4 * columns,
         2.75 * height + (0 if spare else 0.5),
-        _fastest_claim(table, axes) or f"Time of {work} against {size}",
+        f"Time of {work} against {size}",
         *(frames.no_claim(table), setting, "line: median, band: p10 to p90, slowest rank; scales differ"),
         alt=f"Lines of {name} against {size}, one panel a {axes.header(axes.y)}. "
         f"At {frames.where(cell.iloc[0], axes)}: {times}.",
@@ -56,18 +56,6 @@ def time_vs_n(frame: pd.DataFrame, axes: Axes, metric: str = "") -> Figure:
         else:
             figures.legend_below(fig, handles, 2 * columns, fontsize=9, handlelength=2.6)
     return fig
-
-
-def _fastest_claim(table: pd.DataFrame, axes: Axes) -> str:
-    """Which method on all GPUs has the lowest median in how many cells; "" where that is no claim or no contest."""
-    several = table[table["method"].ne(axes.whole)]
-    if frames.no_claim(table) or several["method"].nunique() < 2:
-        return ""
-    fastest = several.loc[several.groupby("case", sort=False)["median"].idxmin(), "method"].value_counts()
-    best, ours, kind = fastest.index[0], axes.under, "multi-GPU method" if axes.whole else "method"
-    claim = f"By median, {axes.label(best)} is the fastest {kind} in {fastest[best]} of {fastest.sum()} cells"
-    other = best != ours and ours in set(several["method"])
-    return claim + (f", {axes.label(ours)} in {fastest.get(ours, 0) or 'none'}" if other else "")
 
 
 def _line(method: str, axes: Axes) -> dict:

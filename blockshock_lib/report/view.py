@@ -106,9 +106,5 @@ def choice(description: str, options: Sequence, value, tip: str, width: str = "a
     return _control(widgets.Dropdown, description, tip, width, options=list(options), value=value)
 
 
-def check(description: str, value: bool, tip: str) -> widgets.Checkbox:
-    return _control(widgets.Checkbox, description, tip, "auto", value=value, indent=False)
-
-
 def button(description: str, icon: str, tip: str, style: str = "") -> widgets.Button:
     return widgets.Button(description=description, icon=icon, tooltip=tip, button_style=style)
