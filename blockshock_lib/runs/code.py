@@ -48,21 +48,16 @@ def digest(study: Study | None = None, then: Mapping[str, str] | None = None, ro
     for path in sorted((root / "notebooks").glob("*.ipynb")):
         if names is None or path.name in names:
             found[f"notebooks/{path.name}"] = sha256(cells(path.read_bytes()))
-    return sha256(canonical(found | _outside(study)))[:12]
+    place = Path(importlib.util.find_spec(studies.module_of(study.name)).origin if study else __file__).resolve()
+    if not place.is_relative_to(HERE / "blockshock_lib"):  # a study that is not ours
+        paths = place.parent.rglob("*.py") if place.name == "__init__.py" else [place]
+        found |= {path.relative_to(place.parent).as_posix(): sha256(path) for path in paths}
+    return sha256(canonical(found))[:12]
 
 
 def _counts(name: str, study: Study | None) -> bool:
     parts = Path(name).parts
     return study is None or parts[1] != "studies" or parts[2].removesuffix(".py") == study.name
-
-
-def _outside(study: Study | None) -> dict[str, str]:
-    source = importlib.util.find_spec(studies.module_of(study.name)).origin if study else None
-    place = Path(source or __file__).resolve()
-    if place.is_relative_to(HERE / "blockshock_lib"):
-        return {}
-    paths = sorted(place.parent.rglob("*.py")) if place.name == "__init__.py" else [place]
-    return {path.relative_to(place.parent).as_posix(): sha256(path) for path in paths}
 
 
 def cells(data: bytes) -> bytes:

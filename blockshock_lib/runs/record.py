@@ -150,7 +150,12 @@ def parse(document: Any) -> dict[str, Any]:
     for what, found, keys in (("record", record, KEYS), ("record's context", record.get("context"), CONTEXT_KEYS)):
         if not isinstance(found, dict) or set(found) != keys:
             raise RecordError(f"a {what} has exactly the keys {', '.join(sorted(keys))}")
-    record["rows"] = [*record["rows"], *(row for one in series for row in _unfold(one))]
+    record["rows"] = [*record["rows"]]
+    for one in series:
+        if not isinstance(one, dict) or set(one) != {*_ALIKE, "repeat", "value"}:
+            raise RecordError(f"a series has exactly the keys {', '.join(_ALIKE)}, repeat and value")
+        pairs = zip(one["repeat"], one["value"], strict=True)
+        record["rows"] += [one | {"repeat": repeat, "value": value} for repeat, value in pairs]
     for name, right in _head(record):  # what follows is looked at only where this is right
         if not right:
             raise RecordError(f"its {name} cannot be so")
@@ -187,13 +192,6 @@ def _fold(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], l
             series.append({key: same[0][key] for key in _ALIKE} | values)
             inside |= set(map(id, same))
     return [row for row in rows if id(row) not in inside], series
-
-
-def _unfold(series: Any) -> list[dict[str, Any]]:
-    if not isinstance(series, dict) or set(series) != {*_ALIKE, "repeat", "value"}:
-        raise RecordError(f"a series has exactly the keys {', '.join(_ALIKE)}, repeat and value")
-    pairs = zip(series["repeat"], series["value"], strict=True)
-    return [series | {"repeat": repeat, "value": value} for repeat, value in pairs]
 
 
 def frame_of(records: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -13,7 +13,13 @@ from blockshock_lib.runs.run import OUTPUTS
 def of(notebook: Path, alone: bool = False) -> list[tuple[str, str]]:
     """(word, link) relative to the notebook's page; `alone`: only to files of the run, as a zip holds them."""
     folder = notebook.resolve().parent
-    found = {} if alone else _elsewhere(folder)
+    found = {}
+    home = next((one for one in folder.parents if (one / "index.html").is_file() or one == OUTPUTS.resolve()), None)
+    if home is not None and not alone:
+        shipped = [place / "findings" / "findings.html" for place in (home, home / "reference")]
+        every = [path for path in (*shipped, *sorted(home.glob("*/*-findings/findings.html"))) if path.is_file()]
+        found["Runs"] = home / "index.html"
+        found |= {"Findings": every[-1]} if every and every[-1].parent != folder else {}
     found["Notebook"] = folder / notebook.name
     try:
         facts = manifest.read(folder)
@@ -29,13 +35,3 @@ def of(notebook: Path, alone: bool = False) -> list[tuple[str, str]]:
             found["Traces"] = source / "traces"
         found["Manifest"] = folder / manifest.FILE
     return [(word, quote(Path(os.path.relpath(path, folder)).as_posix())) for word, path in found.items()]
-
-
-def _elsewhere(folder: Path) -> dict[str, Path]:
-    home = next((one for one in folder.parents if (one / "index.html").is_file() or one == OUTPUTS.resolve()), None)
-    if home is None:
-        return {}
-    shipped = [place / "findings" / "findings.html" for place in (home, home / "reference")]
-    every = [path for path in (*shipped, *sorted(home.glob("*/*-findings/findings.html"))) if path.is_file()]
-    found = {"Runs": home / "index.html"}
-    return found | {"Findings": every[-1]} if every and every[-1].parent != folder else found

@@ -74,12 +74,8 @@ def test_the_same_plan_takes_what_the_run_took_that_it_is_scaled_by(tmp_path):
     started, ended = (dt.datetime.fromisoformat(shipped[key]) for key in ("started", "ended"))
     assert own == pytest.approx((ended - started).total_seconds() + earlier.COMMAND_SECONDS)
     assert why == "outputs/reference/phase1-cpu, this machine"
-    copied(
-        SHIPPED,
-        tmp_path / "slow",
-        started="2026-11-23T10:00:00+00:00",
-        ended="2026-11-23T10:01:40+00:00",
-    )
+    times = dict(started="2026-11-23T10:00:00+00:00", ended="2026-11-23T10:01:40+00:00")
+    copied(SHIPPED, tmp_path / "slow", **times)
     assert earlier.estimate(STUDY, effective, CPU, tmp_path)[0] == pytest.approx(100 + earlier.COMMAND_SECONDS)
     assert earlier.estimate(STUDY, asked("phase1", timing__groups=4), CPU, tmp_path)[0] > 1.7 * 100
     assert CPU["title"] in earlier.estimate(STUDY, effective, CPU | {"title": "x"}, tmp_path)[1]
@@ -122,13 +118,9 @@ def test_a_run_that_did_not_measure_to_its_end_gives_no_ceilings(change, tmp_pat
 
 
 def test_of_a_run_in_two_dtypes_the_ceilings_are_those_of_the_asked_one(tmp_path, monkeypatch):
-    asked, frame = manifest.read(SHIPPED)["params"], records.load(SHIPPED)
+    frame = records.load(SHIPPED)
     both = pd.concat([frame.assign(dtype="fp32", value=9.0), frame.assign(dtype="bf16", value=4.0)])
-    copied(
-        SHIPPED,
-        tmp_path / "a",
-        params=asked | {"sweep": asked["sweep"] | {"dtypes": ["fp32", "bf16"]}},
-    )
+    copied(SHIPPED, tmp_path / "a")
     monkeypatch.setattr(records, "load", lambda folder: both)
     for dtype, rate in (("fp32", 9.0), ("bf16", 4.0)):
         assert earlier.known_ceilings("cpu", dtype, machine=CPU["title"], out=tmp_path).ceilings.gemm_rate == rate
