@@ -17,7 +17,7 @@ SPREAD := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope
 NBVAL  := --nbval --nbval-cell-timeout 1800 -p tests.nbval_runs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup phase0 phase1 phase2 phase3 attention corpus findings report compare share list lab test test-all test-faults test-browser test-gpu nbval nbval-update lint wheelhouse clean
+.PHONY: help setup phase0 phase1 phase2 phase3 attention gpt corpus findings report compare share list lab test test-all test-faults test-browser test-gpu nbval nbval-update lint wheelhouse clean
 
 help: ## list every target with a line each
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ attention: setup ## the attention study's phases in a row: every kernel right, i
 	@$(BLOCKSHOCK) run attention_correctness $(ARGS)
 	@$(BLOCKSHOCK) run attention_speed $(ARGS)
 	@$(BLOCKSHOCK) run attention_scaling $(ARGS)
+
+gpt: setup ## the gpt study's phases in a row: every schedule right, then what it costs in loss
+	@$(BLOCKSHOCK) run gpt_correctness $(ARGS)
+	@$(BLOCKSHOCK) run gpt_training $(ARGS)
 
 corpus: setup ## build a text corpus to train on from the installed packages, without a download; or take your shards: ARGS="--data folder"
 	@$(BLOCKSHOCK).studies.gpt.corpus $(ARGS)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from blockshock_lib.files import canonical, sha256
@@ -174,6 +175,7 @@ class Problem:
     """
 
     dtype: torch.dtype
+    state: Path | None = None  # a file for what samples go on from, removed when the case's record is written
 
     def __init__(self, case: Any, params: Any, *, device: torch.device, group: Group, repeat: int = 0):
         self.case, self.params, self.device, self.group, self.repeat = case, params, device, group, repeat

@@ -45,6 +45,7 @@ def measure(
     try:
         problem = pkgutil.resolve_name(brought.problem)
         own = problem(case, params, device=ctx.device, group=Group.of(), repeat=group)
+        own.state = ctx.log.parent.parent / "records" / f"{case.id}-{group}.state"
         return experiment.measure(own, params, brought, traces, ctx.emit, done)
     finally:
         # The next case must not run out of memory for what this one left in cycles and in the allocator's cache.
@@ -162,7 +163,8 @@ class Part:
         self._write({"rows": rows})
 
     def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
+        for path in (self.path, self.path.with_suffix(".state")):
+            path.unlink(missing_ok=True)
 
     def _write(self, message: dict[str, Any], end: int | None = None) -> None:
         text = json.dumps(message)

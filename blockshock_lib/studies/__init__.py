@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 STUDIES = {
     "linear": "blockshock_lib.studies.linear:STUDY",
     "attention": "blockshock_lib.studies.attention:STUDY",
+    "gpt": "blockshock_lib.studies.gpt:STUDY",
 }
 """Name -> "module:NAME". The environment variable BLOCKSHOCK_STUDIES adds more: name=module:NAME, by commas."""
 

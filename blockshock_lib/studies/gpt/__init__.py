@@ -1,0 +1,45 @@
+"""The gpt study: how many synchronisations can a tensor-parallel GPT drop, and what does each one buy?"""
+
+from blockshock_lib.engine.study import Study
+from blockshock_lib.report import late
+from blockshock_lib.studies.gpt.axes import AXES
+from blockshock_lib.studies.gpt.methods import METHODS
+from blockshock_lib.studies.gpt.params import PRESETS, Case, Params, columns, expand
+from blockshock_lib.studies.gpt.phases import METRICS, PHASES
+
+STUDY = Study(
+    name="gpt",
+    question="How many all-reduces can a tensor-parallel GPT drop before its loss shows it, and what does each cost?",
+    params=Params,
+    case=Case,
+    expand=expand,
+    phases=PHASES,
+    methods=METHODS,
+    metrics=METRICS,
+    columns=columns,
+    plan=({"width": "width", "ranks": "ranks", "trained": "tokens"}, {"seed": "seed", "dtype": "dtype"}),
+    axes=AXES,
+    problem="blockshock_lib.studies.gpt.problem:GPTProblem",
+    presets=PRESETS,
+    defaults={"methods": "all", "profile": "none"},
+    hypotheses={"gpt_training": tuple(late(f"studies.gpt.hypotheses:{name}") for name in ("s1", "s2", "s4", "s5"))},
+    answers={
+        "gpt_correctness": late("report.answer:checked", "every schedule is its equation and syncs as it says"),
+        "gpt_training": late("studies.gpt.report:answer"),
+    },
+    summary=late("studies.gpt.report:summary"),
+    tables={
+        "correctness": late("report.tables:correctness_table", AXES),
+        "reasons": late("report.tables:reasons", AXES),
+        "errors": late("report.tables:error_table", AXES),
+        "syncs": late("studies.gpt.report:counts"),
+        "losses": late("studies.gpt.report:losses"),
+        "rates": late("studies.gpt.report:rates"),
+    },
+    figures={
+        "checks": late("report.grid_plots:check_matrix", AXES),
+        "gap over syncs": late("studies.gpt.plots:gap_over_syncs"),
+        "loss over tokens": late("studies.gpt.plots:loss_over_tokens"),
+        "dropped syncs": late("studies.gpt.plots:dropped"),
+    },
+)

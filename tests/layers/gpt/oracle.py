@@ -1,58 +1,6 @@
-"""GPTs written plainly, from a state dict of whole weights: what the layers of the library are held to."""
+"""A GPT of one device, written plainly, from a state dict of whole weights."""
 
-import torch
-import torch.nn.functional as F
-
-from blockshock_lib.layers.gpt.schedule import WEIGHTS
-
-
-def norm(x, state, name):
-    return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"])
-
-
-def attention(x, state, name, heads):
-    """Before the output product, [B, S, W], by a softmax over a mask."""
-    size = x.shape[-1] // heads
-    made = torch.einsum("bsw,hjdw->jhbsd", x, state[f"{name}.qkv.weight"].view(heads, 3, size, -1))
-    q, k, v = made + state[f"{name}.qkv.bias"].view(heads, 3, size).transpose(0, 1)[:, :, None, None]
-    later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-    made = ((q @ k.mT) / size**0.5).masked_fill(later, -torch.inf).softmax(-1) @ v
-    return made.permute(1, 2, 0, 3).flatten(2)
-
-
-def hidden(x, state, name):
-    return F.gelu(x @ state[f"{name}.up.weight"].T + state[f"{name}.up.bias"], approximate="tanh")
-
-
-def partial(x, state, s, heads, ranks, rank):
-    """Rank's part of sublayer s for what it reads, x [B, S, W], without the bias."""
-    name = f"blocks.{s // 2}.{('attention', 'mlp')[s % 2]}"
-    x = norm(x, state, f"{name}.norm")
-    inside = hidden(x, state, name) if s % 2 else attention(x, state, name, heads)
-    mine = slice(rank * inside.shape[-1] // ranks, (rank + 1) * inside.shape[-1] // ranks)
-    return inside[..., mine] @ state[f"{name}.out.weight"][:, mine].T
-
-
-def scheduled(state, tokens, schedule, heads, ranks):
-    """The logits of a schedule by the equation of layers/gpt/schedule.py, term by term and rank by rank."""
-    embedded = state["tokens.weight"][tokens] + state["positions.weight"][: tokens.shape[1]]
-    made = []
-    for s in range(schedule.end + 1):
-        reads = []
-        for rank in range(ranks):
-            x = embedded
-            for t, step in enumerate(schedule.steps[:s]):
-                name = f"blocks.{t // 2}.{('attention', 'mlp')[t % 2]}.out.bias"
-                x = x + state[name] if step.own <= s else x
-                if step.lands <= s:
-                    x = x + WEIGHTS[step.late](ranks) * sum(made[t])
-                elif step.own <= s:
-                    x = x + WEIGHTS[step.early](ranks) * made[t][rank]
-            reads.append(x)
-        made.append(
-            [partial(x, state, s, heads, ranks, rank) for rank, x in enumerate(reads)] if s < schedule.end else x
-        )
-    return norm(made[-1], state, "norm") @ state["tokens.weight"].T
+from blockshock_lib.studies.gpt.truth import attention, hidden, norm
 
 
 def plain(state, tokens, schedule, heads, _):

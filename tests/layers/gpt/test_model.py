@@ -11,6 +11,7 @@ from blockshock_lib import clip_grad_norm_, gpt
 from blockshock_lib.comm import Group, Pending, local
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.gpt import model, ranks, streams
+from blockshock_lib.studies.gpt import truth
 from tests.layers.gpt import oracle
 from tests.layers.gpt.test_schedule import SYNCS
 from tests.layers.ranks import in_process
@@ -89,7 +90,7 @@ def held_to(logits_of, schedule, ranks):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("name", EACH)
 def test_tracks_are_what_the_equation_says(name, ranks):
-    held_to(oracle.scheduled, name, ranks)
+    held_to(truth.scheduled, name, ranks)
 
 
 @pytest.mark.parametrize("tracks", [1, 4])
@@ -252,7 +253,7 @@ FAULTS = {
 def test_a_planted_fault_is_seen(monkeypatch, fault):
     monkeypatch.setattr(*FAULTS[fault])
     with pytest.raises(AssertionError, match="not close"):
-        held_to(oracle.scheduled, "spd", 2) if fault.startswith("tracks") else agree("spd", 2)
+        held_to(truth.scheduled, "spd", 2) if fault.startswith("tracks") else agree("spd", 2)
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel", "delayed(3,scaled)"])

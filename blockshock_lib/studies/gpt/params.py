@@ -1,0 +1,140 @@
+"""Parameters of the gpt study, and the cases that they expand into. No torch here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from blockshock_lib.engine import study
+from blockshock_lib.errors import allowed
+from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, wrong
+from blockshock_lib.studies.gpt.methods import METHODS
+from blockshock_lib.studies.gpt.phases import PHASES
+
+LAYERS = 12
+SETS = {
+    "all": tuple(METHODS),
+    "headline": ("tensor_parallel", "parallel", "spd", "grouped_2", "selective"),
+}
+SIZES = {
+    "nano": {"width": 64, "heads": 4, "vocab": 1024, "context": 64},
+    "25M": {"width": 384, "heads": 12, "vocab": 8192, "context": 512},
+    "124M": {"width": 768, "heads": 12, "vocab": 8192, "context": 1024},
+}
+PRESETS = {"methods": SETS, "size": SIZES}
+
+
+class Size(Frozen):
+    """A GPT of 12 layers: `heads` heads of `width` features in all, over `context` positions."""
+
+    width: Count
+    heads: Count
+    vocab: Annotated[int, Field(strict=True, ge=257, le=1 << 16)]  # every byte is a token
+    context: Count
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> "Size":
+        if self.width % self.heads:
+            raise wrong("heads", f"{self.heads} heads cannot share {self.width} features evenly; allowed: its divisors")
+        return self
+
+
+class Training(Frozen):
+    """`tokens` are trained on in batches of `batch` sequences, by AdamW at `learning_rate` after a rise over `warmup`
+    of the steps, falling to a tenth of it. `validations`: how often the loss on `validation_tokens` is taken, the last
+    time at the end. `after`: whether the syncs of the trained tensor-parallel model are dropped one by one, and half of
+    them made up for by distillation on `distill_tokens`.
+    """
+
+    tokens: Annotated[int, Field(strict=True, ge=1, le=1 << 40)]
+    batch: Count
+    learning_rate: Positive
+    warmup: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.02
+    weight_decay: NotNegative = 0.1
+    clip: Positive = 1.0
+    validations: Count = 10
+    validation_tokens: Count = 1 << 19
+    compiled: Flag = True
+    after: Flag = True
+    distill_tokens: Count = 5_000_000
+
+
+class Params(RunParams):
+    """`data`: a folder of shards, in the format of nanoGPT or llm.c; "": the corpus of all packages that are installed,
+    or the small one of a few. `tracks`: the ranks that a training case plays on one device. `seeds`: how many, from
+    `seed` on.
+    """
+
+    study: Literal["gpt"] = "gpt"
+    phase: Literal[tuple(PHASES)]
+    methods: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(by_name("set of methods", SETS))]
+    size: Annotated[Size, BeforeValidator(by_name("size", SIZES))]
+    data: str = ""
+    corpus: Literal["packages", "nano"] = "packages"
+    tracks: Annotated[int, Field(strict=True, ge=2, le=8)] = 4
+    seeds: Count = 1
+    training: Training
+
+    @model_validator(mode="after")
+    def _known_methods(self) -> "Params":
+        for place, name in enumerate(self.methods):
+            if name not in METHODS:
+                raise wrong(f"methods.{place}", f"{name!r} is not allowed; {allowed(name, METHODS)}")
+            if name in self.methods[:place]:
+                raise wrong("methods", f"{name!r} is listed twice; keep one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _heads_over_ranks(self) -> "Params":
+        if self.size.heads % (ranks := self.ranks):
+            raise wrong("size.heads", f"{self.size.heads} heads cannot be dealt whole to {ranks} ranks")
+        return self
+
+    @property
+    def ranks(self) -> int:
+        return self.tracks if self.phase == "gpt_training" else self.hardware.world_size
+
+
+@dataclass(frozen=True)
+class Case(study.Case):
+    """A GPT over `ranks`, checked, or trained on `tokens` in batches of `batch` sequences."""
+
+    width: int
+    heads: int
+    vocab: int
+    context: int
+    ranks: int
+    batch: int
+    tokens: int
+
+    @property
+    def label(self) -> str:
+        """ "SPD, 384 wide, 4 ranks, seed 2": one that is trained has a method of its own."""
+        who = [METHODS[self.methods[0]].short] * (len(self.methods) == 1)
+        return ", ".join([*who, f"{self.width} wide", f"{self.ranks} ranks", f"seed {self.seed}", self.dtype])
+
+
+CHECK_BATCH = 2  # sequences
+
+
+def expand(params: Params) -> tuple[Case, ...]:
+    """One case of all methods where they are only checked. Trained are all methods of a seed before the next seed, each
+    a case of one rank, so that several can run side by side and a run that is cut off holds whole pairs.
+    """
+    hardware, size, train = params.hardware, params.size.model_dump(), params.training
+    general = {"phase": params.phase, "dtype": params.dtype, "device": hardware.device, "ranks": params.ranks} | size
+    if params.phase == "gpt_correctness":
+        place = {"world_size": hardware.world_size, "emulated": hardware.emulated, "seed": params.seed}
+        return (Case(**general, **place, methods=params.methods, batch=CHECK_BATCH, tokens=0),)
+    place = {"world_size": 1, "emulated": False, "batch": train.batch, "tokens": train.tokens}
+    every = range(params.seed, params.seed + params.seeds)
+    return tuple(Case(**general, **place, seed=seed, methods=(name,)) for seed in every for name in params.methods)
+
+
+COLUMNS = ("width", "heads", "vocab", "context", "ranks", "batch")
+
+
+def columns(case: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's `case` -> the study's own columns of a records frame."""
+    return {key: case[key] for key in COLUMNS} | {"trained": case["tokens"]}

@@ -1,0 +1,35 @@
+"""The phases of the gpt study: its notebooks, and what their records hold."""
+
+from blockshock_lib.engine.study import CORE, Metric, Phase
+
+PHASES = {
+    "gpt_correctness": Phase(
+        "gpt_correctness",
+        "gpt_correctness.ipynb",
+        "Does every schedule over ranks equal its formula, forward and backward, and sync as often as it says?",
+        False,
+        figures=("checks",),
+    ),
+    "gpt_training": Phase(
+        "gpt_training",
+        "gpt_training.ipynb",
+        "How many all-reduces can a tensor-parallel GPT drop before its loss shows it?",
+        False,
+        figures=("gap over syncs", "loss over tokens"),
+    ),
+}
+NATS = Metric("nat")
+METRICS = CORE | {
+    # Of a forward, and of the backward: all-reduces that were counted as they were called.
+    **dict.fromkeys(("syncs_forward", "syncs_backward"), Metric("1")),
+    "weights_used": Metric("1"),  # share of the weights' entries whose gradient is not 0
+    # `repeat` is the optimizer step after which it was taken.
+    **dict.fromkeys(("train_loss", "validation_loss"), NATS),
+    "corpus": Metric("token"),  # trained on once over; `detail` is the digest of the corpus
+    "bytes_per_token": Metric("B", zero=False),  # of the validation text
+    "token_rate": Metric("token/s", zero=False),  # of the whole training, without validation
+    # After training, of the model that was trained with all syncs. `detail` of the first: the sublayer whose sync alone
+    # is dropped; `repeat` of the others: how many are, the least sensitive first.
+    "sensitivity": Metric("nat", negative=True),
+    **dict.fromkeys(("dropped_loss", "affinity_loss", "distilled_loss"), NATS),
+}

@@ -1,0 +1,247 @@
+"""One case of the gpt study on one rank: a GPT that must equal its schedule's equation, and what is then asked."""
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from blockshock_lib.comm import Group
+from blockshock_lib.engine.case_run import CaseRun
+from blockshock_lib.engine.study import Check, Problem, Runner, Sample
+from blockshock_lib.layers.gpt import GPT, GPTConfig, Schedule
+from blockshock_lib.studies.gpt import after, corpus, shards, store, truth
+from blockshock_lib.studies.gpt.methods import METHODS
+from blockshock_lib.studies.gpt.params import LAYERS, Case, Params
+from blockshock_lib.studies.gpt.training import Trainer
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# Gradients are compared in these parts: where one kind is small, another must not hide what it lacks.
+PARTS = {
+    "d embeddings": ("tokens.weight", "positions.weight"),
+    "d attention": ("attention.qkv.weight", "attention.out.weight"),
+    "d MLP": ("mlp.up.weight", "mlp.out.weight"),
+    "d norms and biases": ("norm.weight", "bias"),
+}
+# A model of 12 layers rounds at other places than its formula, which is written rank by rank.
+LOOSER = 2.0
+CHECKED = 64  # positions of a trained model that are checked before its training
+
+
+class GPTProblem(Problem):
+    """`model`: by tensor parallelism on as many tracks, drawn once; each method has its weights."""
+
+    def __init__(self, case: Case, params: Params, **place):
+        super().__init__(case, params, **place)
+        self.dtype = DTYPES[case.dtype]
+        self.config = GPTConfig(case.width, case.heads, case.vocab, case.context, LAYERS)
+        self.trained = bool(case.tokens)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed(case.seed, "weights", self.repeat))
+            self.model = GPT(self.config, "tensor_parallel", case.ranks)
+            if not self.trained:
+                _enlarge(self.model)
+        self.corpus = self.tokens = None
+        if self.trained:
+            self.corpus = corpus_of(params)
+        else:
+            draw = torch.Generator().manual_seed(seed(case.seed, "tokens", self.repeat))
+            made = torch.randint(case.vocab, (case.batch, case.context + 1), generator=draw).to(self.device)
+            self.tokens = made[:, :-1], made[:, 1:]
+
+    def build(self, method: str) -> Runner:
+        with torch.random.fork_rng():  # what is drawn is replaced at once
+            model = GPT(self.config, METHODS[method].schedule, self.case.ranks)
+        model.load_state_dict(self.model.state_dict())
+        kind = Trained if self.trained else Checked
+        return kind(self, model)
+
+    def true(self, schedule: Schedule) -> dict[str, torch.Tensor]:
+        """By the schedule's equation in float64, of the weights in the case's dtype."""
+        case, (tokens, targets) = self.case, self.tokens
+        state = {name: x.detach().to(self.device, self.dtype).double() for name, x in self.model.named_parameters()}
+        with torch.enable_grad():
+            weights = {name: x.requires_grad_() for name, x in state.items()}
+            logits = truth.scheduled(weights, tokens, schedule, case.heads, case.ranks)
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            grads = torch.autograd.grad(loss, list(weights.values()))
+        return parted(logits.detach(), loss.detach(), dict(zip(weights, grads, strict=True)))
+
+
+class Checked(Runner):
+    """A schedule over real ranks: logits, loss and gradients, and the syncs that it really makes."""
+
+    def __init__(self, problem: GPTProblem, whole: GPT):
+        self.problem, self.schedule = problem, whole.schedule
+        self.tracks = copy.deepcopy(whole).to(problem.device, problem.dtype)
+        self.group = Counting(problem.group)
+        self.model = GPT.of(self.tracks, self.group)
+        self.counts: dict[str, float] = {}
+
+    def checks(self, run: CaseRun) -> Iterator[Check]:
+        with run.weighed():
+            made = self.made()
+        baseline = found(self.tracks, *self.problem.tokens)
+        true = self.problem.true(self.schedule)
+        for name, mine in made.items():
+            fault = self.fault() if name == "logits" else ""
+            detail = "" if name == "logits" else name
+            plain = None if name == "loss" else baseline[name]  # one number has no ratio of errors
+            yield Check(name, mine, plain, true[name], detail, looser=LOOSER, fault=fault)
+
+    def made(self) -> dict[str, torch.Tensor]:
+        """What `found` finds of the ranks' model, gradients gathered whole."""
+        tokens, targets = self.problem.tokens
+        with torch.no_grad():
+            logits = self.model(tokens)
+        self.group.syncs = 0
+        with torch.enable_grad():
+            loss = self.model(tokens, targets)
+        forward = self.group.syncs
+        loss.backward()
+        self.counts = {"syncs_forward": forward, "syncs_backward": self.group.syncs - forward}
+        self.model.sum_gradients()
+        grads = self.model.gathered(lambda parameter: parameter.grad)
+        self.counts["weights_used"] = used(grads)
+        return parted(logits, loss.detach(), grads)
+
+    def fault(self) -> str:
+        said = len(self.schedule.syncs) if self.problem.group.world_size > 1 else 0
+        for name in ("syncs_forward", "syncs_backward"):
+            if self.counts[name] != said:
+                return f"{name.replace('_', ' ')}: {self.counts[name]} were counted, the schedule says {said}"
+        return (
+            ""
+            if self.counts["weights_used"] > 0.999
+            else f"{1 - self.counts['weights_used']:.2%} of the weights are not trained"
+        )
+
+    def samples(self, run: CaseRun, done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+        if not done:
+            yield from (Sample(name, float(value)) for name, value in self.counts.items())
+
+
+class Trained(Runner):
+    """A schedule's tracks on one device, trained on the case's tokens."""
+
+    def __init__(self, problem: GPTProblem, model: GPT):
+        case, settings = problem.case, problem.params.training
+        self.problem, self.model = problem, model.to(problem.device)
+        self.steps = max(1, case.tokens // (case.batch * case.context))
+        self.order = shards.Batches(problem.corpus.read("train"), case.batch, case.context, case.seed)
+        asked = min(settings.validation_tokens, problem.corpus.tokens["val"] - case.context)
+        self.held_out = shards.fixed(problem.corpus.read("val"), asked, case.batch, case.context)
+        self.trainer = Trainer(self.model, settings, self.steps, self.batch, self.validation, problem.dtype)
+
+    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return tuple(x.to(self.problem.device, non_blocking=True) for x in self.order.at(step))
+
+    def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for pair in self.held_out:
+            yield tuple(x.to(self.problem.device) for x in pair)
+
+    def checks(self, run: CaseRun) -> Iterator[Check]:
+        """The logits as they are trained, compiled and in 16 bits where asked, against the formula in float64."""
+        tokens = self.batch(0)[0][:1, :CHECKED]
+        with run.weighed(), self.trainer.autocast():
+            made = self.trainer.loss(tokens)
+        with self.trainer.autocast():
+            baseline = self.model(tokens)
+        state = {name: x.double().detach() for name, x in self.model.named_parameters()}
+        true = truth.scheduled(state, tokens, self.model.schedule, self.problem.case.heads, self.problem.case.ranks)
+        yield Check("logits", made.flatten(0, 1), baseline.flatten(0, 1), true.flatten(0, 1), "", looser=LOOSER)
+
+    def samples(self, run: CaseRun, done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+        told = {(row["metric"], row["repeat"], row["detail"]) for row in done}
+        try:
+            yield from (one for one in self.course() if (one.metric, one.step, one.detail) not in told)
+        except ArithmeticError as error:
+            run.refuse(str(error))
+
+    def course(self) -> Iterator[Sample]:
+        """All of it, from where an earlier process has left the model. ArithmeticError: a loss is not finite."""
+        made, trainer, path = self.problem.corpus, self.trainer, self.problem.state
+        yield Sample("corpus", made.tokens["train"], detail=made.digest)
+        if made.bytes_per_token:
+            yield Sample("bytes_per_token", made.bytes_per_token)
+        if path is not None and path.exists():
+            trainer.load(path)
+        batch, done, seconds = self.problem.case.batch * self.problem.case.context, trainer.step, 0.0
+        if not done:
+            yield Sample("validation_loss", trainer.validate())
+        for one in trainer.run(self.problem.params.training.validations):
+            seconds += one.seconds
+            yield Sample("train_loss", one.loss, one.step)
+            yield Sample("validation_loss", one.validated, one.step)
+            if path is not None:
+                trainer.save(path)
+        if seconds:
+            yield Sample("token_rate", (trainer.step - done) * batch / seconds)
+        if self.problem.params.training.after and self.model.schedule.name == "tensor_parallel":
+            tokens = self.problem.params.training.distill_tokens
+            yield from after.samples(trainer, self.validation, self.batch, tokens)
+
+
+class Counting:
+    """A group that counts the all-reduces that it is asked for."""
+
+    def __init__(self, group: Group):
+        self.group, self.syncs = group, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.group, name)
+
+    def all_reduce(self, *given: Any, **options: Any) -> torch.Tensor:
+        self.syncs += 1
+        return self.group.all_reduce(*given, **options)
+
+    def start_all_reduce(self, *given: Any, **options: Any) -> Any:
+        self.syncs += 1
+        return self.group.start_all_reduce(*given, **options)
+
+
+def found(model: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Logits, loss and the gradients by PARTS of a model of tracks."""
+    with torch.enable_grad():
+        logits = model(tokens)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+    return parted(logits.detach(), loss.detach(), dict(zip(dict(model.named_parameters()), grads, strict=True)))
+
+
+def parted(logits: torch.Tensor, loss: torch.Tensor, grads: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Matrices to be compared: logits [B S, vocab], loss [1, 1], and gradients by PARTS, [features, width]."""
+    made, width = {"logits": logits.flatten(0, 1), "loss": loss.to(logits.dtype).view(1, 1)}, len(grads["norm.bias"])
+    for part, endings in PARTS.items():
+        some = [grad for name, grad in grads.items() if name.endswith(endings)]
+        made[part] = torch.cat([grad.reshape(-1, width) for grad in some])
+    return made
+
+
+def used(grads: Mapping[str, torch.Tensor]) -> float:
+    """The share of all weights whose gradient is not 0. Tokens that no batch holds train by the tied head."""
+    return sum(float(grad.count_nonzero()) for grad in grads.values()) / sum(grad.numel() for grad in grads.values())
+
+
+def corpus_of(params: Params) -> store.Corpus:
+    """The user's shards, or a corpus of the packages that are installed here, built where there is none."""
+    if params.data:
+        return store.given(params.data, params.size.vocab)
+    recipe = corpus.NANO if params.corpus == "nano" else corpus.Recipe(vocab=params.size.vocab)
+    return corpus.ready(recipe)
+
+
+def seed(*parts: Any) -> int:
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:7])
+
+
+@torch.no_grad()
+def _enlarge(model: GPT) -> None:
+    """First weights are so small that a block hardly matters, and biases are 0: here each must show."""
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.normal_(std=parameter.shape[1] ** -0.5)
+        else:
+            parameter += 0.1 * torch.randn_like(parameter)
