@@ -11,7 +11,7 @@ from blockshock_lib.report.figures import INK, MUTED, milliseconds
 from blockshock_lib.studies.attention import law
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.law import DENSE
-from blockshock_lib.studies.attention.report import even_text, shares
+from blockshock_lib.studies.attention.report import WORKS, even_text, shares
 
 _DASHED = (0, (4, 3))
 _MOST = 6  # panels
@@ -90,7 +90,7 @@ def share_of_dense(frame: pd.DataFrame) -> Figure:
     """
     title, metric = "Share of the best dense kernel", frames.time_metric(frame, "forward_kernel")
     kind = metric.rpartition("_")[2]
-    works = {work: f"{work}_{kind}" for work in AXES.times}
+    works = {work: f"{work}_{kind}" for work in WORKS}
     chosen, setting = frames.focus(frame, AXES, metrics=(*works.values(), "flops"))
     tables = {work: shares(chosen, name) for work, name in works.items()}
     table = tables["forward"]

@@ -8,7 +8,9 @@ from blockshock_lib.report.tables import ABSENT, rounded, shown, smallest_first
 from blockshock_lib.studies.attention import law
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.law import DENSE
+from blockshock_lib.studies.attention.phases import PHASES
 
+WORKS = PHASES["attention_speed"].works
 _CASE = ["k_len", "pattern", "shape", "block"]
 
 
@@ -45,8 +47,8 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
     time of both works in ms; the forward's speed over the best dense kernel with its 99% interval; `share`: its FLOPs a
     second of visited blocks over the dense kernel's; floors in percent, by visited blocks and measured ceilings.
     """
-    names = {f"{work} {kind}": f"{work}_{kind}" for work in AXES.times for kind in ("kernel", "call")}
-    floors = {f"{work} floor": f"floor_{work}" for work in AXES.times}
+    names = {f"{work} {kind}": f"{work}_{kind}" for work in WORKS for kind in ("kernel", "call")}
+    floors = {f"{work} floor": f"floor_{work}" for work in WORKS}
     table = frames.medians(frame, AXES, **names, **floors)
     if table.empty:
         return pd.DataFrame({"times": ["none was measured"]})
@@ -63,11 +65,11 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
     table["blocks visited"] = table["case"].map(law.densities(frame)).astype(float)
     made = {f"{name} (ms)": rounded(table[name]) for name in names}
     made |= {
-        f"{work} of floor (%)": (100 * table[f"{work} floor"] / table[f"{work} kernel"]).round(1) for work in AXES.times
+        f"{work} of floor (%)": (100 * table[f"{work} floor"] / table[f"{work} kernel"]).round(1) for work in WORKS
     }
     made |= {"share of dense": table["share"].round(3), "blocks visited": table["blocks visited"].round(4)}
     columns = [*_CASE, "blocks visited", "method", *(f"{name} (ms)" for name in names)]
-    columns += ["vs dense", "claim", "share of dense", *(f"{work} of floor (%)" for work in AXES.times)]
+    columns += ["vs dense", "claim", "share of dense", *(f"{work} of floor (%)" for work in WORKS)]
     return shown(smallest_first(table.assign(**made), AXES), AXES, columns)
 
 
@@ -103,7 +105,7 @@ def break_even(frame: pd.DataFrame) -> pd.DataFrame:
     measured; its largest deviation; and d*, the density at which it takes as long as the best dense kernel.
     """
     found = []
-    for work in AXES.times:
+    for work in WORKS:
         for row in law.laws(frame, work).to_dict("records"):
             one = row["law"]
             about = {name: row[name] for name in [*law.KEYS, "method"]} | {"work": work}

@@ -120,9 +120,11 @@ def test_figures_and_tables_say_what_was_planted_and_stand_without_records():
     assert set(report.break_even(frame)["d*"].str[:4]) == {"0.72"}
     assert "0.72 at 65536 keys" in report.answer(frame)
     # At a density of 0.05 a kernel with an overhead of a tenth of dense computes a block at less than a third.
-    assert "reach 31% to 74%" in title(plots.share_of_dense(frame))
+    assert "reach 31% to 74%" in title(drawn := plots.share_of_dense(frame))
+    assert [ax.get_title("left") for ax in drawn.axes] == ["forward", "backward"]
     table = report.times(frame)
     assert {"faster", "slower"} <= set(table["claim"])
+    assert not [name for name in table if name.startswith("step")]
     for name in ("times", "break-even", "lists"):
         assert len(STUDY.tables[name](frame.iloc[:0])) == 1
     for name in ("time over density", "share of dense"):
