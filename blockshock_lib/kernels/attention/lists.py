@@ -118,11 +118,6 @@ class BlockLists:
         held = [*vars(self.rows).values(), *vars(self.columns).values(), self.tiles, self.plane]
         return sum(tensor.nbytes for tensor in held)
 
-    def to(self, device: Any) -> "BlockLists":
-        move = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        both = (Rows(**{name: t.to(device) for name, t in vars(way).items()}) for way in (self.rows, self.columns))
-        return BlockLists(self.block, self.q_len, self.k_len, *both, **move)
-
     def padded(self) -> list[tuple[Tensor, ...]]:
         """Of rows and of columns: counts int32 [B | 1, H | 1, n] and entries int32 [B | 1, H | 1, n, most], filled up
         with 0, of the partial blocks, then both of the full ones.
@@ -146,17 +141,6 @@ class BlockLists:
             mine = blocks[blocks[:, 0] == plane]
             found[mine[:, 1], mine[:, 2]] = kind
         return found
-
-    def mask(self, plane: int = 0) -> Tensor:
-        """Bool [q_len, k_len]: what the lists say, pair by pair. For checks and pictures: it is as large as it says."""
-        shape = (self.q_blocks, self.k_blocks, self.block, self.block)
-        whole = torch.zeros(shape, dtype=torch.bool, device=self.tiles.device)
-        for i in range(self.q_blocks):
-            row, rows = plane * self.q_blocks + i, self.rows
-            whole[i, rows.full[rows.full_at[row] : rows.full_at[row + 1]].long()] = True
-            part = slice(rows.partial_at[row], rows.partial_at[row + 1])
-            whole[i, rows.partial[part].long()] = unpack(self.tiles[rows.tile[part].long()])
-        return whole.transpose(1, 2).flatten(2).flatten(0, 1)[: self.q_len, : self.k_len]
 
 
 def pack(bits: Tensor) -> Tensor:

@@ -24,8 +24,6 @@ SETS = {
     "all": tuple(m.name for m in _PLAIN if not (m.dense or m.tuned)),
     # The reference is an oracle: in plain torch it takes minutes where kernels take milliseconds.
     "kernels": tuple(m.name for m in _PLAIN if not m.strategy and m.name not in ("sdpa", "reference")),
-    "one device": tuple(m.name for m in _PLAIN if not m.strategy),
-    "ranks": tuple(m.name for m in _PLAIN if m.strategy),
     "scaling": tuple(m.name for m in METHODS.values() if m.strategy or m.layer == "block" or m.name in _ONE),
     "models": tuple(m.name for m in METHODS.values() if m.layer == "model" or m.name in (*_ONE, "ring")),
     "pruned": _ONE,

@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from blockshock_lib.kernels.attention.lists import unpack
+
 
 def whole_mask(pattern, q_len, k_len, batch=1, heads=1):
     """Bool [batch, heads, q_len, k_len], from the rule alone."""
@@ -20,3 +22,14 @@ def attention(q, k, v, mask, scale):
     lse = scores.masked_fill(empty[..., None], 0).logsumexp(-1)
     weights = (scores - lse[..., None]).exp().masked_fill(~mask, 0)
     return weights @ v, lse.masked_fill(empty, -math.inf)
+
+
+def listed(lists, plane=0):
+    """Bool [q_len, k_len]: what the lists say, pair by pair."""
+    whole = torch.zeros(lists.q_blocks, lists.k_blocks, lists.block, lists.block, dtype=torch.bool)
+    for i in range(lists.q_blocks):
+        row, rows = plane * lists.q_blocks + i, lists.rows
+        whole[i, rows.full[rows.full_at[row] : rows.full_at[row + 1]].long()] = True
+        part = slice(rows.partial_at[row], rows.partial_at[row + 1])
+        whole[i, rows.partial[part].long()] = unpack(lists.tiles[rows.tile[part].long()])
+    return whole.transpose(1, 2).flatten(2).flatten(0, 1)[: lists.q_len, : lists.k_len]

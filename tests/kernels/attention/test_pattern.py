@@ -7,7 +7,7 @@ import torch
 
 from blockshock_lib.kernels.attention import build, rules
 from blockshock_lib.kernels.attention import pattern as patterns
-from tests.kernels.attention.dense import whole_mask
+from tests.kernels.attention.dense import listed, whole_mask
 
 EACH = {
     "full": lambda q, k: q < 10**6,
@@ -45,7 +45,7 @@ def agree(pattern, q_len, k_len, block, batch=1, heads=1):
     plane = lists.plane.expand(batch, heads)
     for b in range(batch):
         for h in range(heads):
-            assert torch.equal(lists.mask(int(plane[b, h])), mask[b, h])
+            assert torch.equal(listed(lists, int(plane[b, h])), mask[b, h])
     assert lists.density == pytest.approx(mask.double().mean().item(), abs=1e-12)
     return lists
 
@@ -85,7 +85,7 @@ def test_documents_masks_lists_heads_and_batches():
     assert agree(heads, 100, 100, 32, 1, 3).planes == 2  # heads with one rule share their lists
     agree(patterns.by_batch([heads, heads & patterns.window(50), patterns.random(0.5)]), 100, 100, 32, 3, 3)
     counts, indices = torch.tensor([[[2, 0, 1]]]), torch.tensor([[[[0, 2], [7, 7], [1, 0]]]])
-    whole = agree(patterns.block_lists(counts, indices, 90, 75, 32), 90, 75, 32).mask()
+    whole = listed(agree(patterns.block_lists(counts, indices, 90, 75, 32), 90, 75, 32))
     assert (
         whole[:32, :32].all() and whole[:32, 64:].all() and whole[64:, 32:64].all() and whole.sum() == 32 * 43 + 26 * 32
     )

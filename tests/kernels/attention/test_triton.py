@@ -57,7 +57,7 @@ def some_inputs(batch, heads, k_heads, q_len, k_len, dim, dtype=torch.float32):
 def lists_of(mask, block=BLOCK):
     """mask: bool [planes, q_len, k_len], of the heads, or [B, H, q_len, k_len]."""
     mask = mask if mask.dim() == 4 else mask[None]
-    return attention.from_mask(mask).lists(*mask.shape[2:], block)
+    return attention.from_mask(mask).lists(*mask.shape[2:], block, DEVICE)
 
 
 def wanted(q, k, v, dout, dlse, mask, scale):
@@ -69,7 +69,7 @@ def wanted(q, k, v, dout, dlse, mask, scale):
 
 def measured(q, k, v, dout, dlse, lists, scale, cuts=kernels.UNTUNED, splits=None):
     q, k, v, dout, dlse = (x.to(DEVICE) for x in (q, k, v, dout, dlse))
-    call = Call(q, k, v, None, lists.to(DEVICE), scale)
+    call = Call(q, k, v, None, lists, scale)
     out, lse = kernels.forward(call, cuts, splits)
     return [x.cpu() for x in (out, lse, *kernels.backward(call, dout, out, lse, dlse, cuts))]
 
@@ -183,7 +183,7 @@ def test_values_and_both_gradients_come_through_autograd_and_parts_of_the_keys_m
         loss = (out * dout).sum() + (lse[seen] * dlse[seen]).sum()
         found.append([out, lse, *torch.autograd.grad(loss, made)])
     assert not wrong(*([x.detach().cpu() for x in each] for each in found))
-    whole = lists_of(mask).to(DEVICE)
+    whole = lists_of(mask)
     parts = [
         Call(q, k[:, :, at], v[:, :, at], None, whole.select(*blocks), 0.25)
         for at, blocks in (

@@ -12,6 +12,7 @@ from blockshock_lib.errors import BlockShockError, UnsupportedError
 from blockshock_lib.kernels.attention import backends, reference, triton, tune
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.tuning.search import Found
+from tests.kernels.attention.dense import listed
 
 CPU = torch.device("cpu")
 PATTERN = attention.causal() & attention.window(50)
@@ -24,7 +25,7 @@ def call_of(size=100, dim=16, grad=True, dtype=torch.float16):
 
 def over_keys(call, part):
     """Out and lse over some of the keys, bool."""
-    mask = PATTERN.lists(*call.q.shape[2:3], call.k.shape[2], 32).mask() & part
+    mask = listed(call.lists) & part
     lists = attention.from_mask(mask[None, None]).lists(call.lists.q_len, call.lists.k_len, 32)
     return reference.attend(Call(call.q, call.k, call.v, None, lists, call.scale))
 
