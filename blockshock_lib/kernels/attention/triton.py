@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+from collections.abc import Mapping
 from functools import cache, partial
 from itertools import product
 from typing import NamedTuple
@@ -17,20 +18,16 @@ from blockshock_lib.kernels.attention.merge import merge
 
 
 class Config(NamedTuple):
-    """How a kernel is cut. A block is computed in tiles of block_m queries and block_n keys."""
+    """How "forward", "dq" or "dkdv" is cut: a block is computed in tiles of block_m queries and block_n keys."""
 
+    kernel: str
     block_m: int
     block_n: int
     warps: int
     stages: int  # of the copies that are under way
 
 
-class Cuts(NamedTuple):
-    """Of each kernel; where there is none, the default of the head dimension is taken."""
-
-    forward: Config | None = None
-    dq: Config | None = None
-    dkdv: Config | None = None
+Cuts = Mapping[str, Config]  # of each kernel; where there is none, the default of the head dimension is taken
 
 
 class Lists(NamedTuple):
@@ -44,14 +41,18 @@ class Lists(NamedTuple):
     plane: Tensor  # int32 [B, H]
 
 
-UNTUNED = Cuts()
+def _cuts(*sizes: tuple[int, int, int, int]) -> Cuts:
+    return {kernel: Config(kernel, *size) for kernel, size in zip(("forward", "dq", "dkdv"), sizes, strict=True)}
+
+
+UNTUNED: Cuts = {}
 DEFAULTS = {
-    64: Cuts(Config(128, 128, 8, 3), Config(128, 64, 8, 3), Config(64, 128, 8, 3)),
-    128: Cuts(Config(128, 64, 8, 3), Config(128, 64, 8, 3), Config(64, 128, 8, 3)),
-    256: Cuts(Config(128, 32, 8, 3), Config(64, 32, 4, 2), Config(32, 64, 8, 2)),
+    64: _cuts((128, 128, 8, 3), (128, 64, 8, 3), (64, 128, 8, 3)),
+    128: _cuts((128, 64, 8, 3), (128, 64, 8, 3), (64, 128, 8, 3)),
+    256: _cuts((128, 32, 8, 3), (64, 32, 4, 2), (32, 64, 8, 2)),
 }
 """Head dimension, rounded up to a power of two -> what is taken where nothing was tuned, of 16-bit values."""
-SMALL = Config(32, 32, 4, 2)  # of 32-bit values, which the tensor cores do not take
+SMALL = _cuts(*[(32, 32, 4, 2)] * 3)  # of 32-bit values, which the tensor cores do not take
 
 
 def refuse(call: Call) -> str:
@@ -144,7 +145,7 @@ def backward(
 def candidates(head_dim: int, block: int) -> dict[str, list[Config]]:
     """Kernel, "forward", "dq" or "dkdv" -> what is worth timing where blocks are of this size, the default first."""
     dim, found = _padded(head_dim), {}
-    for kernel, default in DEFAULTS[dim]._asdict().items():
+    for kernel, default in DEFAULTS[dim].items():
         cuts = [default]
         sums = 2 if kernel == "dkdv" else 1  # fp32 [held, dim], in registers beside the scores
         operands = 1 if kernel == "forward" else 2
@@ -152,7 +153,8 @@ def candidates(head_dim: int, block: int) -> dict[str, list[Config]]:
             registers = held * (sums * dim + operands * visited) / (32 * warps)
             shared = 2 * dim * (operands * held + 2 * visited * stages)
             if 64 <= registers <= 192 and shared <= 220 * 1024:
-                cuts.append(Config(*((visited, held) if kernel == "dkdv" else (held, visited)), warps, stages))
+                size = (visited, held) if kernel == "dkdv" else (held, visited)
+                cuts.append(Config(kernel, *size, warps, stages))
         found[kernel] = list(dict.fromkeys(fitted(cut, block) for cut in cuts))
     return found
 
@@ -166,7 +168,8 @@ def fitted(config: Config, block: int, q_len: int | None = None) -> Config:
     most = block & -block  # the largest power of two that divides it
     rows = most if q_len is None else min(most, max(16, 1 << (q_len - 1).bit_length()))
     m, n = min(config.block_m, rows), min(config.block_n, most)
-    return Config(m, n, min(config.warps, 4) if m * n < 32 * 64 else config.warps, config.stages)
+    warps = min(config.warps, 4) if m * n < 32 * 64 else config.warps
+    return config._replace(block_m=m, block_n=n, warps=warps)
 
 
 def fixed(config: Config, lists: BlockLists, dim: int) -> dict[str, int]:
@@ -183,8 +186,8 @@ def taken(way: Rows, call: Call) -> tuple[Lists, int, int]:
 
 
 def _cut(kernel: str, call: Call, cuts: Cuts) -> Config:
-    default = SMALL if call.q.itemsize == 4 else getattr(DEFAULTS[_padded(call.q.shape[3])], kernel)
-    return getattr(cuts, kernel) or default
+    default = SMALL if call.q.itemsize == 4 else DEFAULTS[_padded(call.q.shape[3])]
+    return cuts.get(kernel, default[kernel])
 
 
 def _padded(dim: int) -> int:

@@ -38,17 +38,7 @@ class Wrong(NamedTuple):
     name: str
 
 
-class Cut(NamedTuple):
-    """Of a Triton kernel, "forward", "dq" or "dkdv"."""
-
-    kernel: str
-    block_m: int
-    block_n: int
-    warps: int
-    stages: int
-
-
-KINDS = {"backend": Backend, "wrong": Wrong, "cut": Cut}
+KINDS = {"backend": Backend, "wrong": Wrong, "cut": triton.Config}
 STORE = store.Store("attention", KINDS)
 Rows = Mapping[str, ModuleType]
 
@@ -67,11 +57,10 @@ def auto(rows: Rows, call: Call) -> ModuleType:
 
 def with_cuts(rows: Rows, name: str, ways: Iterable) -> Any:
     """The backend; the Triton kernels as these ways cut them."""
-    cuts = {way.kernel: triton.Config(*way[1:]) for way in ways if isinstance(way, Cut)}
+    cuts = {way.kernel: way for way in ways if isinstance(way, triton.Config)}
     if name != "triton" or not cuts:
         return rows[name]
-    options = {"cuts": triton.Cuts(**cuts)}
-    own = {each: functools.partial(getattr(rows[name], each), **options) for each in ("attend", "forward", "backward")}
+    own = {each: functools.partial(getattr(rows[name], each), cuts=cuts) for each in ("attend", "forward", "backward")}
     return SimpleNamespace(refuse=rows[name].refuse, **own)
 
 
@@ -101,7 +90,7 @@ def tuned(finder: Search, call: Call) -> dict[str, float]:
 
 def _cuts(trials: Iterable[Trial]) -> list[Trial]:
     """The fastest right one of each kernel."""
-    mine = leaders(each for each in trials if isinstance(each.way, Cut))
+    mine = leaders(each for each in trials if isinstance(each.way, triton.Config))
     return list({each.way.kernel: each for each in reversed(mine)}.values())
 
 
@@ -151,21 +140,21 @@ def run(
     draws = [trial.drawn(problem["call"], device, grad, seed) for seed in (0, 1)]
     call, turn, cuts = draws[0].call, itertools.cycle(draws), []
 
-    def backend(way: Backend | Cut) -> Any:
+    def backend(way: Backend | triton.Config) -> Any:
         return with_cuts(rows, way.name, cuts) if isinstance(way, Backend) else with_cuts(rows, "triton", [way])
 
-    def check(way: Backend | Cut) -> trial.Ratio:
+    def check(way: Backend | triton.Config) -> trial.Ratio:
         with trial.tried(device):
             return trial.error(backend(way), next(turn))
 
-    def timed(way: Backend | Cut) -> Any:
+    def timed(way: Backend | triton.Config) -> Any:
         return clock.timed([functools.partial(trial.made, backend(way), draws[0])])
 
     try:
-        tried = [each for each in known if isinstance(each.way, Cut)]
+        tried = [each for each in known if isinstance(each.way, triton.Config)]
         if not rows["triton"].refuse(call):
             found = triton.candidates(problem["head_dim"], call.lists.block)
-            ways = [Cut(name, *cut) for name in (found if grad else ("forward",)) for cut in found[name]]
+            ways = [cut for name in (found if grad else ("forward",)) for cut in found[name]]
             tried = search(ways, check, timed, kind=lambda way: way.kernel, known=tried, **options)
             cuts += [best.way for best in _cuts(tried)]
         ways = [Backend(name) for name in rows if name != "reference" and not rows[name].refuse(call)]

@@ -130,21 +130,22 @@ def test_where_nothing_is_right_nothing_is_chosen_but_the_reference():
 
 def test_the_triton_kernels_run_as_they_were_cut_fastest_of_what_is_right():
     clock, call = Times(flex=1.5), call_of()
-    wrong, best = triton.Config(32, 32, 4, 2), triton.Config(32, 32, 4, 3)
+    wrong, best = (32, 32, 4, 2), (32, 32, 4, 3)
     seen = []
 
     def attend(call, cuts=triton.UNTUNED):
         seen.append(cuts)
-        clock.last = clock.ms.setdefault(cuts, 0.5 if wrong in cuts else 1.0 if best in cuts else 2.0) and cuts
-        return planted(call, "zero dQ" if cuts.dq == wrong else "")
+        clock.last, sizes = tuple(cuts.values()), [cut[1:] for cut in cuts.values()]
+        clock.ms[clock.last] = 0.5 if wrong in sizes else 1.0 if best in sizes else 2.0
+        return planted(call, "zero dQ" if ("dq", *wrong) in clock.last else "")
 
     own = {name: getattr(triton, name) for name in ("forward", "backward")}
     rows = {"reference": reference, "triton": SimpleNamespace(refuse=lambda call: "", attend=attend, **own)}
     rows["flex"] = clock.row("flex")
-    assert {wrong, best} <= set(triton.candidates(16, 32)["dq"])
+    assert {("dq", *wrong), ("dq", *best)} <= set(triton.candidates(16, 32)["dq"])
     assert list(searched(rows, clock, call)) == ["triton", "flex"]
     tune.auto(rows, call).attend(call)
-    assert seen[-1].dq == best and seen[-1].forward == wrong  # which is wrong of dq alone
+    assert seen[-1]["dq"][1:] == best and seen[-1]["forward"][1:] == wrong  # which is wrong of dq alone
 
 
 def test_the_real_search_answers_from_its_own_process_and_needs_a_gpu():
