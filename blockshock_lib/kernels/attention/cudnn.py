@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from blockshock_lib.kernels.attention import explicit
-from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.attention.call import Call, explicit
 from blockshock_lib.kernels.needs import version
 
 
@@ -31,7 +30,7 @@ def refuse(call: Call) -> str:
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
-    return explicit.attend(_forward, _backward, call)
+    return explicit(_forward, _backward, call)
 
 
 def _forward(call: Call) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,12 @@ the positions: with fewer queries than keys the last query stands beside the las
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
 
+from blockshock_lib.errors import allowed
 from blockshock_lib.kernels.attention import build, rules
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.attention.rules import FAR, Rule
@@ -208,29 +210,24 @@ def block_lists(counts: Tensor, indices: Tensor, q_len: int, k_len: int | None =
 
 def by_head(patterns: Sequence[Pattern]) -> Pattern:
     """Head h sees as the h-th says, the same in each batch element."""
-    return _stack(patterns, [pattern.plane for pattern in patterns], "head")
+    rules, planes, known = _stacked(patterns, "head", 1)
+    return Pattern(rules, (tuple(number for plane in planes for number in plane),), *known)
 
 
 def by_batch(patterns: Sequence[Pattern]) -> Pattern:
     """Batch element b sees as the b-th says; each may differ by head."""
-    return _stack(patterns, [pattern.plane for pattern in patterns], "batch element")
+    heads = max((len(pattern.plane[0]) for pattern in patterns), default=1)
+    rules, planes, known = _stacked(patterns, "batch element", heads)
+    return Pattern(rules, tuple(plane * (heads // len(plane)) for plane in planes), *known)
 
 
-def _stack(patterns: Sequence[Pattern], planes: list, what: str) -> Pattern:
-    heads = 1 if what == "head" else max((len(plane[0]) for plane in planes), default=0)
-    if not patterns or any(len(plane) > 1 or len(plane[0]) not in (1, heads) for plane in planes):
+def _stacked(patterns: Sequence[Pattern], what: str, heads: int) -> tuple:
+    if not patterns or any(len(each.plane) > 1 or len(each.plane[0]) not in (1, heads) for each in patterns):
         raise ValueError(f"one pattern for each {what} is needed, each of one {what} itself and of equal heads")
     found: dict[Rule, int] = {}
-    numbers = [[found.setdefault(pattern.rules[i], len(found)) for i in pattern.plane[0]] for pattern in patterns]
-    whole = (
-        ([number for each in numbers for number in each],)
-        if what == "head"
-        else (each * (heads // len(each)) for each in numbers)
-    )
-    lengths, positions = patterns[0].lengths, patterns[0].positions
-    for pattern in patterns:
-        lengths, positions = _same(lengths, pattern.lengths), _same(positions, pattern.positions)
-    return Pattern(tuple(found), tuple(map(tuple, whole)), lengths, positions)
+    planes = [tuple(found.setdefault(each.rules[i], len(found)) for i in each.plane[0]) for each in patterns]
+    known = (reduce(_same, (getattr(each, name) for each in patterns)) for name in ("lengths", "positions"))
+    return tuple(found), planes, known
 
 
 def _tables(table: Tensor, cell: int, lengths: tuple[int, int]) -> Pattern:
@@ -260,3 +257,22 @@ def _same(a, b):
     if a is not None and b is not None and a != b:
         raise ValueError(f"patterns made for {a} and for {b} positions do not go together")
     return b if a is None else a
+
+
+PRESETS = {  # what models are known by, each with its source
+    "mistral": causal() & window(4096),  # Mistral 7B, arXiv:2310.06825
+    "gpt_oss": causal() & window(128),  # every other layer, arXiv:2508.10925
+    "gemma3": causal() & window(1024),  # five of six layers, arXiv:2503.19786
+    "longformer": global_local(1, 257),  # 256 to either side and one global token, arXiv:2004.05150
+    # Its "fixed" pattern, strides of 128 of which the last 8 are seen by all, arXiv:1904.10509
+    "sparse_transformer": causal() & (block_diagonal(128) | columns(128, 8)),
+    # At 4096 positions 3 of 64 blocks at random, 2 global ones and a window of 3: in blocks there, in positions here.
+    "bigbird": global_local(128, 97) | random(3 / 64, block=64),  # arXiv:2007.14062
+}
+
+
+def preset(name: str) -> Pattern:
+    """The pattern of that name in PRESETS. ValueError where there is none."""
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; {allowed(name, PRESETS)}")
+    return PRESETS[name]

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockshock_lib.kernels.attention import explicit
-from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.attention.call import Call, explicit
 from blockshock_lib.kernels.attention.lists import BlockLists, Rows
 from blockshock_lib.kernels.attention.merge import merge
 
@@ -76,7 +75,7 @@ def _installed() -> bool:
 
 
 def attend(call: Call, cuts: Cuts = UNTUNED) -> tuple[Tensor, Tensor]:
-    return explicit.attend(partial(forward, cuts=cuts), partial(backward, cuts=cuts), call)
+    return explicit(partial(forward, cuts=cuts), partial(backward, cuts=cuts), call)
 
 
 def forward(call: Call, cuts: Cuts = UNTUNED, splits: int | None = None) -> tuple[Tensor, Tensor]:

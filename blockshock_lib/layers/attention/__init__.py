@@ -7,6 +7,7 @@ out = attention.sparse_attention(q, k, v, pattern)
 # ruff: noqa: F401
 
 from blockshock_lib.kernels.attention.pattern import (
+    PRESETS,
     Pattern,
     block_diagonal,
     block_lists,
@@ -19,11 +20,11 @@ from blockshock_lib.kernels.attention.pattern import (
     from_mask,
     full,
     global_local,
+    preset,
     random,
     strided,
     window,
 )
-from blockshock_lib.kernels.attention.presets import PRESETS, preset
 from blockshock_lib.layers.attention.dilated import dilated_attention
 from blockshock_lib.layers.attention.factory import BlockSparseAttention, create_block_sparse_attention
 from blockshock_lib.layers.attention.hybrid import HYBRID_1024, HybridTransformerBlock
