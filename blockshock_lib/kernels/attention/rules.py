@@ -8,6 +8,7 @@ position among the keys: queries are the last of the positions, so that the last
 them is looked at for all. None: each block may be another.
 """
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -144,6 +145,9 @@ class Table(_Cells):
     size: int
     shift: int
 
+    def __repr__(self):
+        return f"Table({_told(self.table)}, {self.size}, {self.shift})"
+
     def cell(self, p, k):
         return (p - self.shift) // self.size, k // self.size
 
@@ -156,6 +160,9 @@ class Documents(Atom):
     """p and k lie in one document. `number` int32 [positions], of each position's document, rising."""
 
     number: Tensor
+
+    def __repr__(self):
+        return f"Documents({_told(self.number)})"
 
     def sees(self, p, k):
         number = self.number.to(p.device)
@@ -203,6 +210,11 @@ def reach(rule: Rule) -> tuple[int, int]:
     spans = [[(atom.low, atom.high) for atom in term if isinstance(atom, Band)] or [(-FAR, FAR)] for term in rule]
     each = [(max(low for low, _ in span), min(high for _, high in span)) for span in spans]
     return min(low for low, _ in each), max(high for _, high in each)
+
+
+def _told(values: Tensor) -> str:
+    # Torch's own text leaves out most of a large tensor, and ranks compare their patterns by text.
+    return f"{list(values.shape)} {hashlib.sha256(values.cpu().numpy().tobytes()).hexdigest()}"
 
 
 def _one_piece(p0, p1, k0, k1):

@@ -8,7 +8,6 @@ comes to it by one of four strategies, and the gradients go back the same way:
     heads    (Ulysses) no keys travel to the queries: each rank gets some heads whole
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,13 +17,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from blockshock_lib.comm import Group
-from blockshock_lib.errors import BlockShockError, UnsupportedError, allowed
+from blockshock_lib.errors import UnsupportedError, allowed
 from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.attention.merge import merge
 from blockshock_lib.kernels.attention.pattern import Pattern
 from blockshock_lib.layers.attention.placement import placed
+from blockshock_lib.layers.guards import refuse_unequal
 
 STRATEGIES = ("gather", "pull", "ring", "heads")
 
@@ -33,7 +33,7 @@ class ContextParallelAttention(nn.Module):
     """`sparse_attention` over a sequence of `length` positions that the ranks of `group` share.
 
     Each rank calls it with its share: q [B, H, s, D], k and v [B, H / G, s, D] -> out [B, H, s, D]. `shard` takes a
-    rank's share of a whole tensor, `gather` puts the shares together. Making it is a collective: BlockShockError where
+    rank's share of a whole tensor, `gather` puts the shares together. Making it is a collective: UnsupportedError where
     the ranks disagree about the pattern. ValueError where a rank would hold nothing.
     """
 
@@ -54,7 +54,8 @@ class ContextParallelAttention(nn.Module):
             raise ValueError(f"unknown strategy {strategy!r}; {allowed(strategy, STRATEGIES)}")
         self.pattern, self.group, self.strategy, self.backend, self.scale = pattern, group, strategy, backend, scale
         self.lists = lists = pattern.lists(length, block=block, device=device)
-        _refuse_unequal(group, lists, (strategy, placement, backend, scale))
+        given = {"pattern": pattern, "length": length, "block": block, "strategy": strategy}
+        refuse_unequal(group, type(self).__name__, **given, placement=placement, backend=backend, scale=scale)
         self.placement = placed(lists, group.world_size, placement)
         self.own, self.parts = self.placement.blocks[group.rank], {}
         self.needed = [self._needed(rank) for rank in range(group.world_size)]
@@ -132,16 +133,6 @@ class ContextParallelAttention(nn.Module):
         if lists.plane.shape[1] > 1:
             lists = replace(lists, plane=lists.plane[:, heads].contiguous(), forms={})
         return self._attend(Call(q, k, v, self.pattern.of_heads(heads), lists, scale))
-
-
-def _refuse_unequal(group: Group, lists: BlockLists, options: tuple) -> None:
-    held = [*vars(lists.rows).values(), lists.tiles, lists.plane]
-    digest = hashlib.sha256(repr((lists.q_len, lists.block, options)).encode())
-    for tensor in held:
-        digest.update(tensor.cpu().numpy().tobytes())
-    told = group.gather_objects(digest.hexdigest())
-    if odd := [rank for rank, other in enumerate(told) if other != told[0]]:
-        raise BlockShockError(f"rank {odd[0]} has another pattern, length or option of its attention than rank 0")
 
 
 class _Fetch(torch.autograd.Function):
@@ -232,7 +223,7 @@ class _Ring(torch.autograd.Function):
                 dq += each[0]
                 total += torch.stack(each[1:])
             arrive()
-            moving, done = _pass_on(total, layer, step, 3)
+            moving, done = _pass_on(total, layer, step)
             done()
         return dq.to(q.dtype), *moving.to(k.dtype), None, None
 
@@ -246,18 +237,17 @@ def _round(held: Tensor, q: Tensor, layer: ContextParallelAttention, scale: floa
         source = (rank - step) % ranks
         lists = layer.selected(source, layer.placement.blocks[source])
         last = step == ranks - 1
-        coming, arrive = (None, lambda: None) if last else _pass_on(held, layer, step, 3)
+        coming, arrive = (None, lambda: None) if last else _pass_on(held, layer, step)
         call = Call(q, *held, None, lists, scale) if len(lists.rows.full) + len(lists.rows.partial) else None
         yield call, arrive
         held = coming
 
 
-def _pass_on(x: Tensor, layer: ContextParallelAttention, step: int, dim: int) -> tuple[Tensor, Callable[[], None]]:
+def _pass_on(x: Tensor, layer: ContextParallelAttention, step: int) -> tuple[Tensor, Callable[[], None]]:
     """Gives x to the next rank; returns where the one before gives its own to, once the callable was called."""
     ranks, rank = layer.group.world_size, layer.group.rank
-    coming = list(x.shape)
-    coming[dim] = layer.placement.length_of((rank - step - 1) % ranks)
+    length = layer.placement.length_of((rank - step - 1) % ranks)
     give, take = ([x.new_empty(0) for _ in range(ranks)] for _ in range(2))
-    take[(rank - 1) % ranks] = x.new_empty(coming)
+    take[(rank - 1) % ranks] = x.new_empty((*x.shape[:3], length, x.shape[4]))
     give[(rank + 1) % ranks] = x.contiguous()
     return take[(rank - 1) % ranks], layer.group.start_all_to_all(give, take)

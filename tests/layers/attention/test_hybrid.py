@@ -84,10 +84,13 @@ def test_two_processes_equal_one_and_refuse_other_weights_or_patterns(pair):
 
 
 def others(group):
-    for seed, size, words in ((group.rank, 9, "q.weight"), (0, 9 + group.rank, "pattern")):
+    mask = torch.zeros(300, 300, dtype=torch.bool)
+    mask[150, 150 + group.rank] = True
+    odd = attention.documents([1000, 900 + group.rank, 1100 - group.rank]), attention.from_mask(mask)
+    for seed, pattern, words in ((group.rank, BY_HEAD, "q.weight"), (0, odd[0], "pattern"), (0, odd[1], "pattern")):
         torch.manual_seed(seed)
         with pytest.raises(UnsupportedError, match=f"rank 1 was given another .*{words}"):
-            hybrid.HybridTransformerBlock(WIDTH, HEADS, attention.window(size), group)
+            hybrid.HybridTransformerBlock(WIDTH, HEADS, pattern, group)
 
 
 def test_one_rank_passes_gradcheck():

@@ -8,7 +8,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from blockshock_lib import attention
 from blockshock_lib.comm import Group, local
-from blockshock_lib.errors import BlockShockError, UnsupportedError
+from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.attention import parallel, placement
 
 LENGTH = 330  # eleven blocks of 32, the last one short: they divide by no number of ranks
@@ -100,12 +100,7 @@ def test_placements_balance_work():
     assert spread(PATTERNS["causal"], "zigzag") < 1.01
 
 
-def test_ranks_that_disagree_and_shares_that_do_not_fit_are_named():
-    def odd(group):
-        attention.ContextParallelAttention(attention.window(9 + group.rank), LENGTH, group, **OPTIONS)
-
-    with pytest.raises(BlockShockError, match="rank 1 has another pattern"):
-        local.run(2, odd)
+def test_shares_that_do_not_fit_are_named():
     one = Group()
     with pytest.raises(ValueError, match="11 blocks of 32 positions do not do for 6 ranks placed by zigzag"):
         local.run(6, lambda group: attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, group, **OPTIONS))
@@ -149,7 +144,10 @@ def as_a_style(ctx):
     torch.testing.assert_close(out, right)
     with pytest.raises(UnsupportedError, match="shares a SparseAttention, not a Linear"):
         parallelize_module(nn.Sequential(nn.Linear(2, 2)), mesh, {"0": attention.ContextParallel(LENGTH)})
+    for odd in (attention.window(9 + ctx.rank), attention.documents([1000, 900 + ctx.rank, 1100 - ctx.rank])):
+        with pytest.raises(UnsupportedError, match="rank 1 was given another pattern than rank 0"):
+            attention.ContextParallelAttention(odd, odd.positions or LENGTH, Group.of(), **OPTIONS)
 
 
-def test_a_model_is_shared_by_a_style_on_two_real_ranks(pair):
+def test_a_model_is_shared_by_a_style_on_two_real_ranks_which_may_not_disagree(pair):
     pair.call(as_a_style, seconds=60)
