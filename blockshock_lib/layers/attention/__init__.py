@@ -28,7 +28,6 @@ from blockshock_lib.kernels.attention.pattern import (
 from blockshock_lib.layers.attention.dilated import dilated_attention
 from blockshock_lib.layers.attention.factory import BlockSparseAttention, create_block_sparse_attention
 from blockshock_lib.layers.attention.hybrid import HYBRID_1024, HybridTransformerBlock
-from blockshock_lib.layers.attention.parallel import ContextParallelAttention
+from blockshock_lib.layers.attention.parallel import ContextParallel, ContextParallelAttention
 from blockshock_lib.layers.attention.picture import picture
 from blockshock_lib.layers.attention.sparse import SparseAttention, sparse_attention, tune
-from blockshock_lib.layers.attention.style import ContextParallel

@@ -15,6 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError, allowed
@@ -24,6 +26,7 @@ from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.attention.merge import merge
 from blockshock_lib.kernels.attention.pattern import Pattern
 from blockshock_lib.layers.attention.placement import placed
+from blockshock_lib.layers.attention.sparse import SparseAttention
 from blockshock_lib.layers.guards import refuse_unequal
 
 STRATEGIES = ("gather", "pull", "ring", "heads")
@@ -135,10 +138,34 @@ class ContextParallelAttention(nn.Module):
         return self._attend(Call(q, k, v, self.pattern.of_heads(heads), lists, scale))
 
 
-class _Fetch(torch.autograd.Function):
-    """Shares [n, B, H, s, D] -> the keys that this rank needs of all ranks, in their order; gradients are summed in
-    fp32 in the order of ranks.
+class ContextParallel(ParallelStyle):
+    """Turns a SparseAttention into a ContextParallelAttention over the ranks of a 1-D mesh.
+
+    `parallelize_module(model, mesh, {"blocks.*.attention": ContextParallel(length=65536)})`. What reaches the module is
+    then each rank's share of the positions, `module.placement.positions(rank)`, which the rest of the model works on.
+    UnsupportedError for another module or mesh.
     """
+
+    def __init__(self, length: int, strategy: str = "pull", placement: str = "zigzag"):
+        super().__init__()
+        self.length, self.strategy, self.placement = length, strategy, placement
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if type(module) is not SparseAttention:
+            raise UnsupportedError(f"ContextParallel shares a SparseAttention, not a {type(module).__name__}")
+        if device_mesh.ndim != 1:
+            raise UnsupportedError(f"ContextParallel takes a mesh of one dimension, not {device_mesh.ndim}: slice it")
+        made = ContextParallelAttention(
+            *(module.pattern, self.length, Group.of(device_mesh.get_group()), self.strategy, self.placement),
+            *(module.backend, module.scale, module.block, device_mesh.device_type),
+        )
+        vars(module).update({name: value for name, value in vars(made).items() if "_hook" not in name})
+        module.__class__ = ContextParallelAttention
+        return module
+
+
+class _Fetch(torch.autograd.Function):
+    """Shares [n, B, H, s, D] -> the keys that this rank needs, in order; gradients are summed in fp32 by rank."""
 
     @staticmethod
     def forward(ctx, x: Tensor, layer: ContextParallelAttention) -> Tensor:
@@ -229,9 +256,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _round(held: Tensor, q: Tensor, layer: ContextParallelAttention, scale: float):
-    """Of each step: what this rank attends to, None where its queries see nothing of it, and what to call after that,
-    by when the next step's keys have arrived.
-    """
+    """Of each step: what this rank attends to, None if it sees nothing, and what waits for the next step's keys."""
     ranks, rank = layer.group.world_size, layer.group.rank
     for step in range(ranks):
         source = (rank - step) % ranks
