@@ -62,11 +62,7 @@ def _judged(rule: Rule, q_len: int, k_len: int, block: int, device: torch.device
 
 
 def _looked_at(rule: Rule, maybe: Tensor, q_len: int, k_len: int, block: int) -> tuple[Tensor, ...]:
-    """Of each block how many of its bits are set, and the number of its tile; and the tiles. Of blocks that are alike
-    one is looked at.
-
-    Queries beyond the last see what the last one sees, so that a short block can be full.
-    """
+    """Of each block how many of its bits are set, and the number of its tile; and the tiles."""
     shift, begin = max(k_len - q_len, 0), maybe * block
     told, same = rules.alike(rule, begin[:, 0] + shift, begin[:, 1], block), None
     if told is not None and len(maybe):
@@ -86,7 +82,7 @@ def _each(rule: Rule, maybe: Tensor, q_len: int, k_len: int, block: int) -> tupl
     place = torch.arange(block, device=maybe.device, dtype=torch.int32)
     found = []
     for part in maybe.split(max(1, CHUNK // block**2)):  # one empty part of none
-        q = (part[:, :1] * block + place)[:, :, None]
+        q = (part[:, :1] * block + place)[:, :, None]  # beyond the last as the last: a short block can be full
         k = (part[:, 1:] * block + place)[:, None]
         sees = rules.sees(rule, q.clamp(max=q_len - 1) + shift, k.clamp(max=k_len - 1)) & (k < k_len)
         tiles, tile = _distinct(pack(sees))

@@ -79,10 +79,7 @@ def attend(call: Call, cuts: Cuts = UNTUNED) -> tuple[Tensor, Tensor]:
 
 
 def forward(call: Call, cuts: Cuts = UNTUNED, splits: int | None = None) -> tuple[Tensor, Tensor]:
-    """A query that sees no key gets 0 and -inf. splits: programs that share a row of blocks; few queries need several.
-
-    Of a 16-bit or fp32 call; lse is fp32.
-    """
+    """out, and lse in fp32. splits: programs that share a row of blocks; few queries need several."""
     from blockshock_lib.kernels.attention import triton_forward  # here, as Triton comes with PyTorch's CUDA builds only
 
     lists, (q, k, v) = call.lists, map(dense, (call.q, call.k, call.v))

@@ -110,10 +110,7 @@ def by_columns(
     RAGGED: constexpr,  # q_len is no multiple of BLOCK
     GUARD: constexpr,
 ):
-    """Grid: k_blocks * BLOCK / BLOCK_N places of the order, B H_kv heads.
-
-    The query heads of one follow in turn, each by its own plane, and the keys in the order of the first one's.
-    """
+    """Grid: k_blocks * BLOCK / BLOCK_N places of the order of a group's first query head, B H_kv heads."""
     k_heads = heads // group
     b, k_head = tl.program_id(1) // k_heads, tl.program_id(1) % k_heads
     h = k_head * group

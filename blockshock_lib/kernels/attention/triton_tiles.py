@@ -11,10 +11,7 @@ from triton.language import constexpr
 
 @triton.jit
 def first_row(lists, at, n, PARTS: constexpr):
-    """The row of the lists for this program's place in the order of a head -> (row, its block, part of the block).
-
-    at: of its plane's number; n: blocks a plane. A block is the work of PARTS neighbouring places.
-    """
+    """(Row of the lists, its block, part of the block) of this program. at: of its plane; n: blocks a plane."""
     first = tl.load(lists.plane + at) * n
     block = tl.load(lists.order + first + tl.program_id(0) // PARTS)
     return first + block, block, tl.program_id(0) % PARTS
@@ -28,10 +25,7 @@ def head(x, by, b, h):
 
 @triton.jit
 def tile(rows, start, step, length, ROWS: constexpr, D: constexpr, BOUND: constexpr):
-    """[ROWS, DIM], DIM the power of two from D on, from row `start` of `rows`, a matrix [length, D]; zero outside.
-
-    BOUND: rows may lie beyond the length.
-    """
+    """[ROWS, DIM], DIM the power of two from D on, from row `start` of `rows`, [length, D]; BOUND: zero beyond it."""
     DIM: constexpr = triton.next_power_of_2(D)
     r, d = tl.arange(0, ROWS), tl.arange(0, DIM)
     here = rows + start.to(tl.int64) * step + (r[:, None] * step + d[None, :])  # a head may have 2^31 elements or more
@@ -56,10 +50,8 @@ def store(rows, start, step, length, values, ROWS: constexpr, D: constexpr):
 
 @triton.jit
 def seen_in(tiles, number, row, col, BLOCK: constexpr, ROWS: constexpr, COLS: constexpr, TURNED: constexpr):
-    """Bool [ROWS, COLS], turned [COLS, ROWS]: the part of a tile of bits from its (row, col) on.
-
-    A word holds 32 columns: the words of a column of words are one short load, with no large tensor to lay out anew.
-    """
+    """Bool [ROWS, COLS], turned [COLS, ROWS]: the part of a tile of bits from its (row, col) on."""
+    # A word holds 32 columns: the words of a column of words are one short load, with no large tensor to lay out anew.
     tl.static_assert(COLS % 32 == 0)
     words = tiles + (number.to(tl.int64) * BLOCK + row + tl.arange(0, ROWS)) * (BLOCK // 32) + col // 32
     c = tl.arange(0, COLS)

@@ -46,10 +46,7 @@ def create_block_sparse_attention(
     | base | in its segment of w, for each pair, every r-th block of keys, thinned to the ratio: one softmax over all |
     | dilated | `dilated_attention` (LongNet): of w gathered at rate r, the blocks of a gathered segment thinned |
     | ring | base over the ranks of `group`, whose keys go round; zigzag shares |
-    | ring_dilated | dilated over ranks: they exchange heads, each then attends over whole sequences of its own |
-
-    Gathered rows of one segment lie on many ranks, so in a ring each step would hold a few rows of each: ring_dilated
-    is exact by two exchanges of heads (Ulysses) instead, and so needs heads that divide by the ranks.
+    | ring_dilated | dilated over ranks that exchange heads: in a ring each step would hold a few rows of a segment |
 
     The last two need `length` of the whole sequence and `group`; each rank calls the module with its share (`shard` and
     `gather` of its `ranks` make and undo that). Making one is a collective. `device`: where a ring's lists lie.
