@@ -3,12 +3,11 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch._functorch import config
-from torch.nn.attention import flex_attention
 
 from blockshock_lib.engine import memory, roofline
 from blockshock_lib.engine.case_run import CaseRun
@@ -17,12 +16,14 @@ from blockshock_lib.engine.study import Problem, Runner, Sample
 from blockshock_lib.engine.timing import Work
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.kernels.attention import flex
-from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.graph import Graph
 
 REPEATS = 5  # of what is timed once a case
 BACKWARD = 2.5  # the products of a backward, of which a forward has two: scores again, dV, dP, dQ and dK
+
+
+attend_tuned = partial(flex.attend, mode="max-autotune-no-cudagraphs")
 
 
 class Cost(NamedTuple):
@@ -37,19 +38,6 @@ def compile_anew() -> None:
     """
     torch.compiler.reset()
     config.donated_buffer = False
-
-
-def attend_tuned(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-    """FlexAttention with the settings that its search finds fastest."""
-    mask, heads = call.kept("flex", lambda: flex.block_mask(call)), call.q.shape[1] != call.k.shape[1]
-    operands, aux = (call.q, call.k, call.v), flex_attention.AuxRequest(lse=True)
-    out, told = _tuned()(*operands, block_mask=mask, scale=call.scale, enable_gqa=heads, return_aux=aux)
-    return out, told.lse
-
-
-@cache
-def _tuned() -> Callable:
-    return torch.compile(flex_attention.flex_attention, dynamic=False, mode="max-autotune-no-cudagraphs")
 
 
 def clocked(device: torch.device, fn: Callable[[], Any]) -> tuple[float, Any]:
