@@ -1,6 +1,5 @@
 """A small model that the tests of training, checkpoints and styles share, and what their ranks do with it."""
 
-import copy
 import os
 import signal
 from contextlib import nullcontext
@@ -9,7 +8,6 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -131,18 +129,6 @@ def moved(ctx, source, target, options):
     return dense_view(model)
 
 
-def plain_dcp(ctx, folder):
-    """torch's own save and load, without this library's: what the README says of state_dict."""
-    model = styled(ctx)
-    steps(model, adamw(model), 2)
-    dcp.save({"model": model.state_dict()}, checkpoint_id=folder)
-    other = styled(ctx, seed=50, mask="random")
-    state = {"model": other.state_dict()}
-    dcp.load(state, checkpoint_id=folder)
-    other.load_state_dict(state["model"])
-    return dense_view(model), dense_view(other)
-
-
 def said_by(kind, fn, *args):
     """The words of the error that fn(*args) raises; "" where it does not."""
     try:
@@ -191,41 +177,3 @@ def train_on(ctx, folder, until, killed_at=None):
         if step % 5 == 4:
             checkpoint.save(folder, model, optimizer, step=step + 1)
     return start, losses, dense_view(model)
-
-
-class Expert(nn.Module):
-    """As in a Llama: two projections of which one gates the other."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(128, 64, bias=False), nn.Linear(128, 64, bias=False)
-        self.down_proj = nn.Linear(64, 128, bias=False)
-
-    def forward(self, x):
-        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Mixture(nn.Module):
-    """Each token goes to one of the experts; the last gets none."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.router = nn.RMSNorm(128), nn.Linear(128, 3)
-        self.experts = nn.ModuleList(Expert() for _ in range(4))
-
-    def forward(self, x):
-        weight, chosen = self.router(y := self.norm(x)).softmax(-1).max(-1)
-        out = torch.zeros_like(x)
-        for number, expert in enumerate(self.experts):
-            out[chosen == number] = expert(y[chosen == number])
-        return x + out * weight[:, None]
-
-
-def mixed(ctx):
-    """The losses and the weights of a mixture of experts after three steps, styled and dense."""
-    torch.manual_seed(0)
-    dense = Mixture().double()
-    model = copy.deepcopy(dense)
-    parallelize_module(model, init_device_mesh("cpu", (ctx.world_size,)), {"experts.*.*_proj": BlockShockParallel()})
-    assert sum(isinstance(module, BlockShockLinear) for module in model.modules()) == 12
-    return [(steps(one, adamw(one), 3), dense_view(one)) for one in (model, dense)]

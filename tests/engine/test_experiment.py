@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from blockshock_lib.comm import Group
-from blockshock_lib.engine import experiment, memory
+from blockshock_lib.engine import experiment, memory, profile
 from blockshock_lib.engine.timing import LeadIn, Timer
 from blockshock_lib.errors import UnsupportedError
 from tests.studies import toy
@@ -76,6 +76,14 @@ def test_traces_are_chrome_traces_and_their_top_kernels_become_rows(tmp_path):
     (path,) = tmp_path.glob("*whole-rank0.json.gz")
     assert json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     assert any("sort" in row["detail"] and row["value"] > 0 for row in picked(rows, "whole", "kernel_time"))
+
+
+def test_the_first_call_does_not_count_and_what_is_not_in_every_call_counts_whole():
+    waited = [(30.0, 1000.0), (0.0, 12_000.0), (20.0, 2000.0)]  # in no order
+    assert profile.ms_a_call(waited) == pytest.approx(1.5)
+    twice = [(0, 9000.0), (1, 9000.0), (2, 1000.0), (3, 2000.0), (4, 1000.0), (5, 2000.0)]
+    assert profile.ms_a_call(twice) == pytest.approx(3.0)
+    assert profile.ms_a_call([(start, 3000.0) for start in range(4)]) == pytest.approx(4.0)
 
 
 def test_where_not_all_fit_one_is_measured_at_a_time_and_the_first_one_between(monkeypatch):

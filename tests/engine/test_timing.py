@@ -145,6 +145,9 @@ def test_a_sample_is_per_call_and_the_first_one_counts(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: 0.004 * len(ticks) + 0.012 * bool(ticks))
     one = work(lambda: ticks.append("tick"), inner=2, count=3)  # three times 4 ms, and 12, for six calls
     assert Timer(CPU, Group()).sample(one) == pytest.approx(4.0) and len(ticks) == 3
+    one.before = lambda: ticks.append("before")
+    Timer(CPU, Group()).sample(one)
+    assert ticks[3:] == ["before", "tick", "tick", "tick"]
 
 
 def test_a_call_is_made_so_often_and_no_more_however_short_it_is():
@@ -156,9 +159,3 @@ def test_a_call_is_made_so_often_and_no_more_however_short_it_is():
 def test_the_fastest_is_taken_by_its_median():
     works = {n: Work("ms", [lambda n=n: time.sleep(n / 1000)]) for n in (5, 1, 3)}
     assert Timer(CPU, Group()).fastest(works) == 1 and all(work.fn is None for work in works.values())
-
-
-def test_before_runs_once_a_sample():
-    seen = []
-    Timer(CPU, Group()).sample(work(lambda: seen.append("call"), before=lambda: seen.append("before"), count=3))
-    assert seen == ["before", "call", "call", "call"]

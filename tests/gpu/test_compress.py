@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from blockshock_lib.kernels.sparse24 import compress, cslt, masks
-from blockshock_lib.kernels.sparse24.mask import Mask
+from blockshock_lib.kernels.sparse24 import compress, cslt
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 
-from .test_products import MASKS, backend_for
+from .test_products import MASKS, backend_for, mask_of
 
 TRANSPOSABLE = ("transposable", "random")
 
@@ -18,10 +17,6 @@ def library():
     if reason := compress.known(torch.device("cuda", torch.cuda.current_device())):
         assert torch.cuda.get_device_capability() != (9, 0), reason
         pytest.skip(reason)
-
-
-def mask_of(mask, shape, seed=5, weight=None):
-    return masks.make(Mask("", *mask), shape, seed=seed, device="cuda", weight=weight)
 
 
 def split(buffer):

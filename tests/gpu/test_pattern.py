@@ -4,18 +4,13 @@ import pytest
 import torch
 
 from blockshock_lib.comm import Group
-from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.layers import BlockShockLinear
 
-from .test_products import MASKS, assert_right, backend_for, problem
+from .test_products import MASKS, assert_right, backend_for, mask_of, problem
 
 SHAPES = [(64, 64), (64, 192), (192, 1024), (4096, 2048)]
-
-
-def mask_of(mask, shape):
-    return masks.make(Mask("", *mask), shape, seed=5, device="cuda")
 
 
 def bits(tensor):

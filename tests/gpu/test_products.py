@@ -5,6 +5,7 @@ import torch
 
 from blockshock_lib.kernels.sparse24 import backends, cslt, masks, small, tune
 from blockshock_lib.kernels.sparse24.mask import Mask
+from tests.kernels.sparse24.problems import errors
 
 MASKS = [("uniform", "1010"), ("random", ""), ("transposable", "checkerboard"), ("transposable", "random")]
 MASKS += [("magnitude", "")]
@@ -24,27 +25,23 @@ def backend_for(name, dtype=torch.bfloat16):
     return backend
 
 
+def mask_of(mask, shape, seed=5, weight=None):
+    return masks.make(Mask("", *mask), shape, seed=seed, device="cuda", weight=weight)
+
+
 def problem(n, k, b, dtype=torch.bfloat16, mask=("random", ""), seed=0):
     generator = torch.Generator("cuda").manual_seed(1000 * seed + n + k + b)
     weight = torch.randn(n, k, device="cuda", generator=generator).to(dtype)
-    kept = masks.make(Mask("", mask[0], mask[1]), (n, k), weight=weight, seed=seed, device="cuda")
+    kept = mask_of(mask, (n, k), seed, weight)
     return torch.randn(b, k, device="cuda", generator=generator).to(dtype), weight, kept
 
 
-def errors(y, x, weight, mask):
-    """(largest, RMS) error against float64, each over that of a plain product of the same dtype."""
-    kept = torch.where(mask, weight, 0)
-    truth = x.double() @ kept.double().t()
-    ours, plain = (y.double() - truth).abs(), ((x @ kept.t()).double() - truth).abs()
-    return (ours.max() / plain.max()).item(), (ours.square().mean() / plain.square().mean()).sqrt().item()
-
-
-def assert_right(y, x, weight, mask):
+def assert_right(y, x, weight, mask, bias=None):
     assert y.is_contiguous() and y.dtype == x.dtype and y.shape == (len(x), len(weight)) and y.isfinite().all()
-    if not weight[mask].any():
+    if bias is None and not weight[mask].any():
         assert not y.any()
         return
-    largest, rms = errors(y, x, weight, mask)
+    largest, rms = errors(y, x, weight, mask, bias)
     assert largest <= 2 and rms <= 1.25, f"errors of {largest:.3g}x and {rms:.3g}x (RMS) a plain product's"
 
 

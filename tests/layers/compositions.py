@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint as dcp
-from torch.distributed._composable.replicate import replicate
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -32,7 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import Replicate
@@ -148,6 +147,13 @@ def train(model, optimizer, part=slice(None), steps=range(STEPS)):
         optimizer.step()
 
 
+def trains_alike(model, plain, part=slice(None), make=sgd):
+    """Both train, `model` on its part of each batch, and are alike."""
+    train(plain, make(plain))
+    train(model, make(model), part)
+    alike(model, plain)
+
+
 def weights(model):
     """Whole and plain, by name."""
     state = model.state_dict()
@@ -218,9 +224,7 @@ def fsdp2(method):
         for layer in (model[0], model[2]):
             fully_shard(layer, mesh=square()["dp"], **options)
         fully_shard(model, mesh=square()["dp"])
-        train(plain, make(plain))
-        train(model, make(model), half)
-        alike(model, plain)
+        trains_alike(model, plain, half, make)
 
 
 @composition("FSDP2 over dp, its state saved and loaded: state_dict, torch's DCP, checkpoint.save")
@@ -253,15 +257,6 @@ def fsdp2_state(method):
         train(a, b, c, range(STEPS, 2 * STEPS))
     alike(model, plain)
     alike(again, plain)
-
-
-@composition("FSDP2 in bf16 (MixedPrecisionPolicy) over dp", ("packed", "recompress", "B1"))
-def fsdp2_mixed(method):
-    plain, model, half = over_dp(method)
-    fully_shard(model, mesh=square()["dp"], mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-    train(plain, sgd(plain))
-    train(model, sgd(model), half)
-    alike(model, plain, close=0.02)
 
 
 @composition("HSDP, and clip_grad_norm_ of this library")
@@ -303,9 +298,7 @@ def fsdp1(method):
 def ddp(method):
     plain, model, half = over_dp(method)
     run = DistributedDataParallel(model, process_group=square()["dp"].get_group())
-    train(plain, adamw(plain))
-    train(run, adamw(run), half)
-    alike(run, plain)
+    trains_alike(run, plain, half, adamw)
 
 
 @composition("DDP over dp: gradients accumulated, with and without no_sync")
@@ -336,16 +329,6 @@ def ddp_same_ranks(method):
     raise UnsupportedError(said)
 
 
-@composition("replicate (torch.distributed._composable) over the ranks of the layer", SHARED)
-def replicated(method):
-    plain, model, half = over_dp(method)
-    replicate(model, process_group=square()["dp"].get_group())
-    train(plain, sgd(plain))
-    train(model, sgd(model), half)
-    alike(model, plain)
-    replicate(twins(method)[1])(batch(0)[0])
-
-
 # Optimizers, clipping, and torch's own checkpoint of an optimizer
 
 
@@ -370,7 +353,7 @@ def alone(method, make=sgd, clip=None):
 
 @composition("SGD, AdamW and torch's other entry-wise optimizers")
 def entrywise(method):
-    for kind in (torch.optim.Adagrad, torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Rprop):
+    for kind in sorted(guards.ENTRYWISE, key=str):  # in one order on all ranks
         alone(method, lambda one, kind=kind: kind(one.parameters(), lr=0.01))
 
 
@@ -398,15 +381,6 @@ def foreign(method):
 @composition("torch.nn.utils.clip_grad_norm_")
 def torchs_clipping(method):
     alone(method, clip=lambda one: torchs_clip(one.parameters(), 0.1))
-
-
-@composition("an optimizer that gets our layer by a later add_param_group", SHARED)
-def grouped_later(method):
-    _, model = twins(method)
-    optimizer = torch.optim.Adafactor(model[1].parameters())
-    model(batch(0)[0]).sum().backward()
-    optimizer.step()
-    optimizer.add_param_group({"params": list(model[0].parameters())})
 
 
 def optimizer_kept(method, keep):
@@ -444,6 +418,18 @@ def optimizer_state(method):
     optimizer_kept(method, together)
 
 
+@composition("torch's DCP of the model's state_dict(), read by another mask and by a dense model")
+def dcp_model(method):
+    _, model = twins(method)
+    train(model, sgd(model))
+    with shared_folder() as folder:
+        dcp.save({"model": model.state_dict()}, checkpoint_id=f"{folder}/dcp")
+        for other in (converted(dense(), "recompress" if method == "packed" else method), dense()):
+            dcp.load(state := {"model": other.state_dict()}, checkpoint_id=f"{folder}/dcp")
+            other.load_state_dict(state["model"])
+            alike(other, model, close=0.0)
+
+
 @composition("get_optimizer_state_dict, set_optimizer_state_dict of torch.distributed.checkpoint")
 def dcp_optimizer(method):
     def keep(model, optimizer, other, again):
@@ -464,14 +450,6 @@ def dcp_optimizer_whole(method):
     get_optimizer_state_dict(model, optimizer, options=options)
 
 
-@composition("optimizer state of another rank", SHARED)
-def optimizer_of_another(method):
-    _, model = twins(method)
-    optimizer = adamw(model)
-    train(model, optimizer)
-    optimizer.load_state_dict(Group.of().gather_objects(optimizer.state_dict())[3 - dist.get_rank()])
-
-
 @composition("torch.amp.GradScaler, an infinity in one rank's gradient")
 def scaled(method):
     plain, model = twins(method)
@@ -487,15 +465,6 @@ def scaled(method):
             scaler.update()
         assert scaler.get_scale() == 32
     alike(model, plain)
-
-
-@composition("torch.nn.utils.get_total_norm", SHARED)
-def torchs_norm(method):
-    plain, model = twins(method)
-    for one in (plain, model):
-        train(one, sgd(one))
-    norms = [nn.utils.get_total_norm([p.grad for p in one.parameters()]) for one in (plain, model)]
-    torch.testing.assert_close(*norms)
 
 
 @composition("ZeroRedundancyOptimizer over the ranks of the layer", SHARED)
@@ -526,9 +495,7 @@ def unequal_seeds(method):
     plain = dense()
     model = styled(method, lambda: torch.manual_seed(dist.get_rank()) and nn.Sequential(*map(fresh, dense())))
     plain.load_state_dict({key: value for key, value in model.state_dict().items()})
-    train(plain, sgd(plain))
-    train(model, sgd(model))
-    alike(model, plain)
+    trains_alike(model, plain)
 
 
 def _refused_at_the_second_forward(model, x):
@@ -663,9 +630,7 @@ def from_meta(method):
     assert all(bool(p.isnan().any()) for one in (model[0], model[2]) for p in one.parameters())
     model[1].to_empty(device="cpu")
     model.load_state_dict(plain.state_dict())
-    train(plain, sgd(plain))
-    train(model, sgd(model))
-    alike(model, plain)
+    trains_alike(model, plain)
 
 
 @composition("a module with hooks, by BlockShockParallel", STYLED)
@@ -751,18 +716,6 @@ def written_by_data(method):
     alike(model, plain)
 
 
-@composition("weights drawn anew in place, as by nn.init")
-def drawn_anew(method):
-    plain, model = twins(method)
-    for one in (model[0], model[2]):
-        torch.manual_seed(dist.get_rank())
-        nn.init.normal_(one.weight, std=0.1)
-    with torch.no_grad():
-        found = model(batch(0)[0])
-    plain.load_state_dict(model.state_dict())
-    torch.testing.assert_close(found, plain(batch(0)[0]), rtol=1e-10, atol=1e-10)
-
-
 @composition("torch.nn.utils.prune, weight_norm, spectral_norm, parametrize")
 def made_anew(method):
     utils, model = nn.utils, twins(method)[1]
@@ -777,26 +730,10 @@ def made_anew(method):
     raise UnsupportedError(said)
 
 
-@composition("a layer made frozen, then trained all the same", ("packed", "recompress", "B1", "B2", "D"))
-def thawed(method):
-    kind, options = METHODS[method]
-    for fused in (True, False):
-        plain, model = dense(), dense()
-        for name in ("0", "2"):
-            setattr(model, name, kind.from_linear(model.get_submodule(name), frozen=True, **options))
-        model(batch(0)[0].requires_grad_()).sum().backward()
-        model.requires_grad_(True)
-        for one in (plain, model):
-            train(one, torch.optim.AdamW(one.parameters(), lr=0.01, fused=fused))
-        alike(model, plain)
-
-
 @composition("one layer used twice")
 def used_twice(method):
     plain, model = (nn.Sequential(*one, one[0], one[2]) for one in twins(method))
-    train(plain, sgd(plain))
-    train(model, sgd(model))
-    alike(model, plain)
+    trains_alike(model, plain)
 
 
 @composition("one layer's weight set as another's", ("packed", "recompress", "B1", "B2", "C", "D"))
@@ -813,9 +750,7 @@ def tied(method):
 def copied(method):
     plain, model = twins(method)
     other = copy.deepcopy(model)
-    train(plain, sgd(plain))
-    train(other, sgd(other))
-    alike(other, plain)
+    trains_alike(other, plain)
     alike(model, twins(method)[0], trained=False)
 
 
@@ -823,9 +758,7 @@ def copied(method):
 def pickled(method):
     plain, model = twins(method)
     other = pickle.loads(pickle.dumps(model))
-    train(plain, sgd(plain))
-    train(other, sgd(other))
-    alike(other, plain)
+    trains_alike(other, plain)
 
 
 @composition("an average of the weights (EMA by AveragedModel)")
@@ -869,9 +802,7 @@ def beside_styles(method):
     model = nn.Sequential(dense(), converted(dense(), method), dense())
     plan = {"0.2": ColwiseParallel(output_layouts=Replicate()), "2.0": RowwiseParallel(input_layouts=Replicate())}
     model = parallelize_module(model, init_device_mesh("cpu", (4,)), plan)
-    for one in (plain, model):
-        train(one, adamw(one))
-    alike(model, plain)
+    trains_alike(model, plain, make=adamw)
 
 
 @composition("ColwiseParallel on the layer itself", SHARED)

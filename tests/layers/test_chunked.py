@@ -8,7 +8,7 @@ import torch
 
 from blockshock_lib.comm import Group
 from blockshock_lib.comm.all_reduce import Way
-from blockshock_lib.layers import RowParallelLinear, chunked
+from blockshock_lib.layers import chunked
 from tests.comm import fake_symm
 from tests.layers.ranks import CASES, K, N, built, in_process
 
@@ -58,6 +58,9 @@ def test_sizes_are_measured_and_tuned_as_they_are_added_up_and_multiplied(monkey
     w, bias, x = inputs()
     for name in ("row_parallel", "block_shock", "column_parallel", "dense"):
         layer = built(name, "checkerboard", w, bias, Group(0, 2))
+        layer.chunks = 4
+        for rows, sizes in ((7, [7]), (4100, [1032, 1004] if layer.collective else [4100])):
+            assert [len(one) for one in chunked.sizes(layer, torch.ones(rows, K))] == sizes
         for layer.chunks in (1, 2):
             layer.tune_reduce(x)
             assert asked == ([] if name in ("column_parallel", "dense") else [[40], [24, 16]][layer.chunks - 1])
@@ -66,13 +69,3 @@ def test_sizes_are_measured_and_tuned_as_they_are_added_up_and_multiplied(monkey
             layer.store.backend = replace(layer.backend, tune=lambda x, packed: tuned.append(len(x)))
             layer.tune(x)
     assert tuned == [24, 16]
-
-
-@pytest.mark.parametrize(
-    ("batch", "count", "sizes"),
-    [(40, 1, [40]), (40, 2, [24, 16]), (48, 2, [24]), (7, 4, [7]), (40, 40, [8]), (4100, 4, [1032, 1004])],
-)
-def test_chunks_are_multiples_of_eight_rows(batch, count, sizes):
-    layer = RowParallelLinear(torch.ones(64, 64), group=Group(0, 2))
-    layer.chunks = count
-    assert [len(x) for x in chunked.sizes(layer, torch.ones(batch, 64))] == sizes

@@ -33,18 +33,8 @@ def test_a_digest_sees_every_change_of_a_tensor():
 
 
 @pytest.mark.parametrize("kind", sorted(guards.ENTRYWISE, key=str))
-def test_entry_wise_optimizers_train_the_kept_weights_as_a_dense_layers_and_their_state_comes_back(kind, tmp_path):
-    linear = nn.Linear(N, N, dtype=torch.float64)
-    packed = Linear24.from_linear(linear, mask="magnitude")
-    dense, keep = packed.to_linear(), packed.pattern.mask()
-    dense.weight.register_hook(keep.mul)
-    for layer in (packed, dense):
-        optimizer = kind(layer.parameters())
-        for step in range(3):
-            optimizer.zero_grad()
-            layer(draw(4, N, seed=step, dtype=torch.float64)).square().mean().backward()
-            optimizer.step()
-    torch.testing.assert_close(packed.to_dense() * keep, dense.weight.detach() * keep, rtol=1e-10, atol=1e-10)
+def test_the_state_of_an_entry_wise_optimizer_comes_back(kind, tmp_path):
+    packed = Linear24.from_linear(nn.Linear(N, N, dtype=torch.float64), mask="magnitude")
     optimizer = kind(packed.parameters())
     packed(draw(4, N, dtype=torch.float64)).square().mean().backward()
     optimizer.step()

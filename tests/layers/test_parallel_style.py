@@ -34,12 +34,6 @@ def test_what_cannot_be_converted_is_refused_and_stays_as_it_was(pair):
             assert words in said and unchanged
 
 
-def test_a_mixture_of_gated_experts_trains_as_the_dense_one_also_where_an_expert_gets_no_token(pair):
-    for (losses, weights), (wanted, truths) in pair.call(training.mixed, seconds=60):
-        assert losses == pytest.approx(wanted, abs=1e-10)
-        torch.testing.assert_close(weights, truths, rtol=0, atol=1e-10)
-
-
 def test_names_attributes_and_modes_survive_the_change(pair):
     for note, training_mode, names, trains in pair.call(training.kept_apart, seconds=60):
         assert note == "mine" and training_mode is False and names == list(trains)

@@ -27,12 +27,6 @@ def temporary(tmp_path_factory):
     assert not list(folder.iterdir())
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    with WorkerGroup(2, logs=tmp_path_factory.mktemp("logs")) as group:
-        yield group
-
-
 def left_over(group):
     with pytest.raises(LaunchError, match="has ended"):
         group.call(failing.rank_and, seconds=1)

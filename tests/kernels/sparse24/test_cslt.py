@@ -7,7 +7,7 @@ from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import backends, cslt, stock
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 
-from .fake_cusparselt import Matmul, compress
+from .fake_cusparselt import install
 from .problems import problem
 
 CSLT = backends.BACKENDS["cslt"]
@@ -15,11 +15,7 @@ CSLT = backends.BACKENDS["cslt"]
 
 @pytest.fixture(autouse=True)
 def matmul(monkeypatch):
-    fake = Matmul()
-    monkeypatch.setattr(torch, "_cslt_compress", compress)
-    monkeypatch.setattr(torch, "_cslt_sparse_mm", fake)
-    monkeypatch.setattr(cslt, "unsupported", lambda device, dtype: "")
-    return fake
+    return install(monkeypatch)
 
 
 def dense_product(x, weight, mask):

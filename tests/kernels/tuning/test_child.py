@@ -1,12 +1,10 @@
 """The process that searches, with planted crashes; real children of real parents, no GPU. See faulty.py."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ import torch
 
 from blockshock_lib.kernels.sparse24 import tune
 from tests.kernels.tuning.faulty import SEARCH, Algorithm, Small
+from tests.processes import running, wait_for
 
 CPU = torch.device("cpu")
 HANG_SECONDS = 2.0
@@ -30,18 +29,6 @@ def search(child):
 def checks(log):
     """[(process id, what it tried)] in that order, by the names of faulty.py."""
     return [(int(pid), step) for pid, step in (line.split(" ", 1) for line in Path(log).read_text().splitlines())]
-
-
-def ended(pid, seconds=10.0):
-    """Whether the process ends within so many seconds; it may be anybody's child."""
-    end = time.monotonic() + seconds
-    with contextlib.suppress(OSError):
-        # A process that has ended but was not waited for stays as a zombie where no init process reaps it.
-        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.02)
-    return True
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +91,7 @@ def test_each_crash_is_told_with_its_culprit_and_how_it_ended(story):
 def test_a_child_ends_with_its_crash_and_the_last_one_when_it_is_closed(story):
     pids = {pid for pid, _ in story.checks}
     assert len(pids) == 6 and story.last in pids
-    assert all(ended(pid, 0) for pid in pids)
+    assert not running(pids)
 
 
 def test_the_child_is_kept_for_the_next_search_and_strange_output_is_no_message(start, tmp_path, capfd):
@@ -155,7 +142,7 @@ def test_an_interrupted_search_leaves_no_child(start, tmp_path, monkeypatch):
     monkeypatch.setattr(child, "_hear", interrupted)
     with pytest.raises(KeyboardInterrupt):
         search(child)
-    assert child.process is None and ended(checks(tmp_path / "log")[0][0], 0)
+    assert child.process is None and not running([checks(tmp_path / "log")[0][0]])
 
 
 def test_an_idle_child_ends_by_itself_and_the_next_search_starts_another(start):
@@ -190,10 +177,10 @@ def test_a_parent_killed_with_sigkill_leaves_no_child(tmp_path, fault):
     with subprocess.Popen([sys.executable, "-c", PARENT], env=env, **pipes) as parent:
         try:
             child = int(parent.stdout.readline())
-            assert not ended(child, 0.5)
+            assert not wait_for(lambda: not running([child]), 0.5)
         finally:
             parent.send_signal(signal.SIGKILL)
-    assert ended(child)
+    assert wait_for(lambda: not running([child]), 10)
 
 
 def test_the_real_child_runs_from_anywhere_and_answers(capfd):
