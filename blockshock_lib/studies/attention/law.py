@@ -1,6 +1,5 @@
 """The law of block-sparse attention: time = slope x density + overhead, and the density below which it beats dense."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from blockshock_lib.studies.attention.methods import METHODS
 KEYS = ["k_len", "shape", "block", "dtype"]
 """Cases alike in these differ in their pattern alone."""
 DENSE = next(name for name, method in METHODS.items() if method.dense)
+DOWN_TO = 0.1
 NEVER = Interval(np.nan, np.nan, np.nan)
 
 
@@ -24,6 +24,7 @@ class Law(NamedTuple):
     overhead: float
     worst: float  # of the relative deviations from the law
     even: Interval  # d*, 99%; NaN where some group of processes has none above 0
+    kept: Interval  # t(1) d / t(d) at d = DOWN_TO, likewise: how much of a proportional speed-up is left there
 
 
 def sparse(frame: pd.DataFrame) -> list[str]:
@@ -63,8 +64,8 @@ def line(density: np.ndarray, ms: np.ndarray) -> tuple[float, float]:
 
 def laws(frame: pd.DataFrame, work: str = "forward") -> pd.DataFrame:
     """A row a (KEYS, method), shortest first: `law`, `dense` (ms of the best dense kernel) and `densities`, how many
-    tell. The interval of d* is over runs, of a single one over its fresh groups of processes, each with a law of its
-    own: the time of the dense kernel less the overhead, over the slope.
+    tell. Intervals are over runs, of a single one over its fresh groups of processes, each with a law of its own; d* is
+    the time of the dense kernel less the overhead, over the slope.
     """
     table = cells(frame, frames.time_metric(frame, f"{work}_kernel"))
     found = []
@@ -73,13 +74,15 @@ def laws(frame: pd.DataFrame, work: str = "forward") -> pd.DataFrame:
         for method in sparse(part):
             own = part[part["method"].eq(method)]
             if own["density"].nunique() > 1 and len(dense):
-                law, evens = _law(own, dense)
+                law, each = _law(own, dense)
                 about = dict(zip(KEYS, place, strict=True)) | {"method": method, "device": own["device"].iloc[0]}
                 about |= {"emulated": own["emulated"].iloc[0], "dense": _mean(dense), "densities": len(own)}
-                found.append(about | {"law": law, "evens": evens})
-    known = [row for row in found if row["evens"]]
-    for row, both in zip(known, interval.intervals([row["evens"] for row in known]), strict=True):
-        row["law"] = row["law"]._replace(even=both.mean)
+                found.append(about | {"law": law} | each)
+    for name in ("even", "kept"):
+        known = [row for row in found if row[name] and min(row[name].values()) > 0]
+        logs = [interval.by_run(row[name], np.log([*row[name].values()])) for row in known]
+        for row, both in zip(known, interval.intervals(logs), strict=True):
+            row["law"] = row["law"]._replace(**{name: both.mean})
     columns = [*KEYS, "method", "device", "emulated", "dense", "densities", "law"]
     return pd.DataFrame(found, columns=columns)
 
@@ -89,40 +92,18 @@ def _mean(part: pd.DataFrame) -> float:
     return float(np.exp(np.log(part["median"].astype(float)).mean()))
 
 
-def _law(own: pd.DataFrame, dense: pd.DataFrame) -> tuple[Law, Mapping[str, np.ndarray]]:
+def _law(own: pd.DataFrame, dense: pd.DataFrame) -> tuple[Law, dict[str, dict[tuple, float]]]:
+    """And of each group of processes, by a law of its own, `even` and `kept`."""
     density, ms = own["density"].to_numpy(float), own["median"].to_numpy(float)
     slope, overhead = line(density, ms)
     worst = float(np.abs((slope * density + overhead) / ms - 1).max())
     shared = set.intersection(*(set(logs) for logs in [*own["logs"], *dense["logs"]]))
-    evens = {}
+    each = {"even": {}, "kept": {}}
     for key in sorted(shared):
         a, b = line(density, np.exp([logs[key] for logs in own["logs"]]))
-        evens[key] = (np.exp(np.mean([logs[key] for logs in dense["logs"]])) - b) / a
-    real = bool(evens) and min(evens.values()) > 0
-    logs = interval.by_run(evens, np.log([*evens.values()])) if real else {}
-    return Law(slope, overhead, worst, NEVER), logs
-
-
-def proportional(frame: pd.DataFrame, down_to: float, work: str = "forward") -> pd.DataFrame:
-    """How much of a proportional speed-up is left: t(1) d / t(d), of a density d within a quarter of `down_to`. A row a
-    (KEYS, method): `density`, and `ratio`, `low`, `high`.
-    """
-    table, found, logs = cells(frame, frames.time_metric(frame, f"{work}_kernel")), [], []
-    for _, part in table.groupby(KEYS, sort=True):
-        for method in sparse(part):
-            own = part[part["method"].eq(method)]
-            near = own[own["density"].between(0.75 * down_to, 1.25 * down_to)]
-            full = own[own["density"].ge(0.999)]
-            if len(near) and len(full):
-                few, all_ = near.iloc[0], full.iloc[0]
-                keys = sorted(few["logs"].keys() & all_["logs"].keys())  # groups of processes that measured both
-                each = np.array([all_["logs"][key] - few["logs"][key] for key in keys])
-                about = few[[*KEYS, "method", "device", "emulated", "density"]].to_dict()
-                found.append(about)
-                logs.append(interval.by_run(keys, each + np.log(few["density"] / all_["density"])))
-    both = interval.intervals(logs)
-    rows = [about | one.mean._asdict() for about, one in zip(found, both, strict=True)]
-    return pd.DataFrame(rows, columns=[*KEYS, "method", "device", "emulated", "density", "ratio", "low", "high"])
+        each["even"][key] = (np.exp(np.mean([logs[key] for logs in dense["logs"]])) - b) / a
+        each["kept"][key] = (a + b) / (a + b / DOWN_TO)
+    return Law(slope, overhead, worst, NEVER, NEVER), each
 
 
 def fastest(table: pd.DataFrame) -> pd.DataFrame:
