@@ -1,7 +1,6 @@
 """What `auto` takes: the fastest backend whose values are right. Backends and times are made up; values are real."""
 
 import contextlib
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ from blockshock_lib.errors import BlockShockError, UnsupportedError
 from blockshock_lib.kernels.attention import backends, reference, triton, tune
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.tuning.search import Found
-from tests.kernels.attention.dense import listed
+from tests.kernels.attention.faults import FAULTS, planted
 
 CPU = torch.device("cpu")
 PATTERN = attention.causal() & attention.window(50)
@@ -21,36 +20,6 @@ PATTERN = attention.causal() & attention.window(50)
 def call_of(size=100, dim=16, grad=True, dtype=torch.float16):
     q, k, v = (torch.zeros(1, heads, size, dim, dtype=dtype, requires_grad=grad) for heads in (4, 2, 2))
     return Call(q, k, v, PATTERN, PATTERN.lists(size, block=32), 0.25)
-
-
-def over_keys(call, part):
-    """Out and lse over some of the keys, bool."""
-    mask = listed(call.lists) & part
-    lists = attention.from_mask(mask[None, None]).lists(call.lists.q_len, call.lists.k_len, 32)
-    return reference.attend(Call(call.q, call.k, call.v, None, lists, call.scale))
-
-
-def planted(call, fault):
-    every = torch.arange(call.k.shape[2])
-    if fault == "list ignored":
-        full = attention.full().lists(call.lists.q_len, call.lists.k_len, 32)
-        return reference.attend(Call(call.q, call.k, call.v, None, full, call.scale))
-    if fault == "stale tail":  # the last keys are read where the ones before lie
-        k = torch.cat((call.k[:, :, :-9], call.k[:, :, -18:-9]), 2)
-        return reference.attend(Call(call.q, k, call.v, None, call.lists, call.scale))
-    if fault == "averaged chunks":
-        (a, lse_a), (b, lse_b) = (over_keys(call, every % 2 == i) for i in range(2))
-        return (a + b) / 2, torch.logaddexp(lse_a, lse_b)
-    out, lse = reference.attend(call)
-    if fault == "zero dQ":
-        out = reference.attend(Call(call.q.detach(), call.k, call.v, None, call.lists, call.scale))[0] + 0 * call.q
-    if fault == "lse in base 2":
-        lse = lse / math.log(2)
-    if fault == "it raises":
-        raise ImportError("a beta without its library")
-    if fault == "not a number":
-        out = torch.where(torch.arange(out.shape[2])[:, None] == 0, math.nan, out)
-    return out, lse
 
 
 class Times:
@@ -93,9 +62,6 @@ def searched(rows, clock, call):
 def taken(rows, call):
     tune._kept.cache_clear()  # as in another process
     return next(name for name, row in rows.items() if row is tune.auto(rows, call))
-
-
-FAULTS = ["list ignored", "stale tail", "averaged chunks", "zero dQ", "lse in base 2", "not a number"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -7,11 +7,12 @@ import torch
 
 from blockshock_lib import studies
 from blockshock_lib.engine import experiment
-from blockshock_lib.kernels.attention import backends, reference
+from blockshock_lib.kernels.attention import backends
 from blockshock_lib.layers.attention import parallel
 from blockshock_lib.params import load
 from blockshock_lib.studies.attention.params import expand
 from blockshock_lib.studies.attention.problem import AttentionProblem
+from tests.kernels.attention.faults import planted
 
 STUDY = studies.load("attention")
 
@@ -39,40 +40,6 @@ def test_short_and_decoding_lengths_are_right_and_ranks_are_told_why_not(length)
     assert found["reference"][0] == "ok" and found["pull"][0] == "unsupported" and found["pull"][1]
 
 
-def fault(name):
-    """The reference with a fault, as a backend."""
-
-    def attend(call):
-        lists = call.lists
-        if name == "list ignored":
-            whole = torch.arange(max(lists.q_blocks, lists.k_blocks))
-            full = torch.cartesian_prod(torch.tensor([0]), whole[: lists.q_blocks], whole[: lists.k_blocks])
-            none = torch.zeros(0, 3, dtype=torch.long)
-            lists = type(lists).of(
-                *(full, none, none[:, 0], 1),
-                **{key: getattr(lists, key) for key in ("block", "q_len", "k_len", "tiles", "plane")},
-            )
-            call = types.SimpleNamespace(**vars(call) | {"lists": lists})
-        if name == "stale tail":  # of the keys of the last block, the first of it is read again
-            k = call.k.clone()
-            k[:, :, -20:] = k[:, :, -40:-20]
-            call = types.SimpleNamespace(**vars(call) | {"k": k})
-        out, lse = reference.attend(call)
-        if name == "lse in base 2":
-            lse = lse / torch.log(torch.tensor(2.0))
-        if name == "zero dQ":
-            other = types.SimpleNamespace(**vars(call) | {"q": call.q.detach()})
-            out = reference.attend(other)[0]
-            out = out + 0 * call.q
-        if name == "one row of another head":
-            out = torch.cat((out[:, :, :1], out[:, :, 1:2].roll(1, 1), out[:, :, 2:]), 2)
-        if name == "empty rows average the values":
-            out = torch.where(lse.isinf()[..., None], call.v.mean(), out)
-        return out, lse
-
-    return types.SimpleNamespace(refuse=lambda call: "", attend=attend)
-
-
 @pytest.mark.parametrize(
     ("name", "pattern", "words"),
     [
@@ -82,10 +49,13 @@ def fault(name):
         ("zero dQ", "window", "dq: largest error"),
         ("one row of another head", "causal", "out: "),
         ("empty rows average the values", "nearly_empty", "out: "),
+        ("averaged chunks", "strided", "out: "),
+        ("not a number", "causal", "out"),
     ],
 )
 def test_a_kernel_that_is_wrong_is_refused(name, pattern, words, monkeypatch):
-    monkeypatch.setitem(backends.BACKENDS, "reference", fault(name))
+    wrong = types.SimpleNamespace(refuse=lambda call: "", attend=lambda call: planted(call, name))
+    monkeypatch.setitem(backends.BACKENDS, "reference", wrong)
     status, reason = checks(("reference",), pattern)["reference"]
     assert status == "failed" and words in reason, reason
 
