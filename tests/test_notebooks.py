@@ -17,7 +17,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 IGNORED = "nbval-ignore-output"
 # What is the same on every computer, and what holds times or depends on the machine. A cell that shows anything shows
 # one of them, so that a new one has to say which it is. All figures vary.
-SAME_TABLES = {"correctness", "reasons", "weights", "hypotheses", "syncs", "tensors", "patterns"}
+SAME_TABLES = {"correctness", "reasons", "weights", "hypotheses", "syncs", "tensors"}
 SAME = {"plan_table", "proofs", "claims", *SAME_TABLES}
 VARIES = {"answer", "card_table", "measure", "numbers", "figure", "show", "runs_table"}
 VARIES |= {name for study in studies.names() for name in studies.load(study).tables} - SAME

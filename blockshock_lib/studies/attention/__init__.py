@@ -46,7 +46,6 @@ STUDY = Study(
         "correctness": late("report.tables:correctness_table", AXES),
         "reasons": late("report.tables:reasons", AXES),
         "errors": late("report.tables:error_table", AXES),
-        "patterns": late("studies.attention.report:patterns"),
         "times": late("studies.attention.report:times"),
         "break-even": late("studies.attention.report:break_even"),
         "lists": late("studies.attention.report:lists"),
