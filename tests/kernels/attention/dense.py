@@ -24,12 +24,13 @@ def attention(q, k, v, mask, scale):
     return weights @ v, lse.masked_fill(empty, -math.inf)
 
 
-def listed(lists, plane=0):
-    """Bool [q_len, k_len]: what the lists say, pair by pair."""
+def listed(lists, plane=0, turned=False):
+    """Bool [q_len, k_len]: what the lists say, pair by pair; turned, those by columns."""
     whole = torch.zeros(lists.q_blocks, lists.k_blocks, lists.block, lists.block, dtype=torch.bool)
-    for i in range(lists.q_blocks):
-        row, rows = plane * lists.q_blocks + i, lists.rows
-        whole[i, rows.full[rows.full_at[row] : rows.full_at[row + 1]].long()] = True
+    rows, lines = (lists.columns, whole.transpose(0, 1)) if turned else (lists.rows, whole)
+    for i, line in enumerate(lines):
+        row = plane * len(lines) + i
+        line[rows.full[rows.full_at[row] : rows.full_at[row + 1]].long()] = True
         part = slice(rows.partial_at[row], rows.partial_at[row + 1])
-        whole[i, rows.partial[part].long()] = unpack(lists.tiles[rows.tile[part].long()])
+        line[rows.partial[part].long()] = unpack(lists.tiles[rows.tile[part].long()])
     return whole.transpose(1, 2).flatten(2).flatten(0, 1)[: lists.q_len, : lists.k_len]
