@@ -102,20 +102,12 @@ def test_batches_have_planes_of_their_own_in_half_precision():
     assert not wrong(measured(*inputs, lists_of(mask), 0.2), wanted(*inputs, mask, 0.2), torch.float16)
 
 
-@pytest.mark.parametrize("cut", [(16, 32), (32, 64), (64, 64)])
-def test_a_block_may_be_computed_in_parts(cut):
-    mask = some_mask(1, 70, 66)
+@pytest.mark.parametrize("cut, splits", [((16, 32), None), ((32, 64), 2), ((64, 64), 5)])
+def test_a_block_may_be_computed_in_parts_and_a_row_shared_by_several_programs(cut, splits):
+    mask = some_mask(1, 70, 130)
     cuts = {kernel: kernels.Config(kernel, *cut, 4, 2) for kernel in ("forward", "dq", "dkdv")}
-    inputs = some_inputs(1, 1, 1, 70, 66, 16)
-    made = measured(*inputs, lists_of(mask, 64), 0.3, cuts)
-    assert not wrong(made, wanted(*inputs, mask, 0.3))
-
-
-@pytest.mark.parametrize("splits", [2, 5])
-def test_a_row_may_be_shared_by_several_programs(splits):
-    mask = some_mask(1, 33, 130)
-    inputs, lists = some_inputs(1, 1, 1, 33, 130, 16), lists_of(mask)
-    assert not wrong(measured(*inputs, lists, 0.3, splits=splits), wanted(*inputs, mask, 0.3))
+    inputs = some_inputs(1, 1, 1, 70, 130, 16)
+    assert not wrong(measured(*inputs, lists_of(mask, 64), 0.3, cuts, splits), wanted(*inputs, mask, 0.3))
 
 
 def test_what_is_masked_out_may_hold_anything():
