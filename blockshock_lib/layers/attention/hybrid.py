@@ -26,31 +26,18 @@ MLPS = ("dense", "block_shock")
 HYBRID_1024 = {"width": 1024, "heads": 8}  # keyword arguments of a block of a common size
 
 
-class CopyToRanks(torch.autograd.Function):
-    """f of the paper: x as it is, and in the backward the sum of what all ranks' products give for it."""
+class Sum(torch.autograd.Function):
+    """The sum of all ranks' x: `here`, g of the paper, or in the backward alone, its f."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        return _summed(grad, ctx.group), None
-
-
-class SumOfRanks(torch.autograd.Function):
-    """g of the paper: the sum of all ranks' x, and in the backward the gradient as it is."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, group: Group) -> Tensor:
-        return _summed(x, group)
+    def forward(ctx, x: Tensor, group: Group, here: bool) -> Tensor:
+        ctx.group, ctx.here = group, here
+        return _summed(x, group) if here else x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad if ctx.here else _summed(grad, ctx.group), None, None
 
 
 class HybridTransformerBlock(nn.Module):
@@ -153,14 +140,14 @@ _attention = torch.compiler.disable(sparse_attention)
 @torch.compiler.disable
 def copied(x: Tensor, group: Group) -> Tensor:
     """What a column-parallel product reads."""
-    return CopyToRanks.apply(x, group) if group.world_size > 1 else x
+    return Sum.apply(x, group, False) if group.world_size > 1 else x
 
 
 @torch.compiler.disable
 def joined(x: Tensor, linear: nn.Linear, group: Group) -> Tensor:
     """A row-parallel product: x [..., own features] -> [..., all], the bias added once, after the sum."""
     partial = F.linear(x, linear.weight)
-    return (SumOfRanks.apply(partial, group) if group.world_size > 1 else partial) + linear.bias
+    return (Sum.apply(partial, group, True) if group.world_size > 1 else partial) + linear.bias
 
 
 def _summed(x: Tensor, group: Group) -> Tensor:

@@ -123,17 +123,21 @@ def test_each_rank_holds_its_share_of_the_preset():
 
 
 def bias_on_every_rank(x, linear, group):
-    return hybrid.SumOfRanks.apply(F.linear(x, linear.weight, linear.bias), group)
+    return hybrid.Sum.apply(F.linear(x, linear.weight, linear.bias), group, True)
 
 
 def no_sum(ctx, grad):
-    return grad, None
+    return grad, None, None
 
 
 def sliced(ctx, grad):
     mine = torch.zeros_like(grad)
     mine[..., hybrid.equal_shard(grad.shape[-1], ctx.group.rank, 2)] = 1
-    return grad * mine, None
+    return (grad if ctx.here else grad * mine), None, None
+
+
+def twice(ctx, grad):
+    return (2 * grad if ctx.here else hybrid._summed(grad, ctx.group)), None, None
 
 
 def without_residual(self, x):
@@ -145,9 +149,9 @@ def without_residual(self, x):
     ("of", "name", "wrong"),
     [
         (hybrid, "joined", bias_on_every_rank),
-        (hybrid.CopyToRanks, "backward", no_sum),
-        (hybrid.CopyToRanks, "backward", sliced),
-        (hybrid.SumOfRanks, "backward", lambda ctx, grad: (2 * grad, None)),
+        (hybrid.Sum, "backward", no_sum),
+        (hybrid.Sum, "backward", sliced),
+        (hybrid.Sum, "backward", twice),
     ],
     ids=["bias on every rank", "no sum in the backward", "sliced, not summed", "summed twice"],
 )
