@@ -8,15 +8,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from blockshock_lib.kernels.attention.triton_tiles import (
-    any_nan,
-    first_row,
-    head,
-    seen_in,
-    store,
-    tile,
-    weighed,
-)
+from blockshock_lib.kernels.attention.triton_tiles import any_nan, first_row, head, seen_in, store, tile, weighed
 
 
 @triton.jit
@@ -64,14 +56,12 @@ def _dkdv(
                     number = tl.load(lists.tile + i // PARTS)
                     seen = seen_in(lists.tiles, number, i % PARTS * BLOCK_M, place, BLOCK, BLOCK_M, BLOCK_N, True)
                     p = tl.where(seen, p, 0.0)
-                else:
-                    seen = True
-                dv = weighed(dv, p.to(grad.dtype), grad, seen, GUARD and PARTIAL)
+                dv = weighed(dv, p.to(grad.dtype), grad, seen if PARTIAL else True, GUARD and PARTIAL)
                 dp = tl.dot(v, tl.trans(grad), input_precision="ieee")
                 ds = p * (dp - deltas[None, :])
                 if PARTIAL:
                     ds = tl.where(seen, ds, 0.0)  # 0 times a NaN of a masked pair
-                dk = weighed(dk, ds.to(queries.dtype), queries, seen, GUARD and PARTIAL)
+                dk = weighed(dk, ds.to(queries.dtype), queries, seen if PARTIAL else True, GUARD and PARTIAL)
                 visited = tl.load(lists.blocks[PARTIAL] + (i + 1) // PARTS, mask=i + 1 < end * PARTS, other=0)
         q, dout, level, delta, plane = q + q_by[1], dout + dout_by[1], level + padded, delta + padded, plane + plane_h
     return dk, dv

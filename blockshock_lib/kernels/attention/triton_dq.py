@@ -9,15 +9,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from blockshock_lib.kernels.attention.triton_tiles import (
-    any_nan,
-    first_row,
-    head,
-    seen_in,
-    store,
-    tile,
-    weighed,
-)
+from blockshock_lib.kernels.attention.triton_tiles import any_nan, first_row, head, seen_in, store, tile, weighed
 
 
 @triton.jit(do_not_specialize=["q_len", "heads"])
@@ -89,9 +81,7 @@ def _dq(
                 number = tl.load(lists.tile + i // PARTS)
                 seen = seen_in(lists.tiles, number, place, i % PARTS * BLOCK_N, BLOCK, BLOCK_M, BLOCK_N, False)
                 ds = tl.where(seen, ds, 0.0)
-            else:
-                seen = True
-            dq = weighed(dq, ds.to(keys.dtype), keys, seen, GUARD and PARTIAL)
+            dq = weighed(dq, ds.to(keys.dtype), keys, seen if PARTIAL else True, GUARD and PARTIAL)
             block = tl.load(lists.blocks[PARTIAL] + (i + 1) // PARTS, mask=i + 1 < end * PARTS, other=0)
     return dq
 
@@ -140,9 +130,7 @@ def by_rows(
         queries, grad, levels, deltas, k, v, k_by[2], v_by[2], k_len, power, lists, row, place,
         D, BLOCK, BLOCK_M, BLOCK_N, False,
     )  # fmt: skip
-    if any_nan(
-        total
-    ):  # in other tiles: offsets that both passes share would keep registers through the first one's loops
+    if any_nan(total):
         total = _dq(
             queries, grad, levels, deltas, k, v, k_by[2], v_by[2], k_len, power, lists, row, place,
             D, BLOCK, BLOCK_M, 32, True,

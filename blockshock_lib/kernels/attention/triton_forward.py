@@ -10,15 +10,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from blockshock_lib.kernels.attention.triton_tiles import (
-    any_nan,
-    first_row,
-    head,
-    seen_in,
-    store,
-    tile,
-    weighed,
-)
+from blockshock_lib.kernels.attention.triton_tiles import any_nan, first_row, head, seen_in, store, tile, weighed
 
 
 @triton.jit
@@ -66,12 +58,12 @@ def _attend(
                 p = tl.exp2(scores - level[:, None])
             else:
                 higher = tl.maximum(top, tl.max(scores, 1) * power)
-                level, seen = higher, True
+                level = higher
                 p = tl.exp2(scores * power - level[:, None])
             fade = tl.exp2(top - level)
             total = total * fade + tl.sum(p, 1)
             values = tile(v, start, v_s, k_len, BLOCK_N, D, PARTIAL)
-            acc = weighed(acc * fade[:, None], p.to(values.dtype), values, seen, GUARD and PARTIAL)
+            acc = weighed(acc * fade[:, None], p.to(values.dtype), values, seen if PARTIAL else True, GUARD and PARTIAL)
             top = higher
             block = tl.load(lists.blocks[PARTIAL] + (i + 1) // PARTS, mask=i + 1 < end * PARTS, other=0)
     return acc, top, total
@@ -113,9 +105,7 @@ def forward(
     acc, top, total = _attend(
         queries, k, v, k_by[2], v_by[2], k_len, power, lists, row, place, D, BLOCK, BLOCK_M, BLOCK_N, False
     )
-    if any_nan(
-        acc
-    ):  # in other tiles: offsets that both passes share would keep registers through the first one's loops
+    if any_nan(acc):
         acc, top, total = _attend(
             queries, k, v, k_by[2], v_by[2], k_len, power, lists, row, place, D, BLOCK, BLOCK_M, 32, True
         )
