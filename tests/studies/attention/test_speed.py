@@ -10,11 +10,12 @@ import torch
 from blockshock_lib import studies
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment
+from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends, reference
 from blockshock_lib.layers import attention
 from blockshock_lib.params import load
 from blockshock_lib.report.frames import COLUMNS
-from blockshock_lib.studies.attention import hypotheses, law, patterns, plots, report, truth
+from blockshock_lib.studies.attention import hypotheses, law, patterns, plots, report, truth, works
 from blockshock_lib.studies.attention.params import columns, expand
 from blockshock_lib.studies.attention.problem import AttentionProblem
 from tests.report.frames import row, title
@@ -206,9 +207,6 @@ def test_sampled_truth_is_the_whole_one_at_its_places_and_a_fault_there_is_refus
 
 
 def test_a_call_that_cannot_be_captured_is_still_timed_as_a_call(monkeypatch):
-    from blockshock_lib.errors import UnsupportedError
-    from blockshock_lib.studies.attention import works
-
     def captured(*_):
         raise UnsupportedError("it cannot be captured in a CUDA graph: planted")
 
