@@ -10,6 +10,7 @@ import sys
 import nbformat
 import pytest
 
+from blockshock_lib import files
 from blockshock_lib.errors import RecordError
 from blockshock_lib.notebook.pages import page
 from blockshock_lib.runs import manifest
@@ -108,6 +109,23 @@ def test_where_it_cannot_be_written_it_says_so(what, in_place_of, folder):
     with pytest.raises(RecordError, match=rf"{path.name} (could not be written|holds no readable|could not be read)"):
         write(folder, "large")
     assert contents(folder.parent) == before
+
+
+def test_a_reader_that_has_begun_reads_the_old_file_to_its_end(tmp_path):
+    path = tmp_path / "file.json"
+    files.write_atomic(path, "old")
+    with path.open() as reader:
+        files.write_atomic(path, "new")
+        assert reader.read() == "old" and path.read_text() == "new"
+
+
+@pytest.mark.parametrize("name", ["file.json", "."])
+def test_only_one_holds_the_lock_of_a_file_or_a_folder(tmp_path, name):
+    path = tmp_path / name
+    with files.locked(path), pytest.raises(BlockingIOError), files.locked(path, 0.05):
+        pass
+    with files.locked(path, 0):
+        pass
 
 
 @pytest.mark.long

@@ -24,11 +24,6 @@ def notebook(*cells):
     return made
 
 
-def showing(data, *tags):
-    """A notebook whose one cell shows this."""
-    return notebook(code("table()", *tags, outputs=[nbformat.v4.new_output("display_data", data)]))
-
-
 @pytest.fixture(scope="module")
 def updated(tmp_path_factory):
     """(folder, output of the command) of two notebooks, re-executed together and committed."""
@@ -61,18 +56,8 @@ def updated(tmp_path_factory):
 
 def test_what_changed_in_a_table_is_shown_row_by_row_and_the_rest_is_counted(updated):
     _, said, _ = updated
-    assert said.split("changed.ipynb: ")[1].splitlines()[:9] == [
-        "1 cells not compared",
-        "",
-        'cell-01: pd.DataFrame({"N": [128, 256, 512], "check": ["pass", "pass", "pass"]})',
-        "     N    check",
-        "  ...",
-        "- 2  512  FAIL",
-        "+ 2  512  pass",
-        "",
-        "cell-03: print('TWO')",
-    ]
-    assert "- two\n+ TWO\n" in said
+    assert said.split("changed.ipynb: ")[1].startswith("1 cells not compared\n")
+    assert "\n- 2  512  FAIL\n+ 2  512  pass\n" in said and "- two\n+ TWO\n" in said
     assert "same.ipynb: 0 cells not compared\nno deterministic table changed\n" in said
 
 
@@ -107,7 +92,8 @@ def test_a_notebook_that_names_a_folder_of_this_machine_is_not_kept(tmp_path):
 
 def test_the_random_names_of_widgets_become_numbers():
     def drawn(first, second):
-        made = showing({update.VIEW: {"model_id": first}})
+        view = nbformat.v4.new_output("display_data", {update.VIEW: {"model_id": first}})
+        made = notebook(code("table()", outputs=[view]))
         state = {first: {"state": {"layout": f"IPY_MODEL_{second}"}}, second: {"state": {}}}
         made.metadata["widgets"] = {update.STATE: {"state": state}}
         return json.dumps(update.steady(made))
