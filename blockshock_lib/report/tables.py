@@ -189,7 +189,7 @@ def energy_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     """
     rows, works = frames.complete(frame, axes), [f"{stem}_kernel" for stem in axes.times]
     drawn = rows["metric"].isin(["energy", "power", "sm_clock"]) & ~rows["method"].eq(MACHINE)
-    slot = rows["detail"].astype(str).str.partition(" ")[0]
+    slot = rows["detail"].astype(str).str.split(" ").str[0]
     most = {case: max(map(works.index, of)) for case, of in slot[drawn & slot.isin(works)].groupby(rows["case"])}
     rows = rows[~drawn | slot.eq(rows["case"].map(most).map(dict(enumerate(works))))]
     table = frames.summary(rows, axes, "energy")

@@ -94,3 +94,8 @@ def test_a_rerun_is_judged_by_the_interval_that_predicts_it(three):
     assert set(bad["method"]) == {"radix"} and len(bad) == 16, "kernel and call time of 8 cells"
     inside, asked = reruns.foretold(three, run_of("d", 9), SORTING)
     assert asked == 16 and inside >= 15 and reruns.foretold(three, run_of("d", 9, ratio=1.2), SORTING) == (0, 16)
+
+
+def test_the_text_of_an_interval_never_rounds_to_1():
+    text = verdicts.interval_text({"ratio": 0.98, "low": 0.96, "high": 0.9987})
+    assert text == "0.980x [0.960, 0.999]"
