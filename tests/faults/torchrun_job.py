@@ -10,7 +10,7 @@ from tests.faults import failing, workers
 
 if __name__ == "__main__":
     folder, faults = Path(sys.argv[1]), sys.argv[2:]
-    cases = [workers.Case(str(number), fault) for number, fault in enumerate(faults)]
+    cases = [workers.faulty(str(number), fault) for number, fault in enumerate(faults)]
     asked = workers.params(case_seconds=4)
     asked.hardware.processes = 2
     with torchrun.job() as job:

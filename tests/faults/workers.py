@@ -3,43 +3,28 @@
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
 
-from tests.cases import row
+from blockshock_lib.studies.linear.params import Case as Linear
+from tests.cases import case, row
 
 
 @dataclass(frozen=True)
-class Case:
-    """Stands in for plan.Case, with a fault to plant."""
+class Case(Linear):
+    """One of the linear study, with a fault to plant."""
 
-    name: str
+    name: str = ""
     fault: str = ""
-    methods: tuple[str, ...] = ("row_parallel", "block_shock")
-    phase: str = "phase1"
-    in_features: int = 128
-    out_features: int = 128
-    batch: int = 16
-    dtype: str = "bf16"
-    mask: dict = field(default_factory=lambda: {"name": "checkerboard"})
-    workload: dict = field(default_factory=lambda: {"name": "gaussian"})
-    world_size: int = 2
-    emulated: bool = False
-    device: str = "cpu"
-    seed: int = 0
+    id = property(lambda self: f"{self.name:0>12}")
+    label = property(lambda self: f"case {self.name}")
 
-    @property
-    def id(self) -> str:
-        return f"{self.name:0>12}"
 
-    @property
-    def label(self) -> str:
-        return f"case {self.name}"
-
-    def as_dict(self) -> dict:
-        return asdict(self)
+def faulty(name: str, fault: str = "", **changes) -> Case:
+    fields = dict(phase="phase1", methods=("row_parallel", "block_shock"), in_features=128, emulated=False) | changes
+    return Case(**vars(case(**fields)), name=name, fault=fault)
 
 
 CONTEXT = {"code": {"commit": "", "sources": "abc"}, "machine": "0123456789ab", "libraries": {}, "emulated": False}

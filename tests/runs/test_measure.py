@@ -22,7 +22,7 @@ def run(tmp_path, cases, **settings):
 
 def test_a_sweep_goes_on_after_every_kind_of_failure(tmp_path, light):
     faults = ["", "", "oom", "cuda oom", "no time", "raise", ""]
-    frame, events = run(tmp_path, [workers.Case(str(i), fault) for i, fault in enumerate(faults)])
+    frame, events = run(tmp_path, [workers.faulty(str(i), fault) for i, fault in enumerate(faults)])
     statuses = ["ok", "ok", "oom", "oom", "failed", "failed", "ok"]
     assert [e["status"] for e in events] == [s for status in statuses for s in ("running", status)]
     assert [e["done"] for e in events] == [d for i in range(7) for d in (i, i + 1)]
@@ -43,10 +43,10 @@ def test_a_sweep_goes_on_after_every_kind_of_failure(tmp_path, light):
 def test_untimed_cases_of_one_rank_run_side_by_side_and_one_that_dies_ends_no_other(tmp_path):
     """Each waits until another has begun, so that one after the other would hang; the whole group's case goes first."""
     cases = [
-        workers.Case(str(i), fault, phase="phase0", world_size=1)
+        workers.faulty(str(i), fault, phase="phase0", world_size=1)
         for i, fault in enumerate(["meet", "meet", "kill", ""])
     ]
-    whole = workers.Case("9", phase="phase0")
+    whole = workers.faulty("9", phase="phase0")
     frame, events = run(tmp_path, [*cases, whole], processes=2, groups=2)
     assert events[0]["case"] == whole.label and [e["done"] for e in events if e["status"] != "running"] == [
         *range(1, 11)
@@ -68,7 +68,9 @@ def test_what_stops_one_lane_stops_all_and_leaves_no_worker_and_no_record_of_wha
         if event["status"] == "ok":
             raise Interrupted("enough")
 
-    cases = [workers.Case(str(i), fault, phase="phase0", world_size=1) for i, fault in enumerate(["hang", "", "", ""])]
+    cases = [
+        workers.faulty(str(i), fault, phase="phase0", world_size=1) for i, fault in enumerate(["hang", "", "", ""])
+    ]
     named = dict(study=STUDY, run_name="r1", context=workers.CONTEXT, on_event=stop)
     with pytest.raises(Interrupted, match="enough"):
         measure.run(workers.params(processes=2), cases, tmp_path, task=workers.measure, **named)
@@ -87,7 +89,7 @@ SHORTAGES = [
 
 @pytest.mark.parametrize("kind, message, status, reason", SHORTAGES)
 def test_a_shortage_of_memory_is_told_from_other_failures_by_the_line_that_says_so(kind, message, status, reason):
-    rows = measure.failure_rows(STUDY, workers.Case("0"), RankError(1, kind, message, "trace"))
+    rows = measure.failure_rows(STUDY, workers.faulty("0"), RankError(1, kind, message, "trace"))
     record.validate(rows, STUDY.metrics)
     assert [row["method"] for row in rows] == ["row_parallel", "block_shock"]
     assert {row["status"] for row in rows} == {status} and {row["detail"] for row in rows} == {"logs/rank1.log"}
@@ -95,7 +97,7 @@ def test_a_shortage_of_memory_is_told_from_other_failures_by_the_line_that_says_
 
 
 def test_a_hung_case_times_out_and_every_repeat_has_a_fresh_group(tmp_path, light):
-    frame, _ = run(tmp_path, [workers.Case("0"), workers.Case("1", "hang")], groups=2, case_seconds=3)
+    frame, _ = run(tmp_path, [workers.faulty("0"), workers.faulty("1", "hang")], groups=2, case_seconds=3)
     late = frame[frame.status == "timeout"]
     assert late.case.tolist() == ["000000000001"] * 4 and "within 3 s" in late.reason.iloc[0]
     assert "measure" in (tmp_path / "logs" / "rank0.stacks").read_text()
@@ -104,7 +106,7 @@ def test_a_hung_case_times_out_and_every_repeat_has_a_fresh_group(tmp_path, ligh
     assert frame[frame.metric == "flops"].value.nunique() == 2
 
 
-CASE, CONTEXT = workers.Case("0"), workers.CONTEXT
+CASE, CONTEXT = workers.faulty("0"), workers.CONTEXT
 ROWS = [row("block_shock", "loss", 1.0 / step, repeat=step) for step in range(1, 4)]
 
 

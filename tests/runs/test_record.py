@@ -9,7 +9,7 @@ from blockshock_lib.errors import RecordError
 from blockshock_lib.runs import record
 from tests import cases
 from tests.cases import row, validate
-from tests.faults.workers import CONTEXT, Case
+from tests.faults.workers import CONTEXT, faulty
 
 ROWS = [
     row("row_parallel", "forward_kernel", 0.5, repeat=0),
@@ -18,8 +18,8 @@ ROWS = [
 ]
 
 
-def written(folder, name="a", group=0, rows=ROWS, **case):
-    return cases.write(folder, run="r1", case=Case(name, **case), group=group, rows=rows, context=CONTEXT, seconds=2.5)
+def written(folder, name="a", group=0, rows=ROWS, **how):
+    return cases.write(folder, run="r1", case=faulty(name, **how), group=group, rows=rows, context=CONTEXT, seconds=2.5)
 
 
 def test_a_record_comes_back_as_it_was_written(tmp_path):
@@ -29,7 +29,7 @@ def test_a_record_comes_back_as_it_was_written(tmp_path):
     times, check = found["rows"][1:], found["rows"][0]
     assert [(one["value"], one["repeat"]) for one in times] == [(0.5, 0), (0.25, 1)]
     assert check["value"] is None and check["reason"] == "no 2:4 product here: é \\ud800", "a lone surrogate is no text"
-    assert found["case"] == json.loads(json.dumps(Case("a").as_dict())) and found["context"] == CONTEXT
+    assert found["case"] == json.loads(json.dumps(faulty("a").as_dict())) and found["context"] == CONTEXT
     assert (found["study"], found["phase"], found["seconds"]) == ("linear", "phase1", 2.5)
     assert sorted(p.name for p in path.parent.iterdir()) == [path.name] and record.encode(found) == path.read_bytes()
 
@@ -123,5 +123,5 @@ def test_only_a_floor_may_be_zero_and_only_yes_or_no_is_a_bool():
 def test_a_context_that_is_incomplete_or_no_json_is_refused(tmp_path):
     for context in ({"code": {}}, CONTEXT | {"code": object()}, CONTEXT | {"machine": math.nan}):
         with pytest.raises(RecordError):
-            cases.write(tmp_path, run="r1", case=Case("a"), group=0, rows=ROWS, context=context)
+            cases.write(tmp_path, run="r1", case=faulty("a"), group=0, rows=ROWS, context=context)
     assert not list(tmp_path.rglob("*"))
