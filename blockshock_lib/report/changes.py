@@ -66,9 +66,8 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, loose: Iterable[str] =
     """What changed from run `a`, the older, to run `b`: checks, kernel and call time of each of `axes.times`, and
     memory, `axes.bytes`. A regression is a check that passed in `a` and not in `b` (`b_short`, records are missing from
     `b`: or is not there), a metric that `b` could not measure, memory whose least in `b` is more than 0.1% above its
-    most in `a`, a time whose interval lies above 1: where `a` is several runs of a reference, that which predicts a
-    further run; of a single one interval.welch_interval, and none with one group on a side. All intervals together hold
-    at LEVEL: each at 1 - (1 - LEVEL) / their number (Bonferroni). `loose`: see `pairs`.
+    most in `a`, a time whose interval lies above 1: where `a` is several runs, that which predicts a further one; of
+    one interval.welch_interval, none with one group on a side. All intervals together hold at LEVEL (Bonferroni).
     """
     known = cases(a, axes), cases(b, axes)
     alike, b = pairs(*known, loose), frames.complete(b, axes)

@@ -147,10 +147,8 @@ def time_name(rows: pd.DataFrame, axes: Axes, metric: str) -> str:
 def focus(
     frame: pd.DataFrame, axes: Axes, panels: Sequence[str] = (), metrics: Sequence[str] = ()
 ) -> tuple[pd.DataFrame, str]:
-    """Rows of one setting, so that a figure never joins points of different settings or machines, and its words.
-
-    Real GPUs come before emulated ones and the CPU, then the setting with the most cases, then the first. Ceiling rows
-    of its cases stay, and all values of the columns in `panels`. Only `metrics`, where given, and the checks count.
+    """Rows of one setting and machine, and its words: of real GPUs before emulated ones and the CPU, then of the most
+    cases. Ceiling rows of its cases stay, and all values of the columns in `panels`. Only `metrics` and checks count.
     """
     rows, keys = complete(frame, axes), [name for name in axes.all_settings if name not in panels]
     if metrics:

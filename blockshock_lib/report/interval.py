@@ -117,12 +117,10 @@ class Drift(NamedTuple):
 
 
 def drift(cells: Sequence[Cell], tests: int = 1) -> Drift | None:
-    """How far apart whole runs lie; None where fewer than two runs or cells tell.
-
-    MACHINE is a run's effect on one cell: what cells have each of their own, seen in their scatter, averages out in the
-    mean over cells, and what MACHINE**2 has beyond that all of them may share. Of 2,000 references without a drift at
-    most 2% lie further apart than `most`, however their effects are shared; `tests`: of how many tests this is one
-    (Bonferroni). Where all of MACHINE is shared no such rule can tell a drift of 3%, 1.7 of its deviations, from it.
+    """How far apart whole runs lie; None where fewer than two runs or cells tell. `tests`: of how many this is one
+    (Bonferroni). What cells have each of their own, seen in their scatter, averages out in the mean over cells; what
+    MACHINE**2 has beyond that all of them may share. Of 2,000 references without a drift at most 2% lie further apart
+    than `most`, however that is shared; a drift of 3% is 1.7 deviations of MACHINE.
     """
     runs, count, _, apart, noise = _split(cells)
     if len(runs) < 2 or count < 2:
@@ -136,10 +134,9 @@ def drift(cells: Sequence[Cell], tests: int = 1) -> Drift | None:
 
 
 def _split(cells: Sequence[Cell]) -> tuple[dict[str, float], int, float, float, float | None]:
-    """The two-way table of cell and run: run -> how far its mean over cells lies above that of all runs; the number of
-    cells; the variance of what all cells of a run share; that of what is each cell's own, with noise; and the noise of
-    a cell's mean in a run, None where no run has two groups. Phases are measured in runs of their own: only the cells
-    of those runs count that most cells have.
+    """Of the cells of those runs that most cells have, for phases are measured in runs of their own: run -> how far its
+    mean lies above that of all runs; the number of cells; the variance of what all cells of a run share; that of each
+    cell's own, with noise; and the noise of a cell's mean in a run, None where no run has two groups.
     """
     runs = max(
         Counter(frozenset(cell) for cell in cells).items(),

@@ -17,11 +17,10 @@ Rules = Mapping[str, Iterable[Callable[[pd.DataFrame], "Verdict"]]]
 
 
 def ratio(frame: pd.DataFrame, axes: Axes, over: str, under: str, metric: str = "") -> pd.DataFrame:
-    """Speed of `under` over `over`, a row a case where both have valid times, smallest first: the case's columns,
-    `size`, `ratio` = t(over) / t(under), `low` and `high` (99% interval, by which it is judged: over `runs`, or over
-    the `groups` of a single run), `next_low` and `next_high` (in which a further run's lies: `interval.intervals`),
-    `outcome` and `metric` ("": kernel time of the narrowest work). Outcome: `under` is "faster" or "slower" where the
-    interval excludes 1, else "undecided"; "no claim" on a CPU or where one GPU played all ranks.
+    """Speed of `under` over `over` in `metric` ("": kernel time of the narrowest work), a row a case where both have
+    valid times, smallest first: the case's columns, `size`, `ratio` = t(over) / t(under), its 99% interval `low` to
+    `high` over `runs`, or the `groups` of one, `next_low` to `next_high` of a further run (`interval.intervals`),
+    `metric` and `outcome`: `under` is FASTER or SLOWER where the interval excludes 1, NO_CLAIM on no real GPUs.
     """
     metric = metric or f"{axes.stem}_kernel"
     found = reruns.cells(frame, over, under, metric)

@@ -103,22 +103,13 @@ def _group(rng, case, methods, *, repeats, noise, group_effect, kernel, timed, s
                         rows.append(row(method, "reduce_kernel", "ms", part["reduce"] * shake[1], repeat))
             rows += _cost(method, case)
     if timed and kernel:
-        rows += _machine(rng, case, methods)
+        rows += _ceilings(rng)
     return rows
 
 
-def _machine(rng, case, methods):
+def _ceilings(rng):
     ceilings = {"copy_bandwidth": ("GB/s", 4300), "gemm_rate": ("TFLOP/s", 720), "allreduce_bandwidth": ("GB/s", 300)}
-    rows = [row("ceiling", name, unit, v * np.exp(rng.normal(0, 0.01))) for name, (unit, v) in ceilings.items()]
-    for gpu, repeat in product(range(1 if case["emulated"] else case["world_size"]), range(2)):
-        rows.append(row("machine", "power", "W", 640 + 20 * rng.random(), repeat, gpu))
-        rows.append(row("machine", "sm_clock", "MHz", 1700 + 100 * rng.random(), repeat, gpu))
-        rows.append(row("machine", "throttle", "bool", gpu, repeat, gpu, detail="power cap" if gpu else ""))
-    for method in {"row_parallel", "block_shock"}.intersection(methods):
-        gemm = "cutlass_gemm" if method == "row_parallel" else "sparse_gemm"
-        kernels = {gemm: 0.8, "ncclDevKernel_AllReduce": 0.2, "elementwise": 0.01}
-        rows += [row(method, "kernel_time", "ms", value, detail=name) for name, value in kernels.items()]
-    return rows
+    return [row("ceiling", name, unit, v * np.exp(rng.normal(0, 0.01))) for name, (unit, v) in ceilings.items()]
 
 
 def _weight(method, case):

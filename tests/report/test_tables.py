@@ -6,6 +6,7 @@ import pytest
 from blockshock_lib.report import tables
 from blockshock_lib.studies.linear.axes import AXES
 from tests.report import frames
+from tests.studies.linear.report.shipped import shipped
 
 NAMES = ("correctness_table", "error_table", "reasons", "speed_table")
 correctness_table, error_table, reasons, speed_table = (partial(getattr(tables, name), axes=AXES) for name in NAMES)
@@ -64,6 +65,11 @@ def test_speed_on_a_cpu_carries_no_claim():
     assert table["call (ms)"].gt(0).all()
 
 
-def test_a_gpu_that_was_throttled_says_why(phase1):
-    gpus = tables.machine_table(phase1)
-    assert list(gpus["cases throttled (%)"]) == [0, 100] and list(gpus["reasons"]) == ["", "power cap"]
+def test_a_gpu_that_was_throttled_says_why():
+    frame = shipped("phase1-cuda")
+    gpus = tables.machine_table(frame)
+    share = frame[frame["metric"].eq("throttle")].groupby("rank")["value"].apply(lambda seen: 100 * seen.ne(0).mean())
+    assert list(gpus["cases throttled (%)"]) == pytest.approx(list(share), rel=1e-3) and share.max() > 0
+    assert set(gpus["reasons"]) == {"software power cap"}
+    frame["value"] = frame["value"].mask(frame["metric"].eq("throttle") & frame["rank"].eq(0), 0.0)
+    assert list(tables.machine_table(frame)["reasons"]) == ["", "software power cap"]
