@@ -6,7 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
+from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.kernels.attention.call import Call
+
+# Its own choice of tiles is for blocks of 128; smaller ones must be multiples of what a kernel takes at a time.
+SMALL = {"BLOCK_M": 64, "BLOCK_N": 64} | {f"BLOCK_{side}": 32 for side in ("M1", "N1", "M2", "N2")}
 
 
 def refuse(call: Call) -> str:
@@ -24,7 +28,14 @@ def attend(call: Call, mode: str | None = None) -> tuple[Tensor, Tensor]:
     heads, mask = call.q.shape[1] != call.k.shape[1], call.kept("flex", lambda: block_mask(call))
     run = _compiled(mode) if call.q.device.type == "cuda" else flex.flex_attention
     how = {"block_mask": mask, "scale": call.scale, "enable_gqa": heads, "return_aux": flex.AuxRequest(lse=True)}
-    out, told = run(call.q, call.k, call.v, **how)
+    if call.q.device.type == "cuda" and call.lists.block % 128:
+        how["kernel_options"] = {key: min(size, call.lists.block) for key, size in SMALL.items()}
+    try:
+        out, told = run(call.q, call.k, call.v, **how)
+    except RuntimeError as error:
+        if "Inductor" not in type(error).__name__:
+            raise
+        raise UnsupportedError(f"FlexAttention cannot be compiled for this: {first_line(error)}") from error
     return out, told.lse
 
 

@@ -46,8 +46,8 @@ def _cuts(*sizes: tuple[int, int, int, int]) -> Cuts:
 
 UNTUNED: Cuts = {}
 DEFAULTS = {
-    64: _cuts((128, 128, 8, 3), (128, 64, 8, 3), (64, 128, 8, 3)),
-    128: _cuts((128, 64, 8, 3), (128, 64, 8, 3), (64, 128, 8, 3)),
+    64: _cuts((64, 128, 4, 3), (64, 128, 4, 3), (64, 64, 4, 3)),
+    128: _cuts((128, 128, 8, 3), (128, 64, 8, 3), (64, 128, 8, 3)),
     256: _cuts((128, 32, 8, 3), (64, 32, 4, 2), (32, 64, 8, 2)),
 }
 """Head dimension, rounded up to a power of two -> what is taken where nothing was tuned, of 16-bit values."""

@@ -7,6 +7,7 @@ import torch
 
 from blockshock_lib import attention
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.attention import flex
 from blockshock_lib.kernels.attention.backends import BACKENDS
 from tests.kernels.attention import dense
 
@@ -107,3 +108,22 @@ def test_what_a_backend_cannot_do_is_refused_by_its_reason():
     with pytest.raises(ValueError, match=r"unknown backend 'flax'.*did you mean 'flex'"):
         attention.sparse_attention(*made, attention.causal(), "flax")
     assert all(BACKENDS[name].__doc__ for name in BACKENDS)
+
+
+def test_what_flex_attention_cannot_compile_is_refused_and_another_error_is_not_hidden(monkeypatch):
+    class InductorError(RuntimeError):
+        """As torch's, whose place in torch moves."""
+
+    def failing(error):
+        def run(*_, **__):
+            raise error
+
+        monkeypatch.setattr(flex.flex, "flex_attention", run)
+
+    q = torch.randn(1, 2, 40, 16)
+    failing(InductorError("LoweringException: no choices\nand more"))
+    with pytest.raises(UnsupportedError, match="for this: LoweringException: no choices"):
+        attention.sparse_attention(q, q, q, attention.causal(), backend="flex")
+    failing(RuntimeError("an illegal memory access"))
+    with pytest.raises(RuntimeError, match="illegal memory"):
+        attention.sparse_attention(q, q, q, attention.causal(), backend="flex")
