@@ -17,7 +17,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 IGNORED = "nbval-ignore-output"
 # What is the same on every computer, and what holds times or depends on the machine. A cell that shows anything shows
 # one of them, so that a new one has to say which it is. All figures vary.
-SAME_TABLES = {"correctness", "reasons", "weights", "hypotheses", "syncs", "tensors"}
+SAME_TABLES = {"correctness", "reasons", "weights", "hypotheses", "syncs"}
 SAME = {"plan_table", "proofs", "claims", *SAME_TABLES}
 VARIES = {"answer", "card_table", "measure", "numbers", "figure", "show", "runs_table"}
 VARIES |= {name for study in studies.names() for name in studies.load(study).tables} - SAME
@@ -114,7 +114,7 @@ def test_the_notebooks_show_every_table_and_figure_of_a_study(study):
     shown = {name for path in NOTEBOOKS for cell in code(nbformat.read(path, 4)) for name in calls(cell)}
     at_the_top = {f"figure {name}" for phase in study.phases.values() for name in phase.figures[:1]}
     asked = {*study.tables, *(f"figure {name}" for name in study.figures)} - at_the_top
-    assert shown >= asked - {"answer"}  # the findings' `numbers` is made of "answer"
+    assert shown >= asked
 
 
 def test_a_notebook_begins_with_its_answer_before_it_says_how(notebook):

@@ -190,8 +190,8 @@ class Findings:
         return table.assign(**{"on a CPU, or emulated": "no claim"}).set_index("claim")
 
     def numbers(self) -> pd.DataFrame:
-        """The answer in numbers: the study's table "answer" of each setting."""
-        found = {setting: self.study.tables["answer"](frame) for setting, frame in self.frames.items()}
+        """The answer in numbers: each ratio that a hypothesis asks for, by setting."""
+        found = {setting: verdicts.numbers(frame, self.study.hypotheses) for setting, frame in self.frames.items()}
         return pd.concat(found, names=["setting"]).fillna("") if found else pd.DataFrame()
 
     def table(self, name: str) -> pd.DataFrame:

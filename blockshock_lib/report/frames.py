@@ -15,6 +15,7 @@ COLUMNS = (
     *("run", "phase", "case", "group", "seed", "code", *GENERAL),
     *("method", "metric", "unit", "value", "repeat", "rank", "status", "reason", "detail"),
 )
+Metric = str | tuple[str, str]  # or (metric, detail): its rows of that detail alone
 OUTCOMES = ("passed", "unsupported", "timeout", "oom", "failed")  # of a check, the worst last
 NO_CLAIM = {"cpu": "no claim about speed: CPU", "emulated": "no claim about speed: emulated on one GPU"}
 
@@ -59,10 +60,10 @@ def valid(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[keep & frame["status"].eq("ok").to_numpy(dtype=bool) & frame["value"].notna().to_numpy(dtype=bool)]
 
 
-def samples(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+def samples(frame: pd.DataFrame, metric: Metric) -> pd.DataFrame:
     """A row a (case, method, run, group, repeat) of a valid cell: rank -1's, the slowest, else the ranks' largest."""
-    rows = valid(frame)
-    rows = rows[rows["metric"].eq(metric)]
+    rows, (name, *detail) = valid(frame), [metric] if isinstance(metric, str) else metric
+    rows = rows[rows["metric"].eq(name) & rows["detail"].isin(detail or rows["detail"])]
     if rows.empty:
         return rows
     whole, keys = rows["rank"].eq(-1), ["case", "method", "run", "group", "repeat"]
@@ -79,7 +80,7 @@ def groups(rows: pd.DataFrame) -> dict[tuple, np.ndarray]:
     }
 
 
-def summary(frame: pd.DataFrame, axes: Axes, metric: str) -> pd.DataFrame:
+def summary(frame: pd.DataFrame, axes: Axes, metric: Metric) -> pd.DataFrame:
     """A row a (case, method): the case's columns, method, median, p10, p90 and `size`, smallest cells first. `median`
     is the geometric mean, over runs and within a run over groups, of the groups' medians: the ratio of two is that of
     `verdicts.ratio`, which a median of all samples would miss by up to 1%.
@@ -105,7 +106,7 @@ def _typical(rows: pd.DataFrame) -> pd.Series:
     return geometric.where(least > 0, plain).where(least < most, least)
 
 
-def medians(frame: pd.DataFrame, axes: Axes, **metrics: str) -> pd.DataFrame:
+def medians(frame: pd.DataFrame, axes: Axes, **metrics: Metric) -> pd.DataFrame:
     """`summary` of several: a row a (case, method) that has one, with columns "<name>", "<name> p10", "<name> p90"."""
     parts = {name: summary(frame, axes, metric) for name, metric in metrics.items()}
     about = pd.concat([part for part in parts.values() if len(part)] or list(parts.values()))

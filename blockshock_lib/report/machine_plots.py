@@ -1,6 +1,6 @@
 """Figures against what the machine allows: memory against its formula, the roofline, predicted floors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import matplotlib.axes
 import numpy as np
@@ -15,13 +15,11 @@ from blockshock_lib.report.axes import CEILING, Axes
 from blockshock_lib.report.figures import INK, MUTED, byte_text, milliseconds
 
 _TICK = dict(color=INK, marker="|", linestyle="")
-Titles = Callable[[pd.DataFrame, pd.Series], tuple[str, Mapping[str, str]]]
 
 
-def memory_bars(frame: pd.DataFrame, axes: Axes, metrics: Mapping[str, str], title: Titles | None = None) -> Figure:
+def memory_bars(frame: pd.DataFrame, axes: Axes, metrics: Mapping[str, str]) -> Figure:
     """Bytes on the fullest GPU, a panel a metric, a bar a method, the formula as a black tick; of the largest case.
-    `metrics`: metric of bytes, whose formula is `<metric>_formula`, -> title of its panel. `title`: bytes (a row a
-    method, a column a metric), the case -> title of the figure, "" for a plain one, and titles of panels that differ.
+    `metrics`: metric of bytes, whose formula is `<metric>_formula`, -> title of its panel.
     """
     wanted = [name for metric in metrics for name in (metric, f"{metric}_formula")]
     chosen, setting = frames.focus(frame, axes, metrics=wanted)
@@ -36,7 +34,6 @@ def memory_bars(frame: pd.DataFrame, axes: Axes, metrics: Mapping[str, str], tit
     metrics = {metric: words for metric, words in metrics.items() if wide[metric].notna().any()}
     if not metrics:
         return figures.empty("Memory", "no measured bytes in these records")
-    words, others = title(wide, case) if title else ("", {})
     bars = []
     for method, row in wide[::-1].iterrows():
         held = [(name.split("_")[0], row[name], row[f"{name}_formula"]) for name in metrics if pd.notna(row[name])]
@@ -45,7 +42,7 @@ def memory_bars(frame: pd.DataFrame, axes: Axes, metrics: Mapping[str, str], tit
     with figures.drawing(
         4.1 * len(metrics) + 0.9,
         0.75 + 0.34 * len(wide),
-        words or f"Memory at {axes.case(case)}: measured against the formula",
+        f"Memory at {axes.case(case)}: measured against the formula",
         *(frames.no_claim(rows), axes.case(case), setting),
         alt=f"Bars with the formula as a tick. {' '.join(bars)}",
         columns=len(metrics),
@@ -53,7 +50,7 @@ def memory_bars(frame: pd.DataFrame, axes: Axes, metrics: Mapping[str, str], tit
     ) as (fig, grid):
         for ax, metric in zip(grid[0], metrics, strict=True):
             _memory_panel(ax, wide[metric], wide[f"{metric}_formula"], axes, case["device"])
-            ax.set_title((metrics | others)[metric])
+            ax.set_title(metrics[metric])
         tick = Line2D([], [], **_TICK, markersize=11, markeredgewidth=2, label="formula")
         grid[0, -1].legend(handles=[tick], loc="lower right", bbox_to_anchor=(1, 1), fontsize=8.5, borderpad=0)
     return fig

@@ -1,6 +1,7 @@
 """Records frame in, table out; units stand in the columns' names, numbers are rounded to what a reader can use."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import pandas as pd
 
@@ -64,7 +65,8 @@ def reasons(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
 
 def shown(table: pd.DataFrame, axes: Axes, columns) -> pd.DataFrame:
     """`columns` of `table` as a reader knows them: methods by their labels, the case's columns by their headers."""
-    table = table[list(columns)].assign(method=table["method"].map(axes.label))
+    words = {name: table[name].map(partial(axes.word, name)) for name in axes.panels if name in columns}
+    table = table[list(columns)].assign(method=table["method"].map(axes.label), **words)
     return table.rename(columns={name: axes.header(name) for name in axes.columns}).reset_index(drop=True)
 
 
@@ -86,16 +88,18 @@ def formula_table(frame: pd.DataFrame, axes: Axes, metric: str) -> pd.DataFrame:
     return table.reset_index()
 
 
-def speed_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
-    """Median times of every valid cell, a row a (case, method), smallest case first; ms of the slowest rank. "kernel":
-    the narrowest work without the host (on a CPU plain calls). "vs": speed over the baseline on kernel time, else call
-    time, with its 99% interval; `claim` says faster or slower only where that excludes 1; "a further run": in which
-    interval its ratio lies, by the runs of this reference, or of a single one by `interval.MACHINE`. exposed
-    communication = kernel - compute, host = call - kernel: within the spread they may be below 0. "of floor (%)" =
-    100 * floor / kernel, some percent above 100 where a ceiling, the median of one shape, is low.
+def speed_table(frame: pd.DataFrame, axes: Axes, stem: str = "") -> pd.DataFrame:
+    """Median times of every valid cell, a row a (case, method), smallest case first; ms of the slowest rank.
+    "kernel": the narrowest work, or that of `stem`, without the host (on a CPU plain calls). "vs": speed over the
+    baseline on kernel time, else call time, with its 99% interval; `claim` says faster or slower only where that
+    excludes 1; "a further run": in which interval its ratio lies, by the runs of this reference, or of a single one
+    by `interval.MACHINE`. exposed communication = kernel - compute, host = call - kernel: within the spread they
+    may be below 0. "of floor (%)" = 100 * floor / kernel, some percent above 100 where a ceiling, the median of one
+    shape, is low.
     """
-    metrics = {"kernel": f"{axes.stem}_kernel", "compute": "compute_kernel", "reduce": "reduce_kernel"}
-    metrics |= {"call": f"{axes.stem}_call", "floor": f"floor_{axes.stem}"}
+    work = stem or axes.stem
+    metrics = {"kernel": f"{work}_kernel", "compute": "compute_kernel", "reduce": "reduce_kernel"}
+    metrics |= {"call": f"{work}_call", "floor": f"floor_{work}"}
     table = frames.medians(frame, axes, **metrics)
     table = table.assign(**{f"{name} (ms)": rounded(table[name]) for name in metrics})
     spread = table[["kernel p10", "kernel p90"]].itertuples(index=False)
@@ -117,7 +121,8 @@ def speed_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     table[vs] = table[vs].mask(table["method"].eq(axes.over), "1 (itself)").fillna(ABSENT)
     table[["claim", further]] = table[["claim", further]].fillna(ABSENT)
     columns = [axes.x, axes.y, *varying(table, axes), "method", "kernel (ms)", "kernel p10–p90 (ms)", vs]
-    parts = ("compute", "reduce", "exposed communication", "host", "call")
+    # A product and a collective are parts of the narrowest work alone.
+    parts = (*(() if stem else ("compute", "reduce", "exposed communication")), "host", "call")
     columns += ["claim", further, *(f"{name} (ms)" for name in parts), "of floor (%)"]
     return shown(table, axes, columns)
 
@@ -140,11 +145,11 @@ def memory_table(frame: pd.DataFrame, axes: Axes, metrics: Mapping[str, str], wh
     for word, metric in metrics.items():
         held, formula = wide[metric], wide[f"{metric}_formula"]
         made[f"{word} (GiB)"], made[f"{word} by formula (GiB)"] = held / GIB, formula / GIB
-        made[f"{word} / formula"] = held / formula
+        made[f"{word} / formula"] = held / formula.where(formula.gt(0))
     if whole:
         alone = wide[wide["method"].eq(axes.whole)].set_index("case")[metrics[whole]]
         made[f"{whole} / {axes.whole}"] = wide[metrics[whole]] / wide["case"].map(alone)
-    cell = [axes.x, axes.y, "dtype", "method"]
+    cell = [axes.x, axes.y, *(name for name in axes.panels if wide[name].nunique() > 1), "dtype", "method"]
     wide = wide.assign(**made).drop_duplicates([*cell, *(f"{word} (GiB)" for word in metrics)])
     return rounded(shown(wide, axes, [*cell, *made]))
 

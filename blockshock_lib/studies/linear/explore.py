@@ -1,7 +1,6 @@
 """Views of the linear study for a notebook that is kept open: each shows itself where it ends a cell."""
 
 import html
-import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -20,8 +19,8 @@ from blockshock_lib.studies.linear.axes import AXES
 from blockshock_lib.studies.linear.costs import floor_rows
 from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.params import Case, Workload
-from blockshock_lib.studies.linear.report import findings, gallery, law_plots
-from blockshock_lib.studies.linear.report.masks import tiles_figure
+from blockshock_lib.studies.linear.report import gallery
+from blockshock_lib.studies.linear.report.masks import masks_figure
 
 # Multiples of 512, which every method can split over eight ranks.
 SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 40960)
@@ -29,17 +28,13 @@ BATCHES = (1, 4, 16, 64, 256, 1024, 4096)
 # What a floor can be of -> the phase that measures it, and its optimizer.
 WORKS = {"a forward": ("phase1", ""), "a forward and dX": ("phase2", "")}
 WORKS |= {"a training step, SGD": ("phase3", "sgd"), "a training step, AdamW": ("phase3", "adamw")}
-SPEEDS = {"as measured": 0.0} | {f"{s:g}": s for s in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0)}
-LINKS = {"as measured": 0.0} | {f"{gbs}": float(gbs) for gbs in (25, 50, 100, 200, 400, 900)} | {"free": math.inf}
-FACTORS = {"free": 0.0, "x 0.1": 0.1, "x 0.25": 0.25, "x 0.5": 0.5, "as measured": 1.0, "x 2": 2.0}
 
 
 def masks_view(mask: str = "transposable_random", corner: int = 32) -> View:
-    """One mask: a corner of so many outputs and inputs (a multiple of 8), and the 4x4 tiles that it is made of."""
+    """One mask: a corner of so many outputs and inputs, a multiple of 8."""
 
     def draw(tile_mask: str, tile_corner: int, tile_seed: int) -> str:
-        mask0 = gallery.corners([MASKS[tile_mask]], tile_corner, tile_seed)[tile_mask].numpy()
-        return figures.show(tiles_figure(mask0, tile_mask)).data
+        return figures.show(masks_figure(gallery.corners([MASKS[tile_mask]], tile_corner, tile_seed))).data
 
     controls = {
         "tile_mask": choice("mask", MASKS, mask, "how a weight is split into two 2:4 terms"),
@@ -47,24 +42,6 @@ def masks_view(mask: str = "transposable_random", corner: int = 32) -> View:
         "tile_seed": steps("seed", range(10), 0, "of the weights, and of the random masks"),
     }
     return View("masks", controls, draw)
-
-
-def what_if_view(frame: pd.DataFrame, s: float = 2.0) -> View:
-    """Block-Shock's speed over B1 with another `s` (of SPEEDS), link or compress time; records of phase 1, and 3."""
-    what_if = findings.WhatIf(frame)
-    options = {"s": SPEEDS, "link (GB/s)": LINKS, "compress time": FACTORS}
-
-    def draw(**values: float) -> str:
-        chosen = zip(options.items(), values.values(), strict=True)
-        words = [f"{name} {text}" for (name, texts), value in chosen for text, at in texts.items() if at == value]
-        return figures.show(law_plots.what_if(what_if(**values), ", ".join(words))).data
-
-    controls = {
-        "s": steps("s", SPEEDS.items(), s, "speed of the 2:4 product over the dense one of its size"),
-        "link": steps("link (GB/s)", LINKS.items(), 0.0, "bus bandwidth of every all-reduce"),
-        "compress": steps("T1's compress time", FACTORS.items(), 1.0, "only in training that recompresses"),
-    }
-    return View("what-if", controls, draw)
 
 
 def floors_view(

@@ -180,21 +180,6 @@ def test_a_step_holds_what_the_methods_formulas_say_and_adamws_state_costs_more(
     assert costs.rank_bytes(adamw, list(METHODS)) > costs.rank_bytes(sgd, list(METHODS))
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("mask", cases.MASKS)
-@pytest.mark.parametrize("name", ["masked_dense", "block_shock", "row_parallel"])
-def test_the_pattern_that_a_layer_holds_is_in_its_memory_formula(name, mask, frozen):
-    method, (w, x, dy) = METHODS[name], (torch.randn(*size).bfloat16() for size in ((N, K), (B, K), (B, N)))
-    options = method.options("reference", frozen=frozen)
-    layer = method.load()(w, mask=Mask.named(mask), group=Group(0, 2), **options)
-    layer.local_dgrad(dy)
-    if not frozen:
-        layer.local_wgrad(dy, x, by=method.wgrad_choice(shape(name, mask)))
-    formula = method.training_bytes(shape(name, mask), "" if frozen else "sgd")
-    held = layer.hold_bytes()
-    assert (held["weights"], held["copies"] + held["pattern"]) == pytest.approx(formula[:2], abs=2)  # a tile, alone
-
-
 def test_the_small_batch_product_is_judged_by_its_own_line_of_the_card():
     (case,) = STUDY.expand(asked(hardware="cuda", n=[4096], b=[16], product="small"))
     card = {"unsupported": {"small-batch product": "no compiler"}}

@@ -80,18 +80,6 @@ def test_no_case_comes_twice():
     assert len(cases(twice)) == 1
 
 
-@pytest.mark.parametrize(
-    ("phase", "hardware", "number"),
-    [("phase0", h, 35) for h in ("cpu", "cuda-1", "cuda", "cuda-4", "cuda-8")]
-    + [("phase1", "cpu", 6)]
-    + [("phase1", h, 20) for h in ("cuda-1", "cuda", "cuda-4", "cuda-8")]
-    + [("phase2", "cpu", 8), ("phase2", "cuda", 9), ("phase3", "cpu", 8), ("phase3", "cuda", 6)],
-)
-def test_shipped_phases_expand_to_this_many_cases(phase, hardware, number):
-    found = cases(phase=phase, hardware=hardware)
-    assert len(found) == len({case.id for case in found}) == number
-
-
 def test_every_parameter_of_a_case_reaches_it():
     changed = {"seed": 5, "bias": True, "product": "reference", "hardware.world_size": 4, "methods": ["dense"]}
     (case,) = cases(changed | {"sweep.n": [256], "sweep.b": [3], "hardware.emulated": True})

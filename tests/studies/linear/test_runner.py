@@ -41,14 +41,6 @@ def test_other_masks_train_too(mask):
         assert {row["detail"] for row in picked(rows, method, "dx_kernel")} == {way}
 
 
-def test_a_method_that_cannot_run_gets_a_row_with_its_reason_and_the_others_go_on():
-    rows = measured(asked("phase1"), mask="random", methods=("permuted_dense", "block_shock_torch", "row_parallel"))
-    for method, word in (("permuted_dense", "periodic"), ("block_shock_torch", "NVIDIA")):
-        (row,) = picked(rows, method, "check")
-        assert row["status"] == "unsupported" and word in row["reason"]
-    assert picked(rows, "row_parallel", "check")[0]["status"] == "ok"
-
-
 def test_a_timed_step_with_a_wrong_gradient_gives_no_number(monkeypatch):
     right, timed, started = Trainer.step, experiment.Session.time, []
     monkeypatch.setattr(experiment.Session, "time", lambda self, runners: started.append(1) or timed(self, runners))

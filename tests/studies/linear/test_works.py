@@ -1,6 +1,5 @@
 """Every piece of a method, and every way of a piece, is timed by its name on every copy of the weight."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ from blockshock_lib.ranks import call
 from blockshock_lib.studies.linear import ways, works
 from blockshock_lib.studies.linear.works import ORDERS
 from tests.studies.linear import measuring
-from tests.studies.linear.measuring import asked, details, measured, picked, problem
+from tests.studies.linear.measuring import asked, details, measured, picked
 
 
 def fakes(events, device="cuda", active=True, emulated=False):
@@ -44,31 +43,6 @@ def test_a_rank_that_stands_by_captures_nothing_but_has_the_same_works(two_ways)
     every, idle = [[(work.metric, work.detail, work.heavy, len(work.calls)) for work in found] for found in works]
     assert every == idle and two_ways == ["A called", "B called"]
     assert "forward_graph_call" not in {w.metric for w in ways.of_product(fakes(two_ways, emulated=True))}
-
-
-def test_each_way_of_the_product_is_tuned_by_itself_on_the_layers_one_packed_weight(monkeypatch):
-    """`tuned` as the layer packs it, with backends that tell what they were given."""
-    own, seen = problem(dtype="fp32"), []
-    own.group = Group(1, 2)
-    layer = own.layer("block_shock")
-
-    def backend(name):
-        def tune(x, packed):
-            packed.extra[x.shape[0]] = name
-
-        linear = lambda x, packed: seen.append((name, packed))  # noqa: E731
-        return SimpleNamespace(name=name, linear=linear, tune=tune, unsupported=lambda *_: "")
-
-    monkeypatch.setattr(ways, "BACKENDS", {name: backend(name) for name in ("cslt", "small")})
-    layer.store.backend = SimpleNamespace(name="tuned")
-    layer.store.packed = replace(layer.packed, backend="tuned", extra={"its": "own"})
-    for call_ in ways.products(layer, torch.ones(16, 256)).values():
-        call_()
-    assert [name for name, _ in seen] == ["cslt", "small"]
-    for name, packed in seen:
-        assert packed.backend == name and packed.extra == {16: name}
-        assert packed.values.data_ptr() == layer.packed.values.data_ptr()
-    assert layer.packed.extra == {"its": "own"}
 
 
 def test_each_reduction_starts_anew_before_a_sample():

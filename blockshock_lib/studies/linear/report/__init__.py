@@ -4,24 +4,22 @@ from blockshock_lib.report import late
 from blockshock_lib.studies.linear.axes import AXES
 
 
-def _plain(place, *given, **options):
-    return late(f"report.{place}", *given, **options)
-
-
 def _shared(place, **options):
-    return _plain(place, AXES, **options)
+    return late(f"report.{place}", AXES, **options)
 
 
 def _own(place, *given, **options):
     return late(f"studies.linear.report.{place}", *given, **options)
 
 
+_FORWARD = {"weight_bytes": "Weights that a forward reads", "peak_bytes": "Peak"}
+_HELD = {"weights_bytes_held": "Weights", "gradient_bytes": "Gradients", "peak_bytes": "Peak of a step"}
+
 TABLES = {
     "correctness": _shared("tables:correctness_table"),
-    "tensors": _own("training:tensor_table"),
     "reasons": _shared("tables:reasons"),
     "errors": _shared("tables:error_table"),
-    "ceilings": _plain("tables:ceilings_table"),
+    "ceilings": late("report.tables:ceilings_table"),
     "speed": _shared("tables:speed_table"),
     "products": _own("limit:product_table"),
     "calls": _own("limit:call_table"),
@@ -32,20 +30,19 @@ TABLES = {
     ),
     "weights": _shared("tables:formula_table", metric="weight_bytes"),
     "memory": _shared("tables:memory_table", metrics={"weight": "weight_bytes", "peak": "peak_bytes"}, whole="weight"),
-    "machine": _plain("tables:machine_table"),
+    "machine": late("report.tables:machine_table"),
     "energy": _shared("tables:energy_table"),
     "kernels": _shared("tables:top_kernels"),
     "exposed": _own("bars:exposed"),
-    "pass": _own("training:whole_table", "pass"),
-    "step": _own("training:whole_table", "step"),
+    "pass": _shared("tables:speed_table", stem="pass"),
+    "step": _shared("tables:speed_table", stem="step"),
     "pieces": _own("training:pieces_table"),
     "dW": _own("training:ways_table", "dw_strategy_kernel", "dw_kernel", "full", "periodic", "exchange"),
     "order": _own("training:ways_table", "backward_order_kernel", "backward_kernel", "overlapped", "in turn"),
-    "step memory": _own("memory:training_memory_table"),
+    "step memory": _own("training:memory_table"),
     "ratios of H2": _own("law:ratios_table"),
     "hypotheses": _own("findings:words"),
     "numbers": _own("findings:numbers"),
-    "answer": _own("findings:answer_table"),
     "law": _own("findings:law_table"),
     "needs": _own("findings:needs_table"),
 }
@@ -67,11 +64,9 @@ FIGURES = {
         claim="{label}'s 2:4 product reaches {rate} TFLOP/s of nonzeros, {share}% of the dense ceiling",
         note="FLOPs of nonzeros only: a 2:4 product with s = 2 would touch the flat roof. ",
     ),
-    "memory": _own("memory:memory_bars"),
-    "pieces of a pass": _own("bars:pieces_figure", "pass"),
-    "pieces of a step": _own("bars:pieces_figure"),
+    "memory": _shared("machine_plots:memory_bars", metrics=_FORWARD),
     "loss": _own("training:loss_curves"),
-    "step memory": _own("memory:training_memory"),
+    "step memory": _shared("machine_plots:memory_bars", metrics=_HELD),
     "where": _own("bars:where_figure"),
 }
 """The first of them that a run has rows for is its headline."""

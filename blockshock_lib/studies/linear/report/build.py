@@ -25,13 +25,6 @@ PIECES = {
     "refresh": "refresh",
 }
 """Piece of a training step -> stem of its metrics, <stem>_kernel and floor_<stem>."""
-Metric = str | tuple[str, str]
-"""A metric, or (metric, detail): its rows of that detail alone."""
-
-
-def of_detail(frame: pd.DataFrame, metric: str, detail: str) -> pd.DataFrame:
-    """`frame` without the rows of `metric` that have another detail."""
-    return frame[frame["metric"].ne(metric) | frame["detail"].eq(detail)]
 
 
 def newcomers(frame: pd.DataFrame) -> list[str]:
@@ -39,34 +32,14 @@ def newcomers(frame: pd.DataFrame) -> list[str]:
     return [method for method in AXES.ordered(frame["method"]) if method not in SHIPPED]
 
 
-def summary(frame: pd.DataFrame, metric: Metric) -> pd.DataFrame:
-    name, *detail = [metric] if isinstance(metric, str) else metric
-    frame = frames.complete(frame, AXES)
-    return frames.summary(of_detail(frame, name, *detail) if detail else frame, AXES, name)
-
-
 def stacked(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Those that have rows, one below the other; the first of them where none has."""
     return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
 
 
-def add_medians(table: pd.DataFrame, frame: pd.DataFrame, columns: Mapping[str, Metric]) -> pd.DataFrame:
-    """`table` with a column a name: the median of that metric; NaN where there is none."""
-    for name, metric in columns.items():
-        part = summary(frame, metric)[[*KEYS, "median"]].rename(columns={"median": name})
-        table = table.merge(part, on=KEYS, how="left").astype({name: float})
-    return table
-
-
-def medians(frame: pd.DataFrame, columns: Mapping[str, Metric]) -> pd.DataFrame:
-    """`add_medians` to a row a (case, method) that has one of them: the case's columns, `method`, `size`."""
-    table = stacked([summary(frame, metric) for metric in columns.values()])[[*AXES.case_columns, "method", "size"]]
-    return add_medians(table.drop_duplicates(KEYS), frame, columns)
-
-
-def wide(frame: pd.DataFrame, metrics: Mapping[str, Metric], methods: Mapping[str, str]) -> pd.DataFrame:
+def wide(frame: pd.DataFrame, metrics: Mapping[str, frames.Metric], methods: Mapping[str, str]) -> pd.DataFrame:
     """A row a case, in order: its columns, `size`, and the median "<method><metric>" by these short names, or NaN."""
-    found = medians(frame, metrics)
+    found = frames.medians(frame, AXES, **metrics)
     table = found.drop_duplicates("case")[[*AXES.case_columns, "size"]]
     for short, method in methods.items():
         part = found.loc[found["method"].eq(method), ["case", *metrics]].set_index("case").add_prefix(short)
@@ -100,12 +73,6 @@ def speeds(frame: pd.DataFrame, over: str, methods: Iterable[str], metric: str) 
     return pd.DataFrame(found, columns=[*KEYS, "speed", "claim"], dtype=object)
 
 
-def speed_of_way(rows: pd.DataFrame, metric: str, over: str, under: str) -> pd.DataFrame:
-    """`verdicts.ratio` of one way over another of the same metric of one method, whose `rows` are given."""
-    named = pd.concat([of_detail(rows, metric, way).assign(method=way) for way in (over, under)])
-    return verdicts.ratio(named, AXES, over, under, metric)
-
-
 def interval(row: Mapping, name: str = "") -> str:
     """The ratio `name` of a row, with `<name>_low` and `<name>_high`, in words; "" for ratio, low and high."""
     named = {"ratio": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]} if name else row
@@ -123,11 +90,6 @@ def micro(ms: pd.Series) -> pd.Series:
 
 def listed(*words: str, by: str = ", ") -> str:
     return by.join(filter(None, words))
-
-
-def who(row: Mapping) -> str:
-    """ "T3 Block-Shock with SGD"."""
-    return listed(AXES.label(row["method"]), optimizer_name(row["optimizer"]), by=" with ")
 
 
 def about(table: pd.DataFrame) -> pd.DataFrame:

@@ -3,10 +3,10 @@
 import numpy as np
 import pandas as pd
 
-from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report import verdicts
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.hypotheses import h1, h2, h3
-from blockshock_lib.studies.linear.report import build, law, limit
+from blockshock_lib.studies.linear.report import build, law
 from blockshock_lib.studies.linear.report.build import B1, OURS, STOCK, T1, A, C
 
 _D, _B2 = "permuted_dense", "column_parallel"
@@ -18,6 +18,12 @@ _DOES_NOT_SAY = """\
   more.
 - Phases may be measured with different code, as the findings say: compare within one phase alone.
 - In a model the all-reduce can hide behind other layers' work, for every method alike."""
+
+
+_HOW = """\
+`1.20x [1.18, 1.22]` is a speed, above 1 where the one that is named first is faster, with its 99% interval; of kernel
+time unless it says *called eagerly*. [How it is measured](../measuring.md) and [which methods there are](../methods.md)
+have pages of their own. s1/f and s3/f are what T1's and T3's step keep of the forward's speed over B1."""
 
 
 def page(frame: pd.DataFrame) -> str:
@@ -34,7 +40,6 @@ def page(frame: pd.DataFrame) -> str:
         f"Where both run through a layer's CUDA graph it is {_count(forward, B1, OURS, 'B1', 'forward_graph_call')}",
         f"- **Training:** T3's step has {steps[0]} of B1's speed, T1's {steps[1]}; the same by PyTorch's stock ops "
         f"takes {steps[2]} times as long as T3.",
-        f"- **Memory of the weights** in the largest case: {_weights(forward)}.",
     ]
     why = (
         "B1 multiplies half of the columns, Block-Shock all columns at half density. By arithmetic parity needs a 2:4 "
@@ -42,28 +47,9 @@ def page(frame: pd.DataFrame) -> str:
         f"s = {_span(law.law_rows(frame)['s'], 2)} was measured. Where bytes bind, B1 reads 8/9 of Block-Shock's. Both "
         "add the same all-reduce, which brings the ratio towards 1 and never across."
     )
-    lines = ["## The answer", "", *claims, *answer, "", "## How to read it", "", *_how(frame), ""]
+    lines = ["## The answer", "", *claims, *answer, "", "## How to read it", "", _HOW, ""]
     lines += ["## Why it loses", "", why, ""]
-    lines += ["## The 2:4 engine", "", *markdown(_engine(forward)), "", *_tables(frame)]
-    return "\n".join([*lines, "## What this does not say", "", _DOES_NOT_SAY])
-
-
-def _how(frame: pd.DataFrame) -> list[str]:
-    groups = frame[frame["phase"].ne("phase0")].groupby("phase")["group"].nunique()
-    many = ", ".join(f"{count} in {phase}" for phase, count in groups.items())
-    labels = ", ".join(AXES.label(name) for name in AXES.methods if name not in (T1, STOCK))
-    return [
-        "- A *cell* is a weight, N x N, and a batch of B rows. `1.20x [1.18, 1.22]` is a speed, above 1 where the one "
-        "that is named first is faster, with its 99% interval ([how it is made](../measuring.md)); *faster* and "
-        "*slower* are said only where that excludes 1, else a cell is undecided.",
-        "- Times are kernel times, of a CUDA graph over copies of the weight that miss the L2 cache, on the slowest "
-        "rank. *Called eagerly* is what a user's call takes, the host's work in it.",
-        f"- The [methods](../methods.md): {labels}. T3 is Block-Shock in training: its packed values are the "
-        "parameter; T1 compresses a dense master anew after each step.",
-        "- In H2, s1/f is T1's step over B1's, over what the forward is over B1's: below 1 training keeps less of the "
-        "ratio. s3/f is the same of T3; s3/s1 says how many times as fast T3's step is as T1's.",
-        f"- Everything is repeated in fresh groups of processes: {many}.",
-    ]
+    return "\n".join([*lines, *_tables(frame), "## What this does not say", "", _DOES_NOT_SAY])
 
 
 def _count(
@@ -79,36 +65,6 @@ def _count(
     return f"{counts}; {build.interval(row)} at {AXES.case(row)}."
 
 
-def _weights(frame: pd.DataFrame) -> str:
-    rows = frames.valid(frame)
-    rows = rows[rows["metric"].eq("weight_bytes") & rows["case"].eq(rows.loc[AXES.work(rows).idxmax(), "case"])]
-    most = rows.groupby("method")["value"].max() / 2**30
-    return ", ".join(f"{most[name]:.4g} GiB a GPU for {AXES.label(name)}" for name in AXES.ordered(most.index))
-
-
-def _engine(rows: pd.DataFrame) -> pd.DataFrame:
-    """The pieces of the 2:4 engine against what they replace."""
-    packed, reduce, host = (table(rows) for table in (limit.compression_table, limit.reduce_table, limit.host_table))
-    gain = [verdicts.ratio(rows, AXES, STOCK, OURS, f"forward_{kind}")["ratio"] for kind in ("kernel", "call")]
-    faster = f"kernels {_span(gain[0])} times as fast, eager calls {_span(gain[1])}"
-    found = [("whole forward", "the same by the stock op", faster)]
-    ways = build.speed_of_way(rows[rows["method"].eq(OURS)], "product_by_kernel", "cslt", "small")
-    for batch, part in ways.groupby("batch"):
-        best = f"{_span(part['ratio'])} times as fast"
-        found.append((f"small-batch product, B = {batch}", "cuSPARSELt's best algorithm", best))
-    if "time / floor" in packed:
-        for name, part in packed.groupby("compression", sort=False):
-            found.append((f"compressor {name}", "its byte floor", f"{_span(part['time / floor'])} times"))
-    ours = [name for name in reduce if name.endswith("(µs)") and not name.startswith("nccl")]
-    if ours and "nccl (µs)" in reduce:
-        best = reduce["nccl (µs)"] / reduce[ours].min(axis=1)
-        found.append(("all-reduce", "NCCL", f"{_span(best)} times as fast, by the fastest of its ways"))
-    for row in host.to_dict("records") if "host (µs)" in host else ():
-        time = f"{row['host (µs)']:.3g} µs ({row['p10–p90 (µs)']})"
-        found.append((f"host time of a call: {row['product']}", "", time))
-    return pd.DataFrame(found, columns=["piece", "against", "measured"])
-
-
 def _tables(frame: pd.DataFrame) -> list[str]:
     """Every ratio with its 99% interval: a row a B, a column a size."""
     head = "Kernel time; above 1 Block-Shock is faster; [ , ] is the 99% interval over groups."
@@ -117,8 +73,7 @@ def _tables(frame: pd.DataFrame) -> list[str]:
     asked += [("Forward and dX over B1", "pass", B1, OURS)]
     asked += [(f"The step of {name} over B1", "step", B1, ours) for name, ours in (("T3", OURS), ("T1", T1))]
     for title, work, over, under in asked:
-        rows = frame[frame["phase"].eq("phase2")] if work == "pass" else law.rows_of(frame, work)
-        table = verdicts.ratio(rows, AXES, over, under, f"{work}_kernel")
+        table = verdicts.ratio(law.rows_of(frame, work), AXES, over, under, f"{work}_kernel")
         for optimizer in AXES.sort("optimizer", table["optimizer"]):
             part = table[table["optimizer"].eq(optimizer)]
             part = part.assign(text=[build.interval(row) for row in part.to_dict("records")])

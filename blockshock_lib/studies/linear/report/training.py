@@ -1,101 +1,21 @@
-"""Phases 2 and 3: what was checked, what a step and its pieces take, what a layer chose, what fits, and the loss."""
-
-import re
-from collections.abc import Mapping
+"""Phases 2 and 3: what the pieces of a step take, which way a layer chose, and the loss."""
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from blockshock_lib.report import figures, frames
-from blockshock_lib.report.tables import ABSENT, rounded
-from blockshock_lib.studies.linear.axes import AXES, TENSORS, optimizer_name
+from blockshock_lib.report import figures, frames, tables
+from blockshock_lib.report.tables import rounded
+from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.report import build
 from blockshock_lib.studies.linear.report.build import B1, KEYS, OURS, PIECES, A, listed, shown
 
-_GATE = {"error_max_ratio": 2.0, "error_rms_ratio": 1.05, "error_line_ratio": 1.0}
-_WORDS = {"oom": "out of memory", "timeout": "out of time", "unsupported": "unsupported"}
-_BOUNDS = {
-    "memory": "memory, by formula",
-    "2:4 library": "2:4 library",
-    "formula": "memory; the 2:4 library was not asked",  # of records older than that bound
-}
-# How the reason of a failed check begins: "rank 1: dx: largest error ...", "rank 0: y after 3 steps holds NaN".
-_NAMED = re.compile(r"(rank \d+: )?(?P<tensor>y|dx|dw|db|weight)\b(?P<after> after)?")
-# The worst last. Of a method that ran in some cases and cannot in others its checks are shown; the reasons have a
-# table of their own.
-_RANK = (ABSENT, "unsupported", "pass", "not reached", "out of time", "out of memory", "FAIL")
-
-
-def tensor_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The worst outcome of the check of each tensor in all cases and groups, a row a (method, optimizer). A check stops
-    at the first that fails: the rest say "not reached". "W after steps" covers y and dX with the trained weights.
-    """
-    errors = frames.complete(frame, AXES)
-    errors = errors[errors["metric"].isin(list(_GATE)) & errors["status"].eq("ok")]
-    keys = ["run", "case", "group", "method"]
-    inside = errors["value"].le(errors["metric"].map(_GATE).astype(float))
-    passed = inside.groupby([errors[name] for name in (*keys, "detail")]).all()
-    # Where nothing was reached, y is what was asked for first.
-    tensors = [name for name in TENSORS if name in set(errors["detail"])] or [""]
-    found = []
-    for row in frames.checks(frame).to_dict("records"):
-        good = {tensor: passed.get((*(row[name] for name in keys), tensor)) for tensor in tensors}
-        found.append({"optimizer": row["optimizer"], "method": row["method"]} | _outcomes(row, good))
-    if not found:
-        return pd.DataFrame(columns=["method", *(TENSORS[tensor] for tensor in tensors)], dtype=object)
-    table = pd.DataFrame(found).groupby(["optimizer", "method"], as_index=False).agg(lambda c: max(c, key=_RANK.index))
-    table = build.in_order(table, "optimizer", "method")
-    table["method"], table["optimizer"] = table["method"].map(AXES.label), table["optimizer"].map(optimizer_name)
-    return table.rename(columns=TENSORS).drop(columns=[] if table["optimizer"].any() else "optimizer")
-
-
-def _outcomes(row: dict, passed: dict[str, bool | None]) -> dict[str, str]:
-    """What is said of each tensor in a row of `frames.checks`; `passed`: whether its errors were within the gate."""
-    if row["outcome"] in _WORDS:
-        return dict.fromkeys(passed, _WORDS[row["outcome"]])
-    if row["outcome"] == "passed":
-        return {tensor: ABSENT if good is None else "pass" for tensor, good in passed.items()}
-    if named := _NAMED.match(row["reason"]):
-        bad = "weight" if named["after"] else named["tensor"].replace("y", "")
-    else:  # the first without an error inside the gate, or the last, whose fault is no error's size
-        bad = next((tensor for tensor, good in passed.items() if not good), list(passed)[-1])
-    order = list(TENSORS)
-    return {t: "FAIL" if t == bad else "pass" if order.index(t) < order.index(bad) else "not reached" for t in passed}
-
-
-def how_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """How each method's dX is made with each mask, a row a mask, text only: "2:4", "dense masked" or "dense"."""
-    rows = frames.valid(frames.complete(frame, AXES))
-    rows = rows[rows["metric"].eq("dx_kernel")]
-    table = rows.groupby(["mask", "method"])["detail"].agg(lambda details: ", ".join(sorted(set(details)))).unstack()
-    table = table.reindex(index=AXES.sort("mask", rows["mask"]), columns=AXES.ordered(rows["method"]))
-    return table.rename(columns=AXES.label).rename_axis(columns=None).rename_axis("mask").fillna(ABSENT).astype(object)
-
-
-def whole_table(frame: pd.DataFrame, what: str) -> pd.DataFrame:
-    """Times of every valid cell, a row a (case, method), smallest case first; `what` is "pass" or "step": median kernel
-    time of the slowest rank, on a CPU of plain calls in a loop; tokens are rows of the input.
-    """
-    metric = frames.time_metric(frame, f"{what}_kernel")
-    table = frames.summary(frame, AXES, metric)
-    table = build.add_medians(table, frame, {"call": f"{what}_call", "floor": f"floor_{what}"})
-    table = table.merge(build.speeds(frame, B1, AXES.ordered(table["method"]), metric), on=KEYS, how="left")
-    ms = table["median"].astype(float)
-    columns = {
-        f"{what} (ms)": rounded(ms),
-        "p10–p90 (ms)": [f"{row.p10:.4g}–{row.p90:.4g}" for row in table.itertuples(index=False)],
-        "vs B1": table["speed"],
-        "claim": table["claim"],
-        "tokens/s": rounded(1e3 * table["batch"].astype(float) / ms).round().astype(int),
-        "call (ms)": rounded(table["call"]),
-        "of floor (%)": (100 * table["floor"] / ms).round(1),
-    }
-    return shown(table, columns)
+_BYTES = {"weights": "weights_bytes_held", "copies": "copies_bytes", "gradients": "gradient_bytes"}
+_BYTES |= {"optimizer": "optimizer_bytes", "activations": "activation_bytes", "peak": "peak_bytes"}
 
 
 def pieces_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Median ms of every piece alone, a row a (case, method). What a step hides of them, or adds, is in the figure."""
-    table = build.medians(frame, {name: f"{stem}_kernel" for name, stem in PIECES.items()})
+    """Median ms of every piece alone, a row a (case, method)."""
+    table = frames.medians(frame, AXES, **{name: f"{stem}_kernel" for name, stem in PIECES.items()})
     columns = {name: build.text(table[name]) for name in PIECES if table[name].notna().any()}
     return shown(table, columns).rename(columns=piece_names(frame))
 
@@ -106,32 +26,17 @@ def piece_names(frame: pd.DataFrame) -> dict[str, str]:
     return {name: f"{name} + bias" if biased and name == "forward collective" else name for name in PIECES}
 
 
-def stages_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """What follows the optimizer, against its floor: a row a (case, method, stage)."""
-    stages = {name: PIECES[name] for name in ("re-mask", "compress", "refresh")}
-    table, columns = against_floor(frame, "stage", {name: (f"{s}_kernel", f"floor_{s}") for name, s in stages.items()})
-    return pd.DataFrame() if table.empty else shown(table, columns)
-
-
-def against_floor(
-    frame: pd.DataFrame, what: str, metrics: Mapping[str, tuple[build.Metric, str]]
-) -> tuple[pd.DataFrame, dict[str, pd.Series]]:
-    """Rows that have a time of `metrics`, name (in the column `what`) -> (time, floor); and what is shown of them."""
-    found = []
-    for name, (time, floor) in metrics.items():
-        part = build.medians(frame, {"time": time, "floor": floor}).dropna(subset="time")
-        found.append(part.assign(**{what: name}))
-    table = build.stacked(found)
-    times = {f"{name} (ms)": rounded(table[name]) for name in ("time", "floor")}
-    over = rounded(table["time"] / table["floor"].mask(table["floor"].eq(0)), 3)
-    return table, {what: table[what]} | times | {"time / floor": over}
+def memory_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """What a step holds by part, each over its formula, and the peak beside its own: `tables.memory_table`."""
+    table = tables.memory_table(frame, AXES, _BYTES)
+    return table[[name for name in table if name.startswith("peak") or "by formula" not in name]]
 
 
 def ways_table(frame: pd.DataFrame, metric: str, chosen: str, *ways: str, missing: tuple = ()) -> pd.DataFrame:
     """Median ms each way, a row a (case, method); of two, the second's time over the first's; and the way that the
     layer took, by the detail of `chosen`: where fresh groups differ, in how many of them each.
     """
-    table = build.medians(frame, {way: (metric, way) for way in ways})
+    table = frames.medians(frame, AXES, **{way: (metric, way) for way in ways})
     if table.empty:
         return build.nothing(frame, *missing) if missing else pd.DataFrame()
     taken = frames.samples(frame, chosen).groupby(KEYS, sort=False)[["detail", "group"]].apply(_taken).rename("taken")
@@ -146,40 +51,6 @@ def ways_table(frame: pd.DataFrame, metric: str, chosen: str, *ways: str, missin
 def _taken(rows: pd.DataFrame) -> str:
     counts = rows.groupby("detail")["group"].nunique().sort_values(ascending=False, kind="stable")
     return ", ".join(f"{way} in {n} of {counts.sum()}" if len(counts) > 1 else way for way, n in counts.items())
-
-
-def largest_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The largest N (a multiple of 4096) that can train on this machine and what bounds it, memory by the method's
-    formula or its 2:4 library; a row a (B, optimizer, method). No run tried it.
-    """
-    rows = frames.valid(frames.complete(frame, AXES))
-    rows = rows[rows["metric"].eq("largest_n") & rows["detail"].isin(list(_BOUNDS))]
-    rows = rows.sort_values("value", kind="stable").drop_duplicates(["batch", "optimizer", "method"])
-    rows = build.in_order(rows, "batch", "optimizer", "method")
-    columns = {"B": rows["batch"], "optimizer": rows["optimizer"].map(optimizer_name)}
-    columns |= {"method": rows["method"].map(AXES.label), "largest N, not tried": build.text(rows["value"], "{:.0f}")}
-    return pd.DataFrame(columns | {"bound by": rows["detail"].map(_BOUNDS)})
-
-
-def loss_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The loss curves in numbers, a row an (optimizer, method): first and last loss, and the largest distance at any
-    step from B1's and from the dense one (A's), each over the loss that it is measured from, in %.
-    """
-    rows, found = frames.samples(frames.complete(frame, AXES), "loss"), []
-    for optimizer in AXES.sort("optimizer", rows["optimizer"]):
-        for _, case in rows[rows["optimizer"].eq(optimizer)].groupby("case", sort=True):
-            curves = case.pivot_table(index="repeat", columns="method", values="value")
-            for method in AXES.ordered(curves):
-                curve = curves[method].dropna()
-                row = {"optimizer": optimizer_name(optimizer), "method": AXES.label(method), "steps": len(curve)}
-                row |= {"first loss": curve.iloc[0], "last loss": curve.iloc[-1]}
-                for other, name in ((B1, "B1"), (A, "A")):
-                    if other in curves and method != other:
-                        gap = ((curve - curves[other]).abs() / curves[other]).dropna()
-                        row |= {f"largest gap to {name} (%)": 100 * gap.max(), f"{name}: at step": str(gap.idxmax())}
-                found.append(row)
-    table = rounded(pd.DataFrame(found))
-    return table.fillna({name: ABSENT for name in table if name.endswith("at step")})
 
 
 def loss_curves(frame: pd.DataFrame) -> Figure:

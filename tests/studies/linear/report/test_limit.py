@@ -6,9 +6,8 @@ import pytest
 from blockshock_lib.files import ROOT
 from blockshock_lib.runs import records
 from blockshock_lib.studies.linear.report import TABLES, limit
-from blockshock_lib.studies.linear.report.limit import limit_figure, over_floor
+from blockshock_lib.studies.linear.report.limit import over_floor
 from tests.report import frames
-from tests.report.frames import words
 
 
 @pytest.fixture(scope="module")
@@ -16,10 +15,6 @@ def run():
     """Of the shipped run, whose own tables test_shipped knows."""
     frame = records.load(ROOT / "outputs" / "reference" / "phase1-cuda")
     return frame[frame["in_features"].le(8192) & frame["group"].lt(2)].reset_index(drop=True)
-
-
-def number(text):
-    return float(str(text).split("x")[0])
 
 
 def test_a_newcomer_that_was_timed_stands_in_every_table_beside_ours(run):
@@ -32,41 +27,24 @@ def test_a_newcomer_that_was_timed_stands_in_every_table_beside_ours(run):
     taken = products[["planned (µs)", "small-batch (µs)"]]
     slower = products["newcomer (µs)"] / 2
     assert (taken.sub(slower, axis=0).div(slower, axis=0).abs().min(axis=1) < 0.02).all()
-    for table, column in (
-        (limit.gain_table(both), "kernel, over the stock op"),
-        (limit.call_table(both), "kernel (µs)"),
-        (limit.compression_table(both).assign(B=0), "time / floor"),
-    ):
-        for _, cell in table.groupby(["shape", "B", "compression"] if "compression" in table else ["shape", "B"]):
-            one, other = (number(cell.set_index("method").loc[name, column]) for name in ("Block-Shock", "newcomer"))
-            assert max(one / other, other / one) == pytest.approx(2, rel=0.02)
-    hosts = limit.host_table(both).set_index("product")["host (µs)"]
-    way = "2:4, small-batch kernel"
-    assert hosts[f"newcomer: {way}"] == pytest.approx(2 * hosts[way], rel=0.01)
+    for _, cell in limit.call_table(both).groupby(["shape", "B"]):
+        one, other = (cell.set_index("method").loc[name, "kernel (µs)"] for name in ("Block-Shock", "newcomer"))
+        assert other / one == pytest.approx(2, rel=0.02)
 
 
 def test_a_failed_check_takes_the_method_out_of_everything(run):
     failed = frames.fail(run, "block_shock")
     assert "Block-Shock" not in set(limit.call_table(failed)["method"])
-    assert "not measured" in limit.gain_table(failed).iloc[0, 0]
-    assert "2:4, small-batch kernel" not in set(limit.host_table(failed)["product"])
     assert set(over_floor(failed)["way"]) == {"dense", "torch"}
 
 
 @pytest.mark.parametrize("name", ("products", "calls", "all-reduce", "chunks"))
 def test_what_was_not_measured_is_said_in_words_and_no_number_is_given(name, run):
     cpu = frames.make(ns=(256,), bs=(16,), device="cpu", kernel=True)
-    lacks = ["product_by_kernel", "reduce_by_kernel", "compress_by_kernel", "forward_chunks_kernel", "host_us"]
-    older = run[~run["metric"].isin([*lacks, "forward_graph_call"]) & run["method"].ne("block_shock_torch")]
+    lacks = ["product_by_kernel", "reduce_by_kernel", "forward_chunks_kernel", "forward_graph_call"]
+    older = run[~run["metric"].isin(lacks) & run["method"].ne("block_shock_torch")]
     older = older.assign(detail=older["detail"].where(older["metric"].ne("compute_kernel"), ""))
     for frame in (cpu, older, pd.DataFrame()):
         table = TABLES[name](frame)
         assert table.shape == (1, 1) and table.iloc[0, 0].startswith("not measured: ")
-    assert "CPU" in str(limit.call_table(cpu).iloc[0, 0]) and "no valid row" in limit.host_table(older).iloc[0, 0]
-
-
-def test_a_cpu_makes_no_claim_and_an_empty_frame_says_so():
-    cpu = limit_figure(frames.make(ns=(256,), bs=(16,), device="cpu", kernel=True))
-    assert "no claim about speed: CPU" in words(cpu) and "times its floor" not in words(cpu)
-    for nothing in (pd.DataFrame(), frames.make(timed=False)):
-        assert "nothing to draw" in words(limit_figure(nothing))
+    assert "CPU" in str(limit.call_table(cpu).iloc[0, 0]) and "no valid row" in limit.call_table(older).iloc[0, 0]
