@@ -61,9 +61,9 @@ class Training(Frozen):
 
 
 class Params(RunParams):
-    """`data`: a folder of shards, in the format of nanoGPT or llm.c; "": the corpus of all packages that are installed,
-    or the small one of a few. `tracks`: the ranks that a training case plays on one device. `seeds`: how many, from
-    `seed` on.
+    """`data`: a folder of shards, in the format of nanoGPT or llm.c, from the project's root on where it is no whole
+    path; "": the corpus of all packages that are installed, or the small one of a few. `tracks`: the ranks that a
+    training case plays on one device. `seeds`: how many, from `seed` on.
     """
 
     study: Literal["gpt"] = "gpt"

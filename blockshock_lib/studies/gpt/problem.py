@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from blockshock_lib.comm import Group
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
+from blockshock_lib.files import ROOT
 from blockshock_lib.layers.gpt import GPT, GPTConfig, Schedule
 from blockshock_lib.studies.gpt import after, corpus, shards, store, truth
 from blockshock_lib.studies.gpt.methods import METHODS
@@ -228,7 +229,7 @@ def used(grads: Mapping[str, torch.Tensor]) -> float:
 def corpus_of(params: Params) -> store.Corpus:
     """The user's shards, or a corpus of the packages that are installed here, built where there is none."""
     if params.data:
-        return store.given(params.data, params.size.vocab)
+        return store.given(ROOT / params.data, params.size.vocab)
     recipe = corpus.NANO if params.corpus == "nano" else corpus.Recipe(vocab=params.size.vocab)
     return corpus.ready(recipe)
 
