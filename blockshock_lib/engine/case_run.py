@@ -104,7 +104,7 @@ def judge(check: Check) -> tuple[str, dict[str, float]]:
     line = 0.0
     if not math.isfinite(mine[0]):
         reason = f"{what} holds NaN or Inf"
-    elif not base[1] <= BASELINE_RMS[baseline.dtype]:
+    elif not base[1] <= BASELINE_RMS[baseline.dtype] * check.depth**0.5:
         reason = f"{what}: the baseline itself is wrong: its RMS error is {base[1]:.3g} of the truth's RMS"
     else:
         most = (MAX_RATIO * check.looser, RMS_RATIO * check.looser)

@@ -116,6 +116,7 @@ class Check:
     record: bool = True  # whether its errors become rows
     fault: str = ""  # what is known to be wrong beside it
     looser: float = 1.0  # errors may be so many times what the gate allows, where roundings fall at other places
+    depth: int = 1  # products one after another: of so many roundings' errors the squares add up in the baseline too
 
 
 @dataclass(frozen=True)

@@ -102,14 +102,15 @@ class Pattern:
         """(batch, head, query, key) -> bool: FlexAttention's `mask_mod`. ValueError as of `lists`."""
         k_len = q_len if k_len is None else k_len
         self.check(q_len, k_len)
-        if len(self.rules) == 1:
-            return lambda b, h, q, k: rules.sees(self.rules[0], q + max(k_len - q_len, 0), k)
+        own = [rules.on(rule, device) for rule in self.rules]  # a compiled rule can move no table
+        if len(own) == 1:
+            return lambda b, h, q, k: rules.sees(own[0], q + max(k_len - q_len, 0), k)
         plane = torch.tensor(self.plane, device=device)
         wide, high = (int(size > 1) for size in plane.shape)
 
         def seen(b, h, q, k):
             of = plane[b * wide, h * high]
-            each = [rules.sees(rule, q + max(k_len - q_len, 0), k) & (of == i) for i, rule in enumerate(self.rules)]
+            each = [rules.sees(rule, q + max(k_len - q_len, 0), k) & (of == i) for i, rule in enumerate(own)]
             return torch.stack(each).any(0) if len(each) > 1 else each[0]
 
         return seen

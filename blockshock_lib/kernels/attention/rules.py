@@ -9,7 +9,7 @@ them is looked at for all. None: each block may be another.
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ FAR = 1 << 30  # further than any position
 class Atom:
     def alike(self, p0, k0, block):
         return None
+
+    def on(self, device):
+        return self
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,9 @@ class Table(_Cells):
     def cell(self, p, k):
         return (p - self.shift) // self.size, k // self.size
 
+    def on(self, device):
+        return replace(self, table=self.table.to(device))
+
     def sees(self, p, k):
         return self.table.to(p.device)[self.cell(p, k)]
 
@@ -164,6 +170,9 @@ class Documents(Atom):
     def __repr__(self):
         return f"Documents({_told(self.number)})"
 
+    def on(self, device):
+        return replace(self, number=self.number.to(device))
+
     def sees(self, p, k):
         number = self.number.to(p.device)
         return number[p] == number[k]
@@ -174,6 +183,11 @@ class Documents(Atom):
 
 
 Rule = tuple[tuple[Atom, ...], ...]  # some term holds; a term holds where each of its atoms does
+
+
+def on(rule: Rule, device: object) -> Rule:
+    """The same rule, its tables on that device."""
+    return tuple(tuple(atom.on(device) for atom in term) for term in rule)
 
 
 def sees(rule: Rule, p: Tensor, k: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ METRICS = CORE | {
     **dict.fromkeys(("train_loss", "validation_loss"), NATS),
     "corpus": Metric("token"),  # trained on once over; `detail` is the digest of the corpus
     "bytes_per_token": Metric("B", zero=False),  # of the validation text
-    "token_rate": Metric("token/s", zero=False),  # of the whole training, without validation
+    "token_rate": Metric("token/s", zero=False),  # of training, without validation and what compiles
     # After training, of the model that was trained with all syncs. `detail` of the first: the sublayer whose sync alone
     # is dropped; `repeat` of the others: how many are, the least sensitive first.
     "sensitivity": Metric("nat", negative=True),

@@ -53,9 +53,9 @@ class GPTProblem(Problem):
             self.tokens = made[:, :-1], made[:, 1:]
 
     def build(self, method: str) -> Runner:
-        with torch.random.fork_rng():  # what is drawn is replaced at once
+        with torch.device("meta"):
             model = GPT(self.config, METHODS[method].schedule, self.case.ranks)
-        model.load_state_dict(self.model.state_dict())
+        model.load_state_dict({name: x.clone() for name, x in self.model.state_dict().items()}, assign=True)
         kind = Trained if self.trained else Checked
         return kind(self, model)
 
@@ -90,7 +90,7 @@ class Checked(Runner):
             fault = self.fault() if name == "logits" else ""
             detail = "" if name == "logits" else name
             plain = None if name == "loss" else baseline[name]  # one number has no ratio of errors
-            yield Check(name, mine, plain, true[name], detail, looser=LOOSER, fault=fault)
+            yield Check(name, mine, plain, true[name], detail, looser=LOOSER, fault=fault, depth=self.schedule.end)
 
     def made(self) -> dict[str, torch.Tensor]:
         """What `found` finds of the ranks' model, gradients gathered whole."""
@@ -152,7 +152,8 @@ class Trained(Runner):
             baseline = self.model(tokens)
         state = {name: x.double().detach() for name, x in self.model.named_parameters()}
         true = truth.scheduled(state, tokens, self.model.schedule, self.problem.case.heads, self.problem.case.ranks)
-        yield Check("logits", made.flatten(0, 1), baseline.flatten(0, 1), true.flatten(0, 1), "", looser=LOOSER)
+        flat, depth = (x.flatten(0, 1) for x in (made, baseline, true)), self.model.schedule.end
+        yield Check("logits", *flat, "", looser=LOOSER, depth=depth)
 
     def samples(self, run: CaseRun, done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
         told = {(row["metric"], row["repeat"], row["detail"]) for row in done}
@@ -169,17 +170,18 @@ class Trained(Runner):
             yield Sample("bytes_per_token", made.bytes_per_token)
         if path is not None and path.exists():
             trainer.load(path)
-        batch, done, seconds = self.problem.case.batch * self.problem.case.context, trainer.step, 0.0
-        if not done:
+        batch, first, seconds = self.problem.case.batch * self.problem.case.context, None, 0.0
+        if not trainer.step:
             yield Sample("validation_loss", trainer.validate())
         for one in trainer.run(self.problem.params.training.validations):
-            seconds += one.seconds
+            # The steps up to this process's first validation compile: they do not count.
+            first, seconds = (one.step, 0.0) if first is None else (first, seconds + one.seconds)
             yield Sample("train_loss", one.loss, one.step)
             yield Sample("validation_loss", one.validated, one.step)
             if path is not None:
                 trainer.save(path)
         if seconds:
-            yield Sample("token_rate", (trainer.step - done) * batch / seconds)
+            yield Sample("token_rate", (trainer.step - first) * batch / seconds)
         if self.problem.params.training.after and self.model.schedule.name == "tensor_parallel":
             tokens = self.problem.params.training.distill_tokens
             yield from after.samples(trainer, self.validation, self.batch, tokens)

@@ -169,3 +169,11 @@ def test_nonsense_is_refused_by_a_sentence(ask, words):
 
 def lists_of(row, count=2):
     return patterns.block_lists(torch.tensor([[[count]]]), torch.tensor([[row]]), 32, 64, 32)
+
+
+@pytest.mark.parametrize("pattern", [patterns.documents([3, 4]), patterns.from_mask(torch.eye(7).bool())])
+def test_tables_of_a_mask_mod_lie_on_its_device_for_a_compiled_rule_can_move_none(pattern):
+    at = torch.arange(7)
+    assert pattern.mask_mod(7)(0, 0, at, at).all()
+    with pytest.raises(NotImplementedError, match="meta"):  # they lie where they were sent
+        pattern.mask_mod(7, device="meta")(0, 0, at, at)
