@@ -53,9 +53,10 @@ attention: setup ## the attention study's phases in a row: every kernel right, i
 	@$(BLOCKSHOCK) run attention_speed $(ARGS)
 	@$(BLOCKSHOCK) run attention_scaling $(ARGS)
 
-gpt: setup ## the gpt study's phases in a row: every schedule right, then what it costs in loss
+gpt: setup ## the gpt study's phases in a row: every schedule right, what it costs in loss, what it saves in time
 	@$(BLOCKSHOCK) run gpt_correctness $(ARGS)
 	@$(BLOCKSHOCK) run gpt_training $(ARGS)
+	@$(BLOCKSHOCK) run gpt_latency $(ARGS)
 
 corpus: setup ## build a text corpus to train on from the installed packages, without a download; or take your shards: ARGS="--data folder"
 	@$(BLOCKSHOCK).studies.gpt.corpus $(ARGS)

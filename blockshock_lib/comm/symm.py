@@ -102,6 +102,8 @@ def impossible(world_size: int, device: torch.device) -> str:
         return f"symmetric memory adds up {', '.join(map(str, WORLDS))} ranks, not {world_size}"
     if reason := compiled.unsupported(device):
         return reason
+    if os.environ.get("NCCL_P2P_DISABLE") == "1":
+        return "NCCL_P2P_DISABLE=1 keeps GPUs from each other's memory"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "the kernels need compute capability 8.0"
     if (backend := symm_mem.get_backend(device)) != "CUDA":

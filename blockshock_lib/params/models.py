@@ -41,7 +41,9 @@ class Frozen(BaseModel):
 
 
 class Hardware(Frozen):
-    """Where ranks run. `emulated`: one process plays all ranks on one device."""
+    """Where ranks run. `emulated`: one process plays all ranks on one device. `link`: "slow" is without the GPUs'
+    access to each other's memory, all that travels goes through the host's.
+    """
 
     name: Name
     device: Literal["cpu", "cuda"]
@@ -49,6 +51,13 @@ class Hardware(Frozen):
     backend: Literal["gloo", "nccl"]
     threads: Annotated[int, Field(strict=True, ge=1, le=1024)]
     emulated: Flag = False
+    link: Literal["fast", "slow"] = "fast"
+
+    @model_validator(mode="after")
+    def _link_of_gpus(self) -> "Hardware":
+        if self.link == "slow" and (self.backend != "nccl" or self.processes < 2):
+            raise wrong("link", "'slow' is a link between GPUs with a process each; allowed here: fast")
+        return self
 
     @model_validator(mode="after")
     def _backend_of_device(self) -> "Hardware":
@@ -59,6 +68,11 @@ class Hardware(Frozen):
     @property
     def processes(self) -> int:
         return 1 if self.emulated else self.world_size
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that the ranks start with. NCCL's own also turns our symmetric memory off."""
+        return {"NCCL_P2P_DISABLE": "1"} if self.link == "slow" else {}
 
 
 class Timing(Frozen):

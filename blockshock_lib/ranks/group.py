@@ -14,10 +14,11 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from blockshock_lib.errors import DeadlineError, LaunchError, RankError, first_line
@@ -41,7 +42,7 @@ class WorkerGroup:
     A context manager, or call `close`: no process outlives it, the parent, or a failure. RankError or DeadlineError
     where not all ranks join within `start_seconds`. Rank r computes with `threads` torch threads, where device is
     "cuda" on cuda:<first + r>, and appends what it prints to rank<first + r>.log in the folder `logs`, by default a
-    temporary one.
+    temporary one. `environment`: variables that the workers set before they import torch.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class WorkerGroup:
         logs: Path | None = None,
         start_seconds: float = 120,
         first: int = 0,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ):
         backend = backend or ("nccl" if device == "cuda" else "gloo")
         if processes < 1 or (backend == "nccl" and device != "cuda"):
@@ -75,6 +77,7 @@ class WorkerGroup:
                 self._pipes[rank], theirs = spawn.Pipe()
                 where = f"cuda:{first + rank}" if device == "cuda" else device
                 args = theirs, rank, processes, where, backend, threads, self._logs[rank], self._meeting
+                args += (dict(environment),)
                 self._processes[rank] = spawn.Process(target=worker.main, args=args, name=f"rank {rank}", daemon=True)
                 self._processes[rank].start()
                 theirs.close()

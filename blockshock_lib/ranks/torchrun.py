@@ -71,8 +71,12 @@ class Job:
         leaving.join(CLOSE_SECONDS)
 
     @contextlib.contextmanager
-    def group(self, processes: int, *, device: str, logs: Path, threads: int = 1, **_: Any) -> Iterator["Job"]:
+    def group(
+        self, processes: int, *, device: str, logs: Path, threads: int = 1, environment: Any = (), **_: Any
+    ) -> Iterator["Job"]:
         """In the place of a fresh WorkerGroup: the ranks of the job, who keep one process group from first to last."""
+        if lacks := [f"{name}={value}" for name, value in dict(environment).items() if os.environ.get(name) != value]:
+            raise LaunchError(f"{' '.join(lacks)} was asked for after the ranks had joined: set it for torchrun")
         if (processes, device) != (self.size, self.device):
             ranks = f"{self.size} ranks on {self.device}"
             raise LaunchError(f"{processes} processes on {device} were asked for, and torchrun has started {ranks}")

@@ -70,8 +70,19 @@ class Answer:
         return not self.kind
 
 
-def main(pipe: Connection, rank: int, size: int, device: str, backend: str, threads: int, log: Path, meeting: Path):
+def main(
+    pipe: Connection,
+    rank: int,
+    size: int,
+    device: str,
+    backend: str,
+    threads: int,
+    log: Path,
+    meeting: Path,
+    environment: dict[str, str],
+):
     """`meeting`: a folder that is removed with the parent, in a file of which the ranks meet."""
+    os.environ.update(environment)
     os.setpgrp()  # the parent ends a rank together with the compilers it may have started; Ctrl-C stays with the parent
     parent = multiprocessing.parent_process().pid
     threading.Thread(target=watch, args=(parent, meeting), name="parent watch", daemon=True).start()

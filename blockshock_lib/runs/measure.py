@@ -78,6 +78,7 @@ def run(
     hardware, done = params.hardware, 0
     options = {name: getattr(hardware, name) for name in ("device", "backend", "threads")}
     options |= dict(logs=folder / "logs", start_seconds=params.limits.start_seconds)
+    options |= {"environment": hardware.environment} if hardware.environment else {}
     stopped, turn = threading.Event(), threading.Lock()
 
     def say(case: Case, index: int, status: str) -> None:

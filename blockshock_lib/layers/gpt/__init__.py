@@ -5,9 +5,9 @@ config = gpt.GPTConfig(width=384, heads=12, vocab=8192, context=512)
 model = gpt.GPT(config, "spd", tracks=4)  # what 4 ranks compute, on one device
 """
 
-from blockshock_lib.layers.gpt.model import GPT, GPTConfig
+from blockshock_lib.layers.gpt.model import GPT, Cache, GPTConfig
 from blockshock_lib.layers.gpt.picture import picture
 from blockshock_lib.layers.gpt.schedule import Schedule, Step, Sync
 from blockshock_lib.layers.gpt.schedules import SCHEDULES, named
 
-__all__ = ["GPT", "SCHEDULES", "GPTConfig", "Schedule", "Step", "Sync", "named", "picture"]
+__all__ = ["GPT", "SCHEDULES", "Cache", "GPTConfig", "Schedule", "Step", "Sync", "named", "picture"]

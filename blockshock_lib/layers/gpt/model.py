@@ -43,6 +43,25 @@ class GPTConfig:
             raise ValueError(f"width {self.width} does not divide by {self.heads} heads")
 
 
+class Cache:
+    """Keys and values of the `length` tokens that a GPT has read, for up to `positions`; each forward with it goes on
+    behind them. Of a sequence it holds what one schedule makes on this rank, without gradients.
+    """
+
+    def __init__(self, positions: int):
+        self.positions, self.length = positions, 0
+        self.held: dict[nn.Module, Tensor] = {}  # by attention: [2, n B, heads, positions, size]
+
+    def grown(self, attention: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values, those of the new tokens, [n B, heads, S, size], behind the others."""
+        if attention not in self.held:
+            self.held[attention] = k.new_zeros(2, *k.shape[:2], self.positions, k.shape[3])
+        held, end = self.held[attention], self.length + k.shape[2]
+        for place, new in zip(held, (k, v), strict=True):
+            place[:, :, self.length : end] = new.detach()
+        return held[0, :, :, :end], held[1, :, :, :end]
+
+
 class Attention(nn.Module):
     """Causal self-attention. The rows of `qkv` are dealt head by head, each its q, k and v: a rank's are in one run."""
 
@@ -52,10 +71,15 @@ class Attention(nn.Module):
         self.norm, self.qkv = nn.LayerNorm(config.width), nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
 
-    def forward(self, x: Tensor, tracks: int, apart: bool) -> Tensor:
+    def forward(self, x: Tensor, tracks: int, apart: bool, cache: "Cache | None" = None) -> Tensor:
         heads = column(self.norm(x), self.qkv).unflatten(-1, (-1, 3, self.size))
         q, k, v = (one.flatten(0, -4).transpose(1, 2) for one in heads.unbind(-2))  # [n B, heads, S, size]
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        mask, new = None, q.shape[2]
+        if cache is not None:
+            k, v = cache.grown(self, k, v)
+            if new > 1 and cache.length:
+                mask = torch.ones(new, k.shape[2], dtype=torch.bool, device=k.device).tril(cache.length)
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=new == k.shape[2]).transpose(1, 2).flatten(2)
         return row(y.unflatten(0, heads.shape[:-4]), self.out, tracks, apart)
 
 
@@ -141,31 +165,39 @@ class GPT(nn.Module):
     def sublayers(self) -> list[nn.Module]:
         return [block[kind] for block in self.blocks for kind in ("attention", "mlp")]
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """tokens [B, S] -> logits [B, S, vocab]; with targets [B, S] the mean cross-entropy, in nats, equal on all
-        ranks. ValueError for another shape, or more positions than the context has.
+        ranks. With a cache they are the next S tokens of what it holds. ValueError for another shape, or more positions
+        than the context or the cache has.
         """
-        if tokens.dim() != 2 or tokens.shape[1] > self.config.context:
-            raise ValueError(f"tokens are [batch, at most {self.config.context} positions], not {list(tokens.shape)}")
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
-        streams, sublayers = Streams(self.schedule, x, self.ranks, self.group), self.sublayers
-        for what, which in self.schedule.operations:
-            if what == "run":
-                apart = self.schedule.steps[which].private
-                streams.made[which] = sublayers[which](streams.read(), self.tracks, apart)
-            elif what == "show":
-                streams.show(which, sublayers[which].out.bias)
-            elif what == "start":
-                streams.start(which)
-            else:
-                streams.land(which)
-        out = F.linear(self.norm(streams.read()), self.tokens.weight)
+        start, room = (cache.length, min(cache.positions, self.config.context)) if cache else (0, self.config.context)
+        if tokens.dim() != 2 or tokens.shape[1] > room - start:
+            raise ValueError(f"tokens are [batch, at most {room - start} positions], not {list(tokens.shape)}")
+        x = self.streamed(self.tokens(tokens) + self.positions.weight[start : start + tokens.shape[1]], cache)
+        out = F.linear(self.norm(x), self.tokens.weight)
         if targets is not None:
             logits = out.flatten(0, 1).to(torch.promote_types(out.dtype, torch.float32))
             out = F.cross_entropy(logits, targets.flatten())
         if self.group.world_size > 1 and out.requires_grad:
             out.register_hook(self._before_backward)
         return out
+
+    def streamed(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        """All blocks, without embeddings and head: [B, S, W] -> what the final norm reads, [B, S, W]."""
+        streams, sublayers = Streams(self.schedule, x, self.ranks, self.group), self.sublayers
+        for what, which in self.schedule.operations:
+            if what == "run":
+                apart, kept = self.schedule.steps[which].private, () if which % 2 or cache is None else (cache,)
+                streams.made[which] = sublayers[which](streams.read(), self.tracks, apart, *kept)
+            elif what == "show":
+                streams.show(which, sublayers[which].out.bias)
+            elif what == "start":
+                streams.start(which)
+            else:
+                streams.land(which)
+        if cache is not None:
+            cache.length += x.shape[1]
+        return streams.read()
 
     def _before_backward(self, grad: Tensor) -> Tensor:
         _unsummed.add(self)

@@ -17,15 +17,23 @@ STUDY = Study(
     methods=METHODS,
     metrics=METRICS,
     columns=columns,
-    plan=({"width": "width", "ranks": "ranks", "trained": "tokens"}, {"seed": "seed", "dtype": "dtype"}),
+    plan=(
+        {"width": "width", "ranks": "ranks", "trained": "tokens"},
+        {"timed": "timed", "seed": "seed", "dtype": "dtype"},
+    ),
     axes=AXES,
-    problem="blockshock_lib.studies.gpt.problem:GPTProblem",
+    twin=AXES.over,
+    problem="blockshock_lib.studies.gpt.latency:opened",
     presets=PRESETS,
     defaults={"methods": "all", "profile": "none"},
-    hypotheses={"gpt_training": tuple(late(f"studies.gpt.hypotheses:{name}") for name in ("s1", "s2", "s4", "s5"))},
+    hypotheses={
+        "gpt_training": tuple(late(f"studies.gpt.hypotheses:{name}") for name in ("s1", "s2", "s4", "s5")),
+        "gpt_latency": tuple(late("studies.gpt.hypotheses:s3", link) for link in ("fast", "slow")),
+    },
     answers={
         "gpt_correctness": late("report.answer:checked", "every schedule is its equation and syncs as it says"),
         "gpt_training": late("studies.gpt.report:answer"),
+        "gpt_latency": late("studies.gpt.saved:answer"),
     },
     summary=late("studies.gpt.report:summary"),
     tables={
@@ -35,11 +43,16 @@ STUDY = Study(
         "syncs": late("studies.gpt.report:counts"),
         "losses": late("studies.gpt.report:losses"),
         "rates": late("studies.gpt.report:rates"),
+        "times": late("studies.gpt.saved:times"),
+        "extrapolated": late("studies.gpt.saved:extrapolated"),
     },
     figures={
         "checks": late("report.grid_plots:check_matrix", AXES),
         "gap over syncs": late("studies.gpt.plots:gap_over_syncs"),
         "loss over tokens": late("studies.gpt.plots:loss_over_tokens"),
         "dropped syncs": late("studies.gpt.plots:dropped"),
+        "time over width": late("report.time_plots:time_vs_n", AXES),
+        "step over width": late("report.time_plots:time_vs_n", AXES, "step_kernel"),
+        "gap over time saved": late("studies.gpt.saved:gap_over_time_saved"),
     },
 )

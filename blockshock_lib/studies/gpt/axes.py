@@ -2,18 +2,25 @@
 
 from blockshock_lib.report.axes import Axes, Work
 from blockshock_lib.studies.gpt.methods import METHODS
-from blockshock_lib.studies.gpt.params import COLUMNS
+from blockshock_lib.studies.gpt.params import COLUMNS, LATER
 
 AXES = Axes(
-    columns=(*COLUMNS, "trained"),
+    columns=(*COLUMNS, "trained", *LATER),
     x="width",
     y="ranks",
     methods=METHODS,
     over="tensor_parallel",
     under="grouped_2",
-    times={"block": Work("a block")},
-    settings=("heads", "vocab", "context", "batch", "trained"),
+    times={"forward": Work("a forward of all blocks"), "step": Work("a training step", ", step")},
+    settings=("vocab", "layers", "link", "trained", "work", "length"),
+    panels=("work", "length"),
     checked=("width", "ranks"),
-    headers={"detail": "tensor", "trained": "tokens"},
-    words={"detail": {"": "logits"}},
+    headers={"detail": "tensor", "trained": "tokens", "size": "width"},
+    words={
+        "detail": {"": "logits"},
+        "trained": {0: ""},
+        "length": {0: ""},
+        "link": {"fast": "", "slow": "peer access off"},
+        "work": {"prefill": "prefill", "decode": "a token behind", "step": "a step of"},
+    },
 )

@@ -5,8 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
+from blockshock_lib.report.interval import LEVEL
 from blockshock_lib.report.verdicts import NOT_APPLICABLE, REFUTED, SUPPORTED, UNDECIDED, Verdict
-from blockshock_lib.studies.gpt import gaps
+from blockshock_lib.studies.gpt import gaps, saved
 from blockshock_lib.studies.gpt.gaps import Gap
 
 LEAST_WIDTH = 384  # a smaller GPT shows that the code runs
@@ -38,6 +39,13 @@ _RULE_S4 = (
     f"the interval lies below {DROP_COST} nats and that of the cost after distillation reaches 0; refuted if either "
     f"interval lies above its bound ({DROP_COST} and 0); else undecided."
 )
+_RULE_S3 = (
+    "gap = a schedule's validation loss at its last step less tensor parallelism's after the steps that it makes in as "
+    "much time, by the medians of a training step at that width and as many ranks on this link, paired by seed; its "
+    "learning rate has not fallen as far there, which favours the claim. Student's intervals, at 99% for all schedules "
+    "together, of those with fewer syncs and 4 seeds, 384 wide at least. Supported if any lies below 0, refuted if all "
+    "lie above it, else undecided."
+)
 _RULE_S5 = _RULE + (
     f"Each prediction (12 syncs +.01, 6 +.07, 4 +.12 to +.22, 3 +.32 to +.52, each to {ROUNDED}; 6 syncs within "
     f"{WITHIN:.0%} of the baseline's loss) is refuted where the interval excludes it. Supported if all are there and "
@@ -68,6 +76,44 @@ def s2(frame: pd.DataFrame) -> Verdict:
     leaves = [f"it leaves the noise at {gaps.syncs(name)} syncs ({one})" for name, one in each.items() if one.low > 0]
     said = "; ".join(f"{gaps.syncs(name)} syncs {one}" for name, one in each.items())
     return _verdict(claim, _RULE_S2, last, "", verdict, f"{[*leaves, 'no gap leaves the noise'][0]}: {said}", rows)
+
+
+def s3(frame: pd.DataFrame, link: str) -> Verdict:
+    """From records of both phases; `ratio`, `low` and `high` are of the schedule that gains most."""
+    where = {"fast": "NVLink", "slow": "the slower link"}[link]
+    claim = f"S3 {link}: in equal time a schedule with fewer synchronisations reaches a lower loss on {where}."
+    rows, why = _judged(frame)
+    found = {} if why else _in_equal_time(frame, rows, link)
+    if not found:
+        why = why or f"no training step of that width, ranks and {link} link was timed beside these losses"
+        return _verdict(claim, _RULE_S3, _NONE, why, UNDECIDED, "", rows)
+    told = {name: one for name, one in found.items() if not np.isnan(one.low)}
+    best = min(told or found, key=lambda name: found[name].mean)
+    lower, higher = (any(one.high < 0 for one in told.values()), all(one.low > 0 for one in told.values()))
+    verdict = SUPPORTED if lower else REFUTED if told and higher else UNDECIDED
+    said = "; ".join(f"{name} {one} nats" for name, one in found.items())
+    return _verdict(claim, _RULE_S3, found[best], _few(found[best], best), verdict, said, rows)
+
+
+def _in_equal_time(frame: pd.DataFrame, rows: pd.DataFrame, link: str) -> dict[str, Gap]:
+    """Schedule -> its gap to tensor parallelism after as much time; only real GPUs' steps count."""
+    one = rows.iloc[0]
+    steps = saved.ratios(frame)
+    same = steps["work"].eq("step") & steps["link"].eq(link) if len(steps) else []
+    steps = steps[same] if len(steps) else steps
+    same = steps["width"].eq(one["width"]) & steps["ranks"].eq(one["ranks"]) & steps["outcome"].ne("no claim")
+    ratio = steps[same].groupby("method")["ratio"].mean()
+    fewer = [
+        name for name in ratio.index if name in set(rows["method"]) and gaps.syncs(name) < gaps.syncs(gaps.BASELINE)
+    ]
+    curve = gaps.curves(frame).merge(rows[gaps.SAME].drop_duplicates(), on=gaps.SAME)
+    base, found = curve[curve["method"].eq(gaps.BASELINE)].sort_values("repeat"), {}
+    for name in fewer:
+        own = rows[rows["method"].eq(name)].set_index("seed")["value"]
+        at = base["repeat"].max() / ratio[name]
+        then = {seed: np.interp(at, part["repeat"], part["value"]) for seed, part in base.groupby("seed")}
+        found[name] = gaps.gap((own - pd.Series(then)).dropna(), 1 - (1 - LEVEL) / len(fewer))
+    return found
 
 
 def s4(frame: pd.DataFrame) -> Verdict:

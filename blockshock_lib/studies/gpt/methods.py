@@ -7,10 +7,13 @@ from blockshock_lib.report.axes import Look
 
 @dataclass(frozen=True)
 class Method(Look):
-    """`schedule`: as layers.gpt.named takes it. Syncs are of 12 layers, forward."""
+    """`schedule`: as layers.gpt.named takes it. Syncs are of 12 layers, forward. `bound`: no method but a bound:
+    the schedule's work with its sums left out, so that each rank goes on with its own parts.
+    """
 
     name: str = ""
     schedule: str = ""
+    bound: bool = False
 
 
 _ROWS = (
@@ -27,5 +30,6 @@ _ROWS = (
     Method("Delayed by 1, 23 overlapped", "delayed", "#999999", "p", "delayed_1", "delayed(1)"),
     Method("SPD but for layers 0 to 2, 15", "selective", "#B8860B", ">", "selective", "selective(0, 1, 2)"),
     Method("No sync inside, 1", "none", "#332288", "d", "none", "none"),
+    Method("A bound: TP, its 24 sums left out", "no sync", "#BBBBBB", "_", "no_sync", "tensor_parallel", True),
 )
 METHODS = {method.name: method for method in _ROWS}

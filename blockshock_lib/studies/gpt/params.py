@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -14,7 +14,8 @@ from blockshock_lib.studies.gpt.phases import PHASES
 
 LAYERS = 12
 SETS = {
-    "all": tuple(METHODS),
+    "all": tuple(name for name, method in METHODS.items() if not method.bound),
+    "latency": tuple(METHODS),
     "headline": ("tensor_parallel", "parallel", "spd", "grouped_2", "selective"),
 }
 SIZES = {
@@ -60,6 +61,29 @@ class Training(Frozen):
     distill_tokens: Count = 5_000_000
 
 
+class Latency(Frozen):
+    """What is timed, of `layers` blocks of random weights with heads of `head` features: at each of `widths` a forward
+    of so many tokens at once (`prefill`) and of one token behind so many in a cache (`decode`), at `step_widths`
+    training steps of so many tokens, in sequences of at most 1024 (`step`).
+    """
+
+    layers: Count = LAYERS
+    head: Count = 64
+    widths: tuple[Count, ...] = (768,)
+    prefill: tuple[Count, ...] = (16,)
+    decode: tuple[Count, ...] = ()
+    step: tuple[Count, ...] = ()
+    step_widths: tuple[Count, ...] = ()
+
+    def rows(self) -> list[tuple[str, int, int]]:
+        """(work, width, length) of each case."""
+        found = []
+        for work in ("prefill", "decode", "step"):
+            widths = self.step_widths if work == "step" else self.widths
+            found += [(work, width, length) for width in widths for length in getattr(self, work)]
+        return found
+
+
 class Params(RunParams):
     """`data`: a folder of shards, in the format of nanoGPT or llm.c, from the project's root on where it is no whole
     path; "": the corpus of all packages that are installed, or the small one of a few. `tracks`: the ranks that a
@@ -75,6 +99,7 @@ class Params(RunParams):
     tracks: Annotated[int, Field(strict=True, ge=2, le=8)] = 4
     seeds: Count = 1
     training: Training
+    latency: Latency = Latency()
 
     @model_validator(mode="after")
     def _known_methods(self) -> "Params":
@@ -83,12 +108,20 @@ class Params(RunParams):
                 raise wrong(f"methods.{place}", f"{name!r} is not allowed; {allowed(name, METHODS)}")
             if name in self.methods[:place]:
                 raise wrong("methods", f"{name!r} is listed twice; keep one of them")
+            if METHODS[name].bound and self.phase != "gpt_latency":
+                raise wrong(f"methods.{place}", f"{name!r} is a bound of time; allowed: in gpt_latency alone")
         return self
 
     @model_validator(mode="after")
     def _heads_over_ranks(self) -> "Params":
-        if self.size.heads % (ranks := self.ranks):
+        ranks, head = self.ranks, self.latency.head
+        if self.phase != "gpt_latency" and self.size.heads % ranks:
             raise wrong("size.heads", f"{self.size.heads} heads cannot be dealt whole to {ranks} ranks")
+        for _, width, _ in self.latency.rows() if self.phase == "gpt_latency" else ():
+            if width % (head * ranks):
+                raise wrong("latency.head", f"heads of {head} in {width} cannot be dealt whole to {ranks} ranks")
+        if self.phase == "gpt_latency" and not self.latency.rows():
+            raise wrong("latency", "nothing is asked: name widths, and lengths of prefill, decode or step")
         return self
 
     @property
@@ -98,7 +131,11 @@ class Params(RunParams):
 
 @dataclass(frozen=True)
 class Case(study.Case):
-    """A GPT over `ranks`, checked, or trained on `tokens` in batches of `batch` sequences."""
+    """A GPT over `ranks`, checked, or trained on `tokens` in batches of `batch` sequences. One that is timed has a
+    `work` of `length`: "prefill" of so many tokens, "decode" behind so many, "step" of so many.
+    """
+
+    later: ClassVar[Mapping[str, Any]] = {"work": "", "layers": LAYERS, "length": 0, "link": "fast"}
 
     width: int
     heads: int
@@ -107,11 +144,16 @@ class Case(study.Case):
     ranks: int
     batch: int
     tokens: int
+    work: str = ""
+    layers: int = LAYERS
+    length: int = 0
+    link: str = "fast"
 
     @property
     def label(self) -> str:
         """ "SPD, 384 wide, 4 ranks, seed 2": one that is trained has a method of its own."""
         who = [METHODS[self.methods[0]].short] * (len(self.methods) == 1)
+        who += [f"{self.work} {self.length}"] * bool(self.work) + [f"{self.link} link"] * (self.link != "fast")
         return ", ".join([*who, f"{self.width} wide", f"{self.ranks} ranks", f"seed {self.seed}", self.dtype])
 
 
@@ -127,14 +169,27 @@ def expand(params: Params) -> tuple[Case, ...]:
     if params.phase == "gpt_correctness":
         place = {"world_size": hardware.world_size, "emulated": hardware.emulated, "seed": params.seed}
         return (Case(**general, **place, methods=params.methods, batch=CHECK_BATCH, tokens=0),)
+    if params.phase == "gpt_latency":
+        general |= {"world_size": hardware.world_size, "emulated": hardware.emulated, "seed": params.seed, "tokens": 0}
+        general |= {"methods": params.methods, "layers": params.latency.layers, "link": hardware.link}
+        return tuple(Case(**general | _timed(params.latency, *row)) for row in params.latency.rows())
     place = {"world_size": 1, "emulated": False, "batch": train.batch, "tokens": train.tokens}
     every = range(params.seed, params.seed + params.seeds)
     return tuple(Case(**general, **place, seed=seed, methods=(name,)) for seed in every for name in params.methods)
 
 
+def _timed(latency: Latency, work: str, width: int, length: int) -> dict[str, Any]:
+    batch = -(-length // 1024) if work == "step" else 1
+    shape = {"width": width, "heads": width // latency.head, "context": length // batch + (work == "decode")}
+    return shape | {"batch": batch, "work": work, "length": length}
+
+
+LATER = tuple(Case.later)
 COLUMNS = ("width", "heads", "vocab", "context", "ranks", "batch")
 
 
 def columns(case: Mapping[str, Any]) -> dict[str, Any]:
     """A record's `case` -> the study's own columns of a records frame."""
-    return {key: case[key] for key in COLUMNS} | {"trained": case["tokens"]}
+    own = {key: case[key] for key in COLUMNS} | {"trained": case["tokens"]}
+    own |= {key: case.get(key, default) for key, default in Case.later.items()}
+    return own | {"timed": f"{own['work']} {own['length']}" if own["work"] else ""}

@@ -17,9 +17,20 @@ PHASES = {
         False,
         figures=("gap over syncs", "loss over tokens"),
     ),
+    "gpt_latency": Phase(
+        "gpt_latency",
+        "gpt_latency.ipynb",
+        "How much time does each dropped all-reduce give back on this link?",
+        True,
+        "forward_kernel",
+        figures=("time over width", "gap over time saved"),
+    ),
 }
 NATS = Metric("nat")
 METRICS = CORE | {
+    # Of all blocks, and of a training step; then the same with its sums left out, and these alone in a row.
+    **{f"{work}_{kind}": Metric("ms", zero=False) for work in ("forward", "step") for kind in ("kernel", "call")},
+    **dict.fromkeys(("compute_kernel", "sums_kernel"), Metric("ms", zero=False)),
     # Of a forward, and of the backward: all-reduces that were counted as they were called.
     **dict.fromkeys(("syncs_forward", "syncs_backward"), Metric("1")),
     "weights_used": Metric("1"),  # share of the weights' entries whose gradient is not 0

@@ -1,12 +1,12 @@
 """A schedule's equation, term by term and rank by rank, from whole weights: what the layers are held to."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockshock_lib.layers.gpt.schedule import WEIGHTS, Schedule
+from blockshock_lib.layers.gpt.schedule import WEIGHTS, Schedule, Step
 
 State = Mapping[str, Tensor]
 
@@ -41,12 +41,21 @@ def partial(x: Tensor, state: State, s: int, heads: int, ranks: int, rank: int) 
 def scheduled(state: State, tokens: Tensor, schedule: Schedule, heads: int, ranks: int) -> Tensor:
     """The logits of a schedule by the equation of layers/gpt/schedule.py, term by term and rank by rank."""
     embedded = state["tokens.weight"][tokens] + state["positions.weight"][: tokens.shape[1]]
+    return logits(state, streams(state, embedded, schedule.steps, heads, ranks)[0])
+
+
+def logits(state: State, x: Tensor) -> Tensor:
+    return norm(x, state, "norm") @ state["tokens.weight"].T
+
+
+def streams(state: State, embedded: Tensor, steps: Sequence[Step], heads: int, ranks: int) -> list[Tensor]:
+    """What the end reads, by rank. A part that lands behind the end is never summed."""
     made = []
-    for s in range(schedule.end + 1):
+    for s in range(len(steps) + 1):
         reads = []
         for rank in range(ranks):
             x = embedded
-            for t, step in enumerate(schedule.steps[:s]):
+            for t, step in enumerate(steps[:s]):
                 name = f"blocks.{t // 2}.{('attention', 'mlp')[t % 2]}.out.bias"
                 x = x + state[name] if step.own <= s else x
                 if step.lands <= s:
@@ -54,7 +63,6 @@ def scheduled(state: State, tokens: Tensor, schedule: Schedule, heads: int, rank
                 elif step.own <= s:
                     x = x + WEIGHTS[step.early](ranks) * made[t][rank]
             reads.append(x)
-        made.append(
-            [partial(x, state, s, heads, ranks, rank) for rank, x in enumerate(reads)] if s < schedule.end else x
-        )
-    return norm(made[-1], state, "norm") @ state["tokens.weight"].T
+        if s < len(steps):
+            made.append([partial(x, state, s, heads, ranks, rank) for rank, x in enumerate(reads)])
+    return reads

@@ -1,0 +1,275 @@
+"""One case of the latency phase on one rank: GPT blocks by each schedule over real ranks, checked, then timed.
+
+All schedules run the same weights. A forward, of a prompt or of one token behind a cache, is of all blocks, in the
+case's dtype; a training step is whole, embeddings and head too, with weights of fp32 under autocast, as in training.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockshock_lib.comm import Group, Pending
+from blockshock_lib.engine.case_run import CaseRun
+from blockshock_lib.engine.study import Check, Problem, Runner
+from blockshock_lib.engine.timing import Work
+from blockshock_lib.layers.gpt import GPT, Cache, GPTConfig, named
+from blockshock_lib.layers.gpt.ranks import Sum
+from blockshock_lib.layers.gpt.schedule import Step
+from blockshock_lib.studies.gpt import truth
+from blockshock_lib.studies.gpt.methods import METHODS
+from blockshock_lib.studies.gpt.params import Case, Params
+from blockshock_lib.studies.gpt.problem import DTYPES, LOOSER, GPTProblem, seed
+from blockshock_lib.studies.gpt.training import BETAS
+
+NEGLIGIBLE_LR = 1e-12  # no weight moves, so a timed step can be checked; its time is any rate's
+# A stream of 16 bits is rounded at each addition: over 12 layers that is more than a few roundings. A forward is held
+# to the equation over the first layers, at all positions, and what is timed to its eager call.
+CHECKED_LAYERS = 3
+CHECKED = 64  # positions of a step that is held to the equation, gradients and all
+
+
+def opened(case: Case, params: Params, **place: Any) -> Problem:
+    return (LatencyProblem if case.work else GPTProblem)(case, params, **place)
+
+
+class LatencyProblem(Problem):
+    """`whole`: the weights on every rank, until all was checked; `shares`: this rank's, a set for each copy."""
+
+    def __init__(self, case: Case, params: Params, **place: Any):
+        super().__init__(case, params, **place)
+        self.dtype, self.trains = DTYPES[case.dtype], case.work == "step"
+        self.checked = min(CHECKED_LAYERS, case.layers)
+        self.ranks, device = case.ranks, self.device
+        config = GPTConfig(case.width, case.heads, case.vocab, case.context, case.layers)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
+            torch.manual_seed(seed(case.seed, "weights", self.repeat))
+            whole = GPT(config, "tensor_parallel", case.ranks)
+            # Each part shows, at some hundredths of the stream, which all blocks together hardly make larger.
+            for name, parameter in whole.named_parameters():
+                if parameter.dim() == 1:
+                    parameter.data += 0.05 * torch.randn_like(parameter)
+                    continue
+                std = 1.0 if name == "positions.weight" else parameter.shape[1] ** -0.5
+                last = 0.3 * (2 * case.layers) ** -0.5 if name.endswith("out.weight") else 1.0
+                torch.nn.init.normal_(parameter, std=std * last)
+            self.ids = torch.randint(case.vocab, (case.batch, case.context + 1))
+        self.whole = whole.to(torch.float32 if self.trains else self.dtype)
+        self.x = self.embedded(self.ids[:, :-1]).detach()
+        # By (rank, copy): ranks that are threads share these.
+        self.shares: dict[tuple[int, int], GPT] = {}
+        self.optimizers: dict[tuple[int, int], torch.optim.Optimizer] = {}
+        self._made: dict[tuple[str, int], tuple] = {}
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        return self.whole.tokens(ids) + self.whole.positions.weight[: ids.shape[1]]
+
+    def model(self, method: str, at: int = 0, layers: int = 0) -> GPT:
+        """By the method's schedule, of the weights of copy `at`; 0 `layers`: of all. The first one is a collective."""
+        if (mine := (self.group.rank, at)) not in self.shares:
+            first = self.shares.get((self.group.rank, 0))
+            self.shares[mine] = copy.deepcopy(first) if first else GPT.of(self.whole, self.group)
+            if self.trains:
+                cuda, weights = self.device.type == "cuda", self.shares[mine].parameters()
+                adam = torch.optim.AdamW(weights, lr=NEGLIGIBLE_LR, betas=BETAS, fused=cuda, capturable=cuda)
+                self.optimizers[mine] = adam
+        model, layers = copy.copy(self.shares[mine]), layers or self.case.layers
+        model.__dict__["_modules"] = model._modules | {"blocks": model.blocks[:layers]}
+        model.schedule = named(METHODS[method].schedule, layers)
+        return silent(model) if METHODS[method].bound else model
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        half = self.trains and self.dtype != torch.float32
+        return torch.autocast(self.device.type, self.dtype, cache_enabled=False) if half else contextlib.nullcontext()
+
+    def expected(self, method: str) -> tuple[dict, dict]:
+        """The truth by the method's equation and the same in the dtype of what is timed, on this rank."""
+        if (key := (method, self.group.rank)) not in self._made:
+            self._made[key] = tuple(self._by_equation(method, half) for half in (False, True))
+        return self._made[key]
+
+    def _by_equation(self, method: str, half: bool) -> dict[str, Tensor]:
+        case, bound = self.case, METHODS[method].bound
+        steps = named(METHODS[method].schedule, case.layers if self.trains else self.checked).steps
+        if bound:  # each rank goes on with its own parts, which never land
+            steps = [Step(s + 1, len(steps) + 1) for s in range(len(steps))]
+        dtype = torch.float32 if self.trains else self.dtype
+        state = Cast(dict(self.whole.named_parameters()), dtype if half else torch.float64)
+        streams = partial(truth.streams, state, steps=steps, heads=case.heads, ranks=self.ranks)
+        if not self.trains:
+            new = 1 if case.work == "decode" else case.length
+            return {"stream": streams(self.x.to(state.dtype))[self.group.rank][:, -new:].flatten(0, 1)}
+        ids = self.ids[:1, : CHECKED + 1]
+        with torch.enable_grad(), self.autocast() if half else contextlib.nullcontext():
+            places = self.whole.positions.weight[: ids.shape[1] - 1].to(state.dtype).detach().requires_grad_()
+            stream = streams(state["tokens.weight"][ids[:, :-1]] + places)[self.group.rank]
+            logits = truth.logits(state, stream).flatten(0, 1)
+            loss = F.cross_entropy(logits.float() if half else logits, ids[:, 1:].flatten())
+        (grad,) = torch.autograd.grad(loss, places)
+        return {"loss": loss.detach().view(1, 1), "d positions": grad / self.ranks if bound else grad}
+
+    def build(self, method: str) -> Runner:
+        return LatencyRunner(self, method)
+
+
+class LatencyRunner(Runner):
+    def __init__(self, problem: LatencyProblem, method: str):
+        self.problem, self.name, self.bound = problem, method, METHODS[method].bound
+        self.again: dict[str, Tensor] = {}  # as it was when admitted
+        self.place(0)
+
+    def place(self, at: int) -> None:
+        """Takes the weights of copy `at`, and fills a cache of its own."""
+        self.at, self.model = at, self.problem.model(self.name, at)
+        self.cache = self.filled(self.model)
+        self.x = self.problem.x[:, -1:] if self.cache else self.problem.x
+
+    def filled(self, model: GPT) -> Cache | None:
+        if self.problem.case.work != "decode":
+            return None
+        cache = Cache(self.problem.case.context)
+        model.streamed(self.problem.x[:, :-1], cache)
+        return cache
+
+    def tune_together(self) -> None:
+        if not self.bound:
+            self.problem.group.tune(self.x.numel() * self.problem.dtype.itemsize, self.problem.device)
+
+    def forward(self, model: GPT, cache: Cache | None) -> Tensor:
+        """[S, W], of the new tokens."""
+        if cache is not None:
+            cache.length = self.problem.case.length
+        return model.streamed(self.x, cache).flatten(0, 1)
+
+    def step(self, model: GPT, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss, and the gradient of positions, to which all others have led; the optimizer has made its step."""
+        optimizer = self.problem.optimizers[self.problem.group.rank, self.at]
+        optimizer.zero_grad(set_to_none=True)
+        with torch.enable_grad(), self.problem.autocast():
+            loss = model(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        model.sum_gradients()
+        optimizer.step()
+        return loss.detach(), model.positions.weight.grad
+
+    def call(self, model: GPT) -> Tensor | tuple[Tensor, Tensor]:
+        return self.step(model, self.problem.ids) if self.problem.trains else self.forward(model, self.cache)
+
+    def checks(self, run: CaseRun) -> Iterator[Check]:
+        if self.problem.trains:
+            ids = self.problem.ids[:1, : CHECKED + 1]
+            loss, grad = self.step(self.model, ids)
+            yield from self.compared(self.named((loss, grad[: ids.shape[1] - 1])))
+        else:
+            few = self.problem.model(self.name, layers=self.problem.checked)
+            yield from self.compared(self.named(self.forward(few, self.filled(few))))
+        with run.weighed():
+            made = self.call(self.model)
+        self.again = {name: x.double() for name, x in self.named(made).items()}
+
+    def named(self, made: Any) -> dict[str, Tensor]:
+        """A step's in the dtype in which it multiplies, by which it is judged."""
+        if not self.problem.trains:
+            return {"stream": made}
+        return {"loss": made[0].view(1, 1).to(self.problem.dtype), "d positions": made[1].to(self.problem.dtype)}
+
+    def compared(self, made: Mapping[str, Tensor]) -> Iterator[Check]:
+        true, baseline = self.problem.expected(self.name)
+        for name, mine in made.items():
+            plain = None if name == "loss" else baseline[name].to(mine.dtype)  # one number has no ratio of errors
+            yield Check(name, mine, plain, true[name], "" if name == "stream" else name, looser=LOOSER)
+
+    def recheck(self, made: Any) -> Iterator[Check]:
+        for name, mine in self.named(made).items():
+            yield Check(f"{name} of what was timed", mine, None, self.again[name])
+
+    def operand_bytes(self) -> int:
+        """Of a forward; a step's weights, gradients and moments are beyond any cache."""
+        held = [p for module in self.model.sublayers for p in module.parameters()]
+        return (
+            0
+            if self.problem.trains
+            else sum(x.nbytes for x in (*held, *(self.cache.held.values() if self.cache else ())))
+        )
+
+    def works(self, run: CaseRun, copies: Sequence["LatencyRunner"]) -> list[Work]:
+        """The whole as kernels and as calls; the same with its sums left out; and these alone, in a row."""
+        for at, one in enumerate(copies[1:], 1):
+            one.place(at)
+        kind = "step" if self.problem.trains else "forward"
+        calls = [partial(one.call, one.model) for one in copies]
+        found = [Work(f"{kind}_kernel", calls, recheck=self.recheck, heavy=True, traced=True)]
+        found += [Work(f"{kind}_call", calls, eager=True)]
+        if not self.bound and self.problem.ranks > 1:
+            quiet = [partial(one.call, silent(one.model)) for one in copies]
+            found += [Work("compute_kernel", quiet), self.sums()]
+        return found
+
+    def sums(self) -> Work:
+        """The schedule's sums, each awaited before the next: of a step those of its backward too, and of gradients."""
+        problem, both = self.problem, (False, True) if self.problem.trains else (False,)
+        x = torch.randn(self.x.shape, device=problem.device).to(problem.dtype)
+        every = [Sum(problem.group, sync.overlap > 0) for _ in both for sync in self.model.schedule.syncs]
+        split = self.model._split()
+        shared = sum(p.numel() for p in self.model.parameters() if id(p) not in split) if problem.trains else 0
+        bucket, whole = torch.randn(shared, device=problem.device), x.clone()
+
+        def restart() -> None:  # what is added up in place time after time grows to infinity
+            x.copy_(whole)
+            bucket.normal_()
+
+        def run() -> None:
+            for one in every:
+                one.begin(x)
+                one.wait()
+            if shared:
+                problem.group.all_reduce(bucket)
+
+        return Work("sums_kernel", [run], before=restart)
+
+
+class Cast(Mapping):
+    """Weights in another dtype, each as it is asked for: in float64 all at once would not fit."""
+
+    def __init__(self, weights: Mapping[str, Tensor], dtype: torch.dtype):
+        self.weights, self.dtype = weights, dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.weights[name].detach().to(self.dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+
+class Silent:
+    """A group whose sums are left out: what a rank gives comes back as it is."""
+
+    def __init__(self, group: Group):
+        self.group = group
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.group, name)
+
+    def buffer(self, *given: Any) -> None:
+        return None
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def start_all_reduce(self, x: Tensor) -> Pending:
+        return Pending(x)
+
+
+def silent(model: GPT) -> GPT:
+    """The same weights and schedule, without sums."""
+    other = copy.copy(model)
+    other.group = Silent(model.group)
+    return other

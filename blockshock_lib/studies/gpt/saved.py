@@ -1,0 +1,203 @@
+"""What a schedule's dropped sums give back: tables of time, the alpha-beta law, and the loss that they cost."""
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from blockshock_lib.layers.gpt.schedules import named
+from blockshock_lib.report import figures, frames, verdicts
+from blockshock_lib.report.figures import INK, MUTED
+from blockshock_lib.report.tables import ABSENT, rounded, shown, smallest_first
+from blockshock_lib.studies.gpt import gaps
+from blockshock_lib.studies.gpt.axes import AXES
+from blockshock_lib.studies.gpt.methods import METHODS
+
+CASE = ["work", "length", "width", "ranks", "link"]
+KINDS = ("forward_kernel", "step_kernel")
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+# Bus bandwidth a GPU in GB/s that a law is asked for: what NVIDIA's and the network's data sheets say, one direction.
+LINKS = {"NVLink 4": 450.0, "PCIe 5": 64.0, "400 Gb/s network": 50.0}
+RANKS = 8
+
+
+def ratios(frame: pd.DataFrame) -> pd.DataFrame:
+    """`verdicts.ratio` of tensor parallelism's time over each method's, of forwards and steps; a column `method`."""
+    found = [
+        verdicts.ratio(frame, AXES, gaps.BASELINE, method, kind).assign(method=method)
+        for kind in KINDS
+        for method in AXES.ordered(frames.complete(frame, AXES)["method"])
+        if method != gaps.BASELINE
+    ]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=[*AXES.case_columns, "method"])
+
+
+def parts(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row a (case, method), ms: `kernel`, `call`, `compute` (without sums), `sums` (alone, one after the other),
+    `exposed` = kernel - compute, and `count` of its sums in one direction.
+    """
+    names = {f"{work} {kind}": f"{work}_{kind}" for work in ("forward", "step") for kind in ("kernel", "call")}
+    table = frames.medians(frame, AXES, **names, compute="compute_kernel", sums="sums_kernel")
+    for kind in ("kernel", "call"):
+        table[kind] = table[f"forward {kind}"].fillna(table[f"step {kind}"])
+    table["exposed"] = table["kernel"] - table["compute"]
+    table["count"] = [
+        0 if METHODS[row.method].bound else len(named(METHODS[row.method].schedule, row.layers).syncs)
+        for row in table.itertuples()
+    ]
+    return table.dropna(subset="kernel")
+
+
+def times(frame: pd.DataFrame) -> pd.DataFrame:
+    """Microseconds of a block and of a token (all blocks, over the new tokens), a row a (case, method), kernel time.
+    "over its parts": time / (compute + sums alone), within 5% of 1 where nothing overlaps; "hidden (%)": of its sums.
+    "saved": of tensor parallelism's time, with a 99% interval.
+    """
+    table = parts(frame)
+    if table.empty:
+        return pd.DataFrame({"times": ["none was measured"]})
+    saved = {(row["case"], row["method"]): saving_text(row) for row in ratios(frame).to_dict("records")}
+    each, tokens = 1e3 / table["layers"], table["length"].mask(table["work"].eq("decode"), 1)
+    made = {f"{name} a block (µs)": rounded(table[name] * each) for name in ("kernel", "call", "compute", "sums")}
+    made["a token (µs)"] = rounded(1e3 * table["kernel"] / tokens)
+    made["over its parts"] = (table["kernel"] / (table["compute"] + table["sums"])).round(3)
+    made["hidden (%)"] = (100 * (1 - table["exposed"] / table["sums"])).round(1)
+    made["saved"] = [saved.get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
+    made["note"] = frames.no_claim(table)
+    return shown(smallest_first(table.assign(**made), AXES, *CASE[:2]), AXES, [*CASE, "method", "count", *made])
+
+
+def saving_text(row: dict) -> str:
+    """ "12.0% [11.2, 12.9]" of the baseline's time."""
+    ends = f" [{100 - 100 / row['low']:.1f}, {100 - 100 / row['high']:.1f}]" if row["low"] > 0 else " [no interval]"
+    return f"{100 - 100 / row['ratio']:.1f}%" + ends
+
+
+def law(table: pd.DataFrame) -> tuple[float, float, float]:
+    """(alpha ms, beta ms a byte, worst relative deviation) of t = alpha + beta bytes, of single sums of `parts` of
+    tensor parallelism, by least squared relative deviations; neither is below 0. NaN with fewer than two sizes.
+    """
+    one = table[table["method"].eq(gaps.BASELINE) & table["work"].ne("step")].dropna(subset="sums")
+    size = sent(one).to_numpy(float)
+    ms = (one["sums"] / one["count"]).to_numpy(float)
+    if len(set(size)) < 2:
+        return np.nan, np.nan, np.nan
+    both = np.stack([np.ones_like(size), size], 1) / ms[:, None]
+    alpha, beta = np.linalg.lstsq(both, np.ones(len(ms)))[0]
+    if min(alpha, beta) < 0:  # the one that fits alone
+        alpha, beta = (0.0, both[:, 1].sum() / (both[:, 1] ** 2).sum()) if alpha < 0 else (1 / both[:, 0].mean(), 0.0)
+    return float(alpha), float(beta), float(np.abs((alpha + beta * size) / ms - 1).max())
+
+
+def sent(table: pd.DataFrame) -> pd.Series:
+    """Bytes of the partial result that a sum of a forward adds up."""
+    return table["length"].mask(table["work"].eq("decode"), 1) * table["width"] * table["dtype"].map(BYTES)
+
+
+def extrapolated(frame: pd.DataFrame) -> pd.DataFrame:
+    """NOT MEASURED: microseconds of a block on 8 ranks and on other links by the alpha-beta law of the measured sums.
+    A ring: alpha grows with n - 1, bytes with (n - 1) / n; compute is shared ideally, and what overlapped stays hidden.
+    """
+    table, found = parts(frame), []
+    table = table[table["work"].ne("step")].dropna(subset=["compute", "sums"])
+    for (ranks, link), part in table.groupby(["ranks", "link"]):
+        alpha, beta, worst = law(part)
+        links = {f"{link}, as measured": beta * 2 * (RANKS - 1) / RANKS / (2 * (ranks - 1) / ranks)}
+        links |= {name: 2 * (RANKS - 1) / RANKS / rate / 1e6 for name, rate in LINKS.items()}
+        for row, (name, slope) in product(part.to_dict("records"), links.items() if alpha == alpha else ()):
+            one = alpha * (RANKS - 1) / (ranks - 1) + slope * float(sent(pd.DataFrame([row])).iloc[0])
+            share = min(max(row["exposed"] / row["sums"], 0.0), 1.0)
+            ms = row["compute"] * ranks / RANKS + share * row["count"] * one
+            found.append(row | {"asked": name, "ms": ms, "worst": worst})
+    if not found:
+        return pd.DataFrame({"extrapolated": ["it takes the sums of two sizes"]})
+    table = smallest_first(pd.DataFrame(found), AXES, "work", "length", "asked")
+    base = table[table["method"].eq(gaps.BASELINE)].set_index(["case", "asked"])["ms"]
+    over = [base.get(key, np.nan) for key in zip(table["case"], table["asked"], strict=True)]
+    made = {
+        f"a block on {RANKS} (µs)": rounded(1e3 * table["ms"] / table["layers"]),
+        "saved (%)": (100 * (1 - table["ms"] / over)).round(1),
+        "law off by at most (%)": (100 * table["worst"]).round(1),
+        "kind": "extrapolated, not measured" + f"; {frames.no_claim(table)}" * bool(frames.no_claim(table)),
+    }
+    columns = ["work", "length", "width", "asked", "method", *made]
+    return shown(table.assign(**made), AXES, columns).rename(columns={"asked": "link"})
+
+
+def joined(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """(losses of the setting that is weighed, times beside tensor parallelism's on as many ranks, what is missing)."""
+    losses = gaps.setting(gaps.finals(frame))
+    saved = ratios(frame)
+    if losses.empty:
+        return losses, saved, "no losses of two schedules here: make gpt_training, and load its records beside these"
+    one = losses.iloc[0]
+    if saved.empty:
+        return losses, saved, "no times here: make gpt_latency, and load its records beside these"
+    there = saved[saved["ranks"].eq(one["ranks"])]
+    if not there["width"].eq(one["width"]).any():
+        asked = f"{one['width']} wide on {one['ranks']} ranks were trained"
+        return losses, there.iloc[:0], f"{asked}, and this was not timed: --set 'latency.widths=[{one['width']}]'"
+    return losses, there, ""
+
+
+def gap_over_time_saved(frame: pd.DataFrame) -> Figure:
+    """Each schedule's loss gap over the share of tensor parallelism's time that it saves, at the width and ranks that
+    were trained, and at other widths as panels: of training steps, else of the longest prompt. The line: the frontier.
+    """
+    losses, saved, missing = joined(frame)
+    title = "Loss gap over time saved"
+    if missing:
+        return figures.empty(title, missing)
+    saved = saved[saved["link"].eq(sorted(saved["link"])[0])]
+    work = "step" if saved["work"].eq("step").any() else "prefill"
+    saved = saved[saved["work"].eq(work)]
+    saved = saved[saved["length"].eq(saved["length"].max())]
+    gap = {row.method: row.gap for row in gaps.table(losses).itertuples() if row.method != gaps.BASELINE}
+    saved = saved[saved["method"].isin(list(gap))]
+    if saved.empty:
+        return figures.empty(title, "no schedule was both trained and timed")
+    trained, widths = losses["width"].iloc[0], sorted(saved["width"].unique())
+    first = saved[saved["width"].eq(trained)] if trained in widths else saved
+    said = [
+        f"{AXES.short(r['method'])} saves {saving_text(r)}: {gap[r['method']]} nats." for r in first.to_dict("records")
+    ]
+    with figures.drawing(
+        *(3.6 * len(widths) + 1.6, 3.4, title, frames.no_claim(saved)),
+        f"{work} of {saved['length'].iloc[0]} tokens, {saved['ranks'].iloc[0]} ranks, {saved['link'].iloc[0]} link",
+        alt=" ".join(said),
+        note=f"Gaps were trained at {trained} wide; panels of other widths show time saved there. Bars: 99% intervals, "
+        f"of a gap where {gaps.LEAST} seeds tell. Line: no other schedule saves as much for less.",
+        columns=len(widths),
+        sharey=True,
+    ) as (fig, grid):
+        for ax, width in zip(grid[0], widths, strict=True):
+            part = saved[saved["width"].eq(width)]
+            points = sorted((100 - 100 / row.ratio, gap[row.method].mean) for row in part.itertuples())
+            best = [(x, y) for x, y in points if not any(a >= x and b <= y and (a, b) != (x, y) for a, b in points)]
+            ax.step(*zip(*best, strict=True), where="pre", color=MUTED, linewidth=1)
+            for row in part.itertuples():
+                look, own, x = AXES.look(row.method), gap[row.method], 100 - 100 / row.ratio
+                across = [[x - 100 + 100 / row.low], [100 - 100 / row.high - x]] if row.low > 0 else None
+                up = None if np.isnan(own.low) else own.half
+                kind = dict(color=look.colour, marker=look.marker, linestyle="", capsize=2, label=look.label)
+                ax.errorbar(x, own.mean, up, across, markerfacecolor="none" if up is None else look.colour, **kind)
+            ax.axhline(0, color=INK, linewidth=0.8)
+            ax.set(xlabel="time saved (%)", title=f"{width} wide" + ", as trained" * bool(width == trained))
+            ax.grid(True)
+        grid[0, 0].set_ylabel("loss gap (nats)")
+        grid[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+    return fig
+
+
+def answer(frame: pd.DataFrame) -> str:
+    """The answer of the latency phase in a sentence, of the widest case's schedules."""
+    table = ratios(frame)
+    table = table[~table["method"].map(lambda name: METHODS[name].bound).astype(bool)] if len(table) else table
+    if table.empty:
+        return "Not answered: no case holds valid times beside tensor parallelism."
+    if why := frames.no_claim(table):
+        return f"Not answered here ({why})."
+    best = table.loc[table["low"].idxmax()].to_dict()
+    where = f"{best['work']} {best['length']}, {best['width']} wide, {best['ranks']} ranks, {best['link']} link"
+    return f"At most {saving_text(best)} of tensor parallelism's time, by {AXES.short(best['method'])} ({where})."

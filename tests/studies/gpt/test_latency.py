@@ -1,0 +1,116 @@
+"""Latency: what is timed is checked, a sum that is left out is refused, and the cache is the whole forward."""
+
+import pytest
+import torch
+
+from blockshock_lib import gpt, studies
+from blockshock_lib.comm import Group, symm
+from blockshock_lib.engine import experiment
+from blockshock_lib.errors import ParamsError
+from blockshock_lib.layers.gpt import ranks
+from blockshock_lib.params import load
+from blockshock_lib.studies.gpt import latency
+from tests.layers.gpt.test_model import CONFIG, drawn
+
+STUDY = studies.load("gpt")
+QUICK = {f"timing.{name}": 0.0 for name in ("lead_in_s", "lead_in_most_s", "min_sample_ms")}
+QUICK |= {
+    "timing.warmup": 1,
+    "timing.samples": 1,
+    "hardware.emulated": True,
+    "size": {"width": 16, "heads": 4, "vocab": 300, "context": 8},
+}
+ASKED = {"prefill": {"prefill": [3]}, "decode": {"decode": [4]}, "step": {"step": [6], "step_widths": [16]}}
+
+
+def asked(work, *methods, **settings):
+    sizes = {"layers": 4, "head": 4, "widths": [16], "prefill": [], "decode": [], "step": []} | ASKED[work]
+    told = {f"latency.{name}": value for name, value in sizes.items()} | QUICK
+    return load(STUDY, "gpt_latency", told | {"methods": list(methods)} | settings, choose={"hardware": "cpu"})
+
+
+def measured(work, *methods):
+    params = asked(work, *methods)
+    (case,) = STUDY.expand(params)
+    own = latency.opened(case, params, device=torch.device("cpu"), group=Group())
+    rows = experiment.measure(own, params, STUDY)
+    return {row["method"]: row["reason"] for row in rows if row["metric"] == "check"}, rows
+
+
+@pytest.mark.parametrize("work", ASKED)
+def test_each_schedule_and_the_bound_are_checked_and_timed(work):
+    names = ("tensor_parallel", "grouped_2", "ladder", "no_sync")
+    why, rows = measured(work, *names)
+    assert why == dict.fromkeys((*names, "twin"), "")
+    kind = "step" if work == "step" else "forward"
+    timed = {(row["method"], row["metric"]) for row in rows if row["metric"].endswith(("_kernel", "_call"))}
+    for name in names:
+        parts = () if name == "no_sync" else ("compute_kernel", "sums_kernel")
+        assert {metric for method, metric in timed if method == name} == {f"{kind}_kernel", f"{kind}_call", *parts}
+
+
+@pytest.mark.parametrize("work", ASKED)
+def test_a_sum_that_is_not_made_is_refused_but_of_the_bound(work, monkeypatch):
+    monkeypatch.setattr(ranks.Sum, "begin", lambda self, x: setattr(self, "pending", latency.Pending(x)) or x)
+    why, _ = measured(work, "tensor_parallel", "no_sync")
+    assert "baseline's" in why["tensor_parallel"] or "off by" in why["tensor_parallel"]
+    assert why["no_sync"] == ""
+
+
+def test_the_bound_that_sums_is_refused(monkeypatch):
+    monkeypatch.setattr(latency, "silent", lambda model: model)
+    assert measured("prefill", "no_sync")[0]["no_sync"]
+
+
+def test_what_was_timed_is_checked_again(monkeypatch):
+    count, right = [0], latency.LatencyRunner.forward
+
+    def stale(self, model, cache):
+        count[0] += 1
+        return right(self, model, cache) * (1 if count[0] < 13 else 1.5)
+
+    monkeypatch.setattr(latency.LatencyRunner, "forward", stale)
+    _, rows = measured("prefill", "spd")
+    assert not [row for row in rows if row["metric"] == "forward_kernel"]
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel", "spd", "grouped(2)", "ladder", "delayed(1)"])
+def test_tokens_behind_a_cache_are_those_of_a_whole_forward(name):
+    model, cache = drawn(name, 2), gpt.Cache(7)
+    tokens = torch.arange(14).view(2, 7)
+    with torch.no_grad():
+        whole = model(tokens)
+        parts = [model(part, cache=cache) for part in tokens.split([3, 1, 2, 1], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-12, rtol=0)
+    assert cache.length == 7 == CONFIG.context
+    with pytest.raises(ValueError, match="at most 0 positions"):
+        model(tokens[:, :1], cache=cache)
+
+
+def test_a_slow_link_starts_ranks_without_peer_access(monkeypatch):
+    cuda = {"hardware.emulated": False, "hardware.device": "cuda", "hardware.backend": "nccl"}
+    params = asked("prefill", "spd", **cuda | {"hardware.link": "slow"})
+    assert params.hardware.environment == {"NCCL_P2P_DISABLE": "1"}
+    assert {case.link for case in STUDY.expand(params)} == {"slow"}
+    assert not asked("prefill", "spd", **cuda).hardware.environment
+    monkeypatch.setattr(symm.compiled, "unsupported", lambda device: "")
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    assert "NCCL_P2P_DISABLE" in symm.impossible(2, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"hardware.link": "slow"}, "'slow' is a link between GPUs"),
+        ({"latency.head": 16}, "heads of 16 in 16 cannot be dealt whole to 2 ranks"),
+        ({"latency.prefill": []}, "nothing is asked"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_process_starts(settings, said):
+    with pytest.raises(ParamsError, match=said):
+        asked("prefill", "spd", **settings)
+
+
+def test_the_bound_is_no_method_of_other_phases():
+    with pytest.raises(ParamsError, match="'no_sync' is a bound of time"):
+        load(STUDY, "gpt_correctness", {"methods": ["no_sync"]}, choose={"hardware": "cpu"})
