@@ -32,7 +32,7 @@ CONTEXT = {"code": {"commit": "", "sources": "abc"}, "machine": "0123456789ab", 
 
 def params(groups: int = 1, device: str = "cpu", case_seconds: float = 60, processes: int = 1) -> SimpleNamespace:
     return SimpleNamespace(
-        hardware=SimpleNamespace(processes=processes, device=device, backend="gloo", threads=1),
+        hardware=SimpleNamespace(processes=processes, device=device, backend="gloo", threads=1, environment={}),
         timing=SimpleNamespace(groups=groups),
         limits=SimpleNamespace(start_seconds=60, case_seconds=case_seconds),
     )
