@@ -21,6 +21,6 @@ AXES = Axes(
         "trained": {0: ""},
         "length": {0: ""},
         "link": {"fast": "", "slow": "peer access off"},
-        "work": {"prefill": "prefill", "decode": "a token behind", "step": "a step of"},
+        "work": {work: work for work in ("prefill", "decode", "step")},
     },
 )

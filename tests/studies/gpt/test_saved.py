@@ -47,24 +47,24 @@ def both(**how):
 
 def test_times_are_their_parts_and_overlap_is_what_is_hidden():
     table = saved.times(timed()).set_index(["work", "length", "method"])
-    row = table.loc[("prefill", 16, METHODS["spd"].label)]
+    row = table.loc[("prefill", "16", METHODS["spd"].label)]
     assert row["over its parts"] == pytest.approx(1, abs=1e-3) and row["count"] == 12
     assert row["kernel a block (µs)"] == pytest.approx(1e3 / 12 * (COMPUTE + 12 * ALPHA), rel=1e-2)
     assert row["a token (µs)"] == pytest.approx(1e3 / 16 * (COMPUTE + 12 * ALPHA), rel=1e-2)
-    assert table.loc[("prefill", 16, METHODS["ladder"].label), "hidden (%)"] == pytest.approx(75, abs=0.1)
-    assert table.loc[("step", 8192, METHODS["spd"].label), "saved"].startswith("20.0% [")
+    assert table.loc[("prefill", "16", METHODS["ladder"].label), "hidden (%)"] == pytest.approx(75, abs=0.1)
+    assert table.loc[("step", "8192", METHODS["spd"].label), "saved"].startswith("20.0% [")
 
 
 def test_the_law_is_fitted_to_the_sums_and_says_that_it_extrapolates():
     alpha, beta, worst = saved.law(saved.parts(timed()))
     assert (alpha, beta) == pytest.approx((ALPHA, BETA), rel=1e-3) and worst < 1e-3
     table = saved.extrapolated(timed()).set_index(["length", "link", "method"])
-    row = table.loc[(2048, "fast, as measured", METHODS["tensor_parallel"].label)]
+    row = table.loc[("2048", "fast, as measured", METHODS["tensor_parallel"].label)]
     one = ALPHA * 7 / 3 + BETA * (7 / 8) / (3 / 4) * 2048 * 384 * 2
     assert row["a block on 8 (µs)"] == pytest.approx(1e3 / 12 * (COMPUTE / 2 + 24 * one), rel=1e-2)
     assert set(table["kind"]) == {"extrapolated, not measured"}
-    slow = table.loc[(2048, "400 Gb/s network", METHODS["spd"].label), "saved (%)"]
-    assert slow > table.loc[(2048, "fast, as measured", METHODS["spd"].label), "saved (%)"]
+    slow = table.loc[("2048", "400 Gb/s network", METHODS["spd"].label), "saved (%)"]
+    assert slow > table.loc[("2048", "fast, as measured", METHODS["spd"].label), "saved (%)"]
 
 
 def test_the_figure_of_the_study_takes_both_phases_and_says_what_is_missing():
