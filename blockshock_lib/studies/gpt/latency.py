@@ -28,9 +28,6 @@ from blockshock_lib.studies.gpt.problem import DTYPES, LOOSER, GPTProblem, seed
 from blockshock_lib.studies.gpt.training import BETAS
 
 NEGLIGIBLE_LR = 1e-12  # no weight moves, so a timed step can be checked; its time is any rate's
-# A stream of 16 bits is rounded at each addition: over 12 layers that is more than a few roundings. A forward is held
-# to the equation over the first layers, at all positions, and what is timed to its eager call.
-CHECKED_LAYERS = 3
 CHECKED = 64  # positions of a step that is held to the equation, gradients and all
 
 
@@ -39,12 +36,11 @@ def opened(case: Case, params: Params, **place: Any) -> Problem:
 
 
 class LatencyProblem(Problem):
-    """`whole`: the weights on every rank, until all was checked; `shares`: this rank's, a set for each copy."""
+    """`whole`: all weights, on every rank; `shares`: a rank's, a set for each copy."""
 
     def __init__(self, case: Case, params: Params, **place: Any):
         super().__init__(case, params, **place)
         self.dtype, self.trains = DTYPES[case.dtype], case.work == "step"
-        self.checked = min(CHECKED_LAYERS, case.layers)
         self.ranks, device = case.ranks, self.device
         config = GPTConfig(case.width, case.heads, case.vocab, case.context, case.layers)
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
@@ -69,8 +65,8 @@ class LatencyProblem(Problem):
     def embedded(self, ids: Tensor) -> Tensor:
         return self.whole.tokens(ids) + self.whole.positions.weight[: ids.shape[1]]
 
-    def model(self, method: str, at: int = 0, layers: int = 0) -> GPT:
-        """By the method's schedule, of the weights of copy `at`; 0 `layers`: of all. The first one is a collective."""
+    def model(self, method: str, at: int) -> GPT:
+        """By the method's schedule, of the weights of copy `at`. The first one is a collective."""
         if (mine := (self.group.rank, at)) not in self.shares:
             first = self.shares.get((self.group.rank, 0))
             self.shares[mine] = copy.deepcopy(first) if first else GPT.of(self.whole, self.group)
@@ -78,9 +74,8 @@ class LatencyProblem(Problem):
                 cuda, weights = self.device.type == "cuda", self.shares[mine].parameters()
                 adam = torch.optim.AdamW(weights, lr=NEGLIGIBLE_LR, betas=BETAS, fused=cuda, capturable=cuda)
                 self.optimizers[mine] = adam
-        model, layers = copy.copy(self.shares[mine]), layers or self.case.layers
-        model.__dict__["_modules"] = model._modules | {"blocks": model.blocks[:layers]}
-        model.schedule = named(METHODS[method].schedule, layers)
+        model = copy.copy(self.shares[mine])
+        model.schedule = named(METHODS[method].schedule, self.case.layers)
         return silent(model) if METHODS[method].bound else model
 
     def autocast(self) -> contextlib.AbstractContextManager:
@@ -95,7 +90,7 @@ class LatencyProblem(Problem):
 
     def _by_equation(self, method: str, half: bool) -> dict[str, Tensor]:
         case, bound = self.case, METHODS[method].bound
-        steps = named(METHODS[method].schedule, case.layers if self.trains else self.checked).steps
+        steps = named(METHODS[method].schedule, case.layers).steps
         if bound:  # each rank goes on with its own parts, which never land
             steps = [Step(s + 1, len(steps) + 1) for s in range(len(steps))]
         dtype = torch.float32 if self.trains else self.dtype
@@ -120,31 +115,26 @@ class LatencyProblem(Problem):
 class LatencyRunner(Runner):
     def __init__(self, problem: LatencyProblem, method: str):
         self.problem, self.name, self.bound = problem, method, METHODS[method].bound
-        self.again: dict[str, Tensor] = {}  # as it was when admitted
+        self.again: dict[str, Tensor] = {}  # of a step, as it was when admitted
         self.place(0)
 
     def place(self, at: int) -> None:
         """Takes the weights of copy `at`, and fills a cache of its own."""
-        self.at, self.model = at, self.problem.model(self.name, at)
-        self.cache = self.filled(self.model)
-        self.x = self.problem.x[:, -1:] if self.cache else self.problem.x
-
-    def filled(self, model: GPT) -> Cache | None:
-        if self.problem.case.work != "decode":
-            return None
-        cache = Cache(self.problem.case.context)
-        model.streamed(self.problem.x[:, :-1], cache)
-        return cache
+        problem, self.at = self.problem, at
+        self.model, self.cache, self.x = problem.model(self.name, at), None, problem.x
+        if problem.case.work == "decode":
+            self.cache, self.x = Cache(problem.case.context), problem.x[:, -1:]
+            self.model.streamed(problem.x[:, :-1], self.cache)
 
     def tune_together(self) -> None:
         if not self.bound:
             self.problem.group.tune(self.x.numel() * self.problem.dtype.itemsize, self.problem.device)
 
-    def forward(self, model: GPT, cache: Cache | None) -> Tensor:
+    def forward(self, model: GPT) -> Tensor:
         """[S, W], of the new tokens."""
-        if cache is not None:
-            cache.length = self.problem.case.length
-        return model.streamed(self.x, cache).flatten(0, 1)
+        if self.cache is not None:
+            self.cache.length = self.problem.case.length
+        return model.streamed(self.x, self.cache).flatten(0, 1)
 
     def step(self, model: GPT, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Loss, and the gradient of positions, to which all others have led; the optimizer has made its step."""
@@ -158,19 +148,19 @@ class LatencyRunner(Runner):
         return loss.detach(), model.positions.weight.grad
 
     def call(self, model: GPT) -> Tensor | tuple[Tensor, Tensor]:
-        return self.step(model, self.problem.ids) if self.problem.trains else self.forward(model, self.cache)
+        return self.step(model, self.problem.ids) if self.problem.trains else self.forward(model)
 
     def checks(self, run: CaseRun) -> Iterator[Check]:
         if self.problem.trains:
             ids = self.problem.ids[:1, : CHECKED + 1]
             loss, grad = self.step(self.model, ids)
             yield from self.compared(self.named((loss, grad[: ids.shape[1] - 1])))
-        else:
-            few = self.problem.model(self.name, layers=self.problem.checked)
-            yield from self.compared(self.named(self.forward(few, self.filled(few))))
         with run.weighed():
-            made = self.call(self.model)
-        self.again = {name: x.double() for name, x in self.named(made).items()}
+            made = self.named(self.call(self.model))
+        if self.problem.trains:
+            self.again = {name: x.double() for name, x in made.items()}
+        else:
+            yield from self.compared(made)
 
     def named(self, made: Any) -> dict[str, Tensor]:
         """A step's in the dtype in which it multiplies, by which it is judged."""
@@ -179,12 +169,15 @@ class LatencyRunner(Runner):
         return {"loss": made[0].view(1, 1).to(self.problem.dtype), "d positions": made[1].to(self.problem.dtype)}
 
     def compared(self, made: Mapping[str, Tensor]) -> Iterator[Check]:
-        true, baseline = self.problem.expected(self.name)
+        (true, baseline), depth = self.problem.expected(self.name), 2 * self.problem.case.layers
         for name, mine in made.items():
             plain = None if name == "loss" else baseline[name].to(mine.dtype)  # one number has no ratio of errors
-            yield Check(name, mine, plain, true[name], "" if name == "stream" else name, looser=LOOSER)
+            yield Check(name, mine, plain, true[name], "" if name == "stream" else name, looser=LOOSER, depth=depth)
 
     def recheck(self, made: Any) -> Iterator[Check]:
+        if not self.problem.trains:
+            yield from self.compared(self.named(made))
+            return
         for name, mine in self.named(made).items():
             yield Check(f"{name} of what was timed", mine, None, self.again[name])
 
