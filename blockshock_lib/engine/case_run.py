@@ -41,7 +41,7 @@ def errors(y: torch.Tensor, truth: torch.Tensor) -> tuple[float, float]:
     squares, off_squares, largest = 0.0, 0.0, 0.0
     for mine, true in zip(y.split(rows), truth.split(rows), strict=True):
         true = true.double()
-        off = mine.double().sub_(true)
+        off = mine.double() - true
         squares += true.square().sum().item()
         largest = max(largest, off.abs().max().item())
         off_squares += off.square_().sum().item()
@@ -53,8 +53,9 @@ def errors(y: torch.Tensor, truth: torch.Tensor) -> tuple[float, float]:
 def worst_line(made: torch.Tensor, baseline: torch.Tensor, truth: torch.Tensor) -> tuple[float, str]:
     """(RMS error of the worst row or column over what is allowed there, its name). One dropped weight spoils one column
     of y by half a percent, which the RMS over 40,960 columns does not show. A line's error is over the baseline's
-    there, or over that of all lines where rounding was kind to it. Entries count
-    by what their crossing line leaves to expect: a large token must not drown the others of its column.
+    there, or over that of all lines where rounding was kind to it; rounding is relative, so a line of larger values
+    may be as much more wrong. Entries count by what their crossing line leaves to expect: a large token must not drown
+    the others of its column.
     """
     if truth.dim() != 2:
         return 0.0, ""
@@ -65,9 +66,10 @@ def worst_line(made: torch.Tensor, baseline: torch.Tensor, truth: torch.Tensor) 
         if not scales[side].all():
             return 0.0, ""  # an exact baseline allows no error at all
     worst = 0.0, ""
-    sides = (squares_by_line(y, truth, scales) for y in (made, baseline))
-    for name, n, mine, base in zip(("row", "column"), reversed(truth.shape), *sides, strict=True):
-        over = (mine / base.clamp_min(base.mean())).sqrt() / (RMS_RATIO * (1 + LINE / math.sqrt(n)))
+    sides = (squares_by_line(y, truth, scales) for y in (made, baseline, truth.new_zeros(1).expand_as(truth)))
+    for name, n, mine, base, size in zip(("row", "column"), reversed(truth.shape), *sides, strict=True):
+        expected = base.mean() * (size / size.mean()).clamp_min(1)
+        over = (mine / torch.maximum(base, expected)).sqrt() / (RMS_RATIO * (1 + LINE / math.sqrt(n)))
         worst = max(worst, (over.max().item(), f"{name} {int(over.argmax())}"))
     return worst
 
@@ -76,7 +78,7 @@ def squares_by_line(y: torch.Tensor, truth: torch.Tensor, scales: list[torch.Ten
     """Mean squared deviation of each row of [n, m] and column; entries over the crossing line of `scales`."""
     step, rows, columns = max(1, CHUNK // truth.shape[1]), [], 0.0
     for mine, true, scale in zip(y.split(step), truth.split(step), scales[0].split(step), strict=True):
-        off = mine.double().sub_(true.double()).square_()
+        off = (mine.double() - true.double()).square_()
         rows.append((off / scales[1]).mean(1))
         columns += off.div_(scale[:, None]).sum(0)
     return [torch.cat(rows), columns / len(truth)]

@@ -119,3 +119,18 @@ def test_rounding_alone_fails_no_line_also_where_tokens_differ_in_size(b):
 
     reason, found = judge(Check("y", summed(), summed(), sum(halves)))
     assert reason == "" and 0 < found["error_line_ratio"] < 1
+
+
+def test_a_line_of_larger_values_may_be_as_much_more_wrong_and_no_more():
+    draw = torch.Generator().manual_seed(0)
+    truth = torch.randn(64, 256, generator=draw, dtype=torch.float64)
+    truth[7] *= 4
+    noise = 1e-3 * torch.randn(2, 64, 256, generator=draw, dtype=torch.float64)
+    baseline = truth + noise[0]
+    right = truth + noise[1]
+    right[7] = truth[7] + 4 * noise[1][7]  # rounding is relative; the baseline's was kind there
+    assert case_run.worst_line(right, baseline, truth)[0] < 1
+    wrong = right.clone()
+    wrong[8] = truth[8] + 4 * noise[1][8]  # of no larger values
+    over, name = case_run.worst_line(wrong, baseline, truth)
+    assert over > 1 and name == "row 8"
