@@ -91,6 +91,8 @@ def run(
     def lane(cases: Iterator[Case], index: int, stack: contextlib.ExitStack, processes: int, first: int = 0) -> None:
         workers = None
         for case in cases:
+            if stopped.is_set():
+                return
             say(case, index, "running")
             if workers is None or not workers.alive:
                 where = {"first": first} if first else {}

@@ -226,7 +226,8 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, layer: ContextParallelAttention, scale: float) -> Tensor:
         ctx.layer, ctx.scale = layer, scale
-        out, lse = q.new_zeros(q.shape), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+        wide = torch.promote_types(q.dtype, torch.float32)  # rounded once, at the end
+        out, lse = q.new_zeros(q.shape, dtype=wide), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
         for call, arrive in _round(torch.stack((k, v)), q, layer, scale):
             if call is not None:
                 parts = (out, lse), backends.explicit(layer.backend, call).forward(call)

@@ -194,9 +194,11 @@ class AttentionRunner(Runner):
         if not self.active:
             return None
         with torch.set_grad_enabled(not self.lacks):
-            made = [x.clone().requires_grad_(not self.lacks) for x in self.operands]
+            # A layer's share was copied when it was dealt; on one rank a copy of what all have is weighed as its own.
+            *made, dout = (x.detach() if self.layer is not None else x.clone() for x in (*self.operands, self.dout))
+            made = [x.requires_grad_(not self.lacks) for x in made]
             self.first_ms, (out, lse) = works.clocked(self.problem.device, lambda: self.attend(made, self.gives_lse))
-            grads = (None,) * 3 if self.lacks else torch.autograd.grad(out, made, self.dout)
+            grads = (None,) * 3 if self.lacks else torch.autograd.grad(out, made, dout)
         return dict(zip(TENSORS, (out.detach(), lse, *grads), strict=True))
 
     def whole(self, made: Mapping[str, torch.Tensor] | None) -> Mapping[str, torch.Tensor] | None:

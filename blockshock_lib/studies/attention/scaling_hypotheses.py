@@ -73,7 +73,8 @@ def where(frame: pd.DataFrame, **values: object) -> pd.DataFrame:
 def against(frame: pd.DataFrame, over: str, methods: Iterable[str], work: str = "step") -> pd.DataFrame:
     """The rows of `speed` of several methods, with `method`."""
     found = [speed(frame, over, name, work).assign(method=name) for name in methods if name != over]
-    return pd.concat([one for one in found if len(one)] or found[:1], ignore_index=True)
+    none = speed(frame.iloc[:0], over, over, work).assign(method=over)
+    return pd.concat([one for one in found if len(one)] or [none], ignore_index=True)
 
 
 def best(frame: pd.DataFrame, over: str = "alone") -> pd.DataFrame:

@@ -169,7 +169,7 @@ class Trained(Runner):
         if made.bytes_per_token:
             yield Sample("bytes_per_token", made.bytes_per_token)
         if path is not None and path.exists():
-            trainer.load(path)
+            trainer.load(path, made.digest)
         batch, first, seconds = self.problem.case.batch * self.problem.case.context, None, 0.0
         if not trainer.step:
             yield Sample("validation_loss", trainer.validate())
@@ -179,7 +179,7 @@ class Trained(Runner):
             yield Sample("train_loss", one.loss, one.step)
             yield Sample("validation_loss", one.validated, one.step)
             if path is not None:
-                trainer.save(path)
+                trainer.save(path, made.digest)
         if seconds:
             yield Sample("token_rate", (trainer.step - first) * batch / seconds)
         if self.problem.params.training.after and self.model.schedule.name == "tensor_parallel":

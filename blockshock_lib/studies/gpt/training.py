@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from blockshock_lib.errors import DataError
 from blockshock_lib.layers.gpt import GPT
 
 BETAS = (0.9, 0.95)
@@ -56,7 +57,10 @@ class Trainer:
         self.device = next(model.parameters()).device
         self.dtype = dtype
         self.optimizer = optimizer(model, settings.learning_rate, settings.weight_decay)
-        self.loss = torch.compile(model) if settings.compiled and self.device.type == "cuda" else model
+        self.loss = model
+        if settings.compiled and self.device.type == "cuda":
+            torch.compiler.reset()  # a process trains many models; past eight PyTorch compiles none, without a word
+            self.loss = torch.compile(model, dynamic=False)
 
     def autocast(self) -> contextlib.AbstractContextManager:
         half = self.dtype in (torch.bfloat16, torch.float16)
@@ -93,15 +97,19 @@ class Trainer:
     def validate(self) -> float:
         return validate(self.model, self.held_out, self.autocast)
 
-    def save(self, path: Path) -> None:
-        """What the next process needs to go on; whole, or not there."""
+    def save(self, path: Path, corpus: str) -> None:
+        """What the next process needs to go on; whole, or not there. corpus: the digest of what it was trained on."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step}
+        state["corpus"] = corpus
         part = path.with_suffix(".tmp")
         torch.save(state, part)
         os.replace(part, path)
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, corpus: str) -> None:
+        """DataError where it was trained on another corpus."""
         state = torch.load(path, map_location=self.device, weights_only=True)
+        if state["corpus"] != corpus:
+            raise DataError(f"the training was stopped on corpus {state['corpus']}, this is {corpus}: begin a new run")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]

@@ -7,6 +7,7 @@ import torch
 from blockshock_lib import studies
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment
+from blockshock_lib.errors import DataError
 from blockshock_lib.layers.gpt import ranks, streams
 from blockshock_lib.params import load
 from blockshock_lib.studies.gpt import after, problem, shards, store, training
@@ -124,8 +125,8 @@ def test_a_stopped_training_goes_on_to_the_same_numbers(data, tmp_path, monkeypa
     assert series(whole, "validation_loss")[-1][1] < series(whole, "validation_loss")[0][1]
     state, save = tmp_path / "state", training.Trainer.save
 
-    def stop(self, path):
-        save(self, path)
+    def stop(self, path, corpus):
+        save(self, path, corpus)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training.Trainer, "save", stop)
@@ -242,3 +243,12 @@ def test_only_what_multiplies_decays():
     assert {p.dim() for p in decayed["params"]} == {2} and decayed["weight_decay"] == 0.1
     assert sum(map(len, (decayed["params"], plain["params"]))) == len(list(model.parameters()))
     assert any(p is model.positions.weight for p in plain["params"]) and plain["weight_decay"] == 0
+
+
+def test_a_training_does_not_go_on_with_another_corpus(tmp_path):
+    model = problem.GPT(problem.GPTConfig(16, 4, 300, 8), "spd", 2)
+    trainer = training.Trainer(model, asked("gpt_training").training, 1, None, None, torch.float32)
+    trainer.save(tmp_path / "state", "aaaa")
+    trainer.load(tmp_path / "state", "aaaa")
+    with pytest.raises(DataError, match="stopped on corpus aaaa, this is bbbb"):
+        trainer.load(tmp_path / "state", "bbbb")
