@@ -16,8 +16,14 @@ PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 SPREAD := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 NBVAL  := --nbval --nbval-cell-timeout 1800 -p tests.nbval_runs
 
+# pip is silent for minutes: `aloud` runs a command and says every few seconds how far the environment has come.
+EVERY := 8
+ALOUD := aloud() { (while sleep $(EVERY) >/dev/null 2>&1 && kill -0 $$$$; do \
+	echo "setup goes on: $$(du -sm $(VENV) | cut -f1) MB in $(VENV)"; done) & trap "kill $$!" EXIT; "$$@"; };
+PIP := aloud $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable
+
 .DEFAULT_GOAL := help
-.PHONY: help setup phase0 phase1 phase2 phase3 attention gpt corpus findings report compare share list lab test test-all test-faults test-browser test-gpu nbval nbval-update lint wheelhouse clean
+.PHONY: help setup phase0 phase1 phase2 phase3 attention gpt gallery corpus findings report compare share list lab test test-all test-faults test-browser test-gpu nbval nbval-update lint wheelhouse clean
 
 help: ## list every target with a line each
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,12 +33,11 @@ setup: $(VENV)/.ready ## make the virtual environment, pinned by constraints.txt
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(INTERPRETER) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Block-Shock needs Python >= 3.11: make PYTHON=python3.12 ...")'
 ifneq ($(WHEELHOUSE),)
-	$(INTERPRETER) -m tools.offline $(WHEELHOUSE) $(VENV)
+	@$(ALOUD) aloud $(INTERPRETER) -m tools.offline $(WHEELHOUSE) $(VENV)
 else
 	$(INTERPRETER) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[workbook,dev]'
-	@! $(VENV)/bin/python -c 'import sys, torch; sys.exit(not torch.version.cuda)' || \
-		$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[workbook,dev,cuda]'
+	@$(ALOUD) $(PIP) '.[workbook,dev]'
+	@$(ALOUD) ! $(VENV)/bin/python -c 'import sys, torch; sys.exit(not torch.version.cuda)' || $(PIP) '.[workbook,dev,cuda]'
 endif
 	@touch $@
 
@@ -58,17 +63,24 @@ gpt: setup ## the gpt study's phases in a row: every schedule right, what it cos
 	@$(BLOCKSHOCK) run gpt_training $(ARGS)
 	@$(BLOCKSHOCK) run gpt_latency $(ARGS)
 
+gallery: setup ## the gallery of sparsity patterns: which pays on this GPU, and what it costs in loss
+	@$(BLOCKSHOCK) run gallery_speed $(ARGS)
+	@$(BLOCKSHOCK) run gallery_training $(ARGS)
+	@$(BLOCKSHOCK) run gallery_accuracy $(ARGS)
+
 corpus: setup ## build a text corpus to train on from the installed packages, without a download; or take your shards: ARGS="--data folder"
-	@$(BLOCKSHOCK).studies.gpt.corpus $(ARGS)
+	@$(BLOCKSHOCK).layers.gpt.corpus $(ARGS)
 
 findings: setup ## weigh all records, the shipped and your own: writes the answer page; measures nothing
 	@$(BLOCKSHOCK) findings $(ARGS)
 	@$(VENV)/bin/python -m tools.results
 
 report: setup ## draw a run again from its records: RUN=folder or RUN=colleague.zip; measures nothing
+	@test -n "$(RUN)" || { echo "make report RUN=folder"; exit 2; }
 	@$(BLOCKSHOCK) report $(RUN) $(ARGS)
 
 compare: setup ## compare run B with run A (A=folder B=folder); fails on a regression, so it can guard a change
+	@test -n "$(A)" -a -n "$(B)" || { echo "make compare A=folder B=folder"; exit 2; }
 	@$(BLOCKSHOCK) compare $(A) $(B) $(if $(ALLOW),--allow $(ALLOW)) $(ARGS)
 
 share: setup ## write outputs/index.html, all runs on one page; with RUN=folder pack that run as a zip
@@ -95,7 +107,7 @@ test-browser: $(VENV)/.browser ## the pages and the explore notebook in a headle
 	$(VENV)/bin/python -m pytest tests/browser $(ARGS)
 
 $(VENV)/.browser: $(VENV)/.ready
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[workbook,dev,browser]'
+	@$(ALOUD) $(PIP) '.[workbook,dev,browser]'
 	@touch $@
 
 test-gpu: setup ## the tests that need an NVIDIA GPU

@@ -7,12 +7,13 @@ import contextlib
 import itertools
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from blockshock_lib import studies
 from blockshock_lib.errors import BlockShockError, ParamsError
-from blockshock_lib.files import shown
+from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import terminal
 from blockshock_lib.runs import manifest
 from blockshock_lib.runs.manifest import OUTPUTS
@@ -137,25 +138,27 @@ def _run(args: argparse.Namespace) -> int:
     if (args.again or args.of) and args.resume:
         raise ParamsError("--again and --of measure runs of their own: leave --resume out")
     if (args.again or args.of) and job:
-        why = "--again and --of measure whole runs one after another, and a job of torchrun is one run: measure them on"
-        raise ParamsError(
-            f"{why} one machine without torchrun, and bring those of several together as zips (make share)"
-        )
+        raise ParamsError("--again and --of run on one machine, without torchrun; join several as zips (make share)")
+    python = shown(sys.executable) if Path.cwd() == ROOT else sys.executable
+    anew = "the same command of torchrun with" if job else f"{shlex.quote(python)} -m blockshock_lib run {args.phase}"
     if job:
-        return _say(workbook.execute_job(args.phase, job, **asked))
+        return _say(workbook.execute_job(args.phase, job, **asked), anew)
     asked["again"] = args.of or ("new" if args.again else "")
     for _ in range((args.again or 1) if args.of else args.again + 1):
         outcome = workbook.execute(args.phase, **asked)
-        if (status := _say(outcome)) != DONE:
+        if (status := _say(outcome, anew)) != DONE:
             break
         asked = dict(out=args.out, again=args.of or shown(outcome.notebook.parent))
     return status
 
 
-def _say(outcome) -> int:
+def _say(outcome, anew: str = "") -> int:
+    """The exit status. `anew`: the command that goes on with a run that was stopped, but for the folder."""
     if outcome is None:  # a rank that another one speaks for
         return DONE
     terminal.say(terminal.coloured(outcome.text()))
+    if anew and outcome.status != "completed":
+        terminal.say(f"go on    {anew} --resume {shlex.quote(shown(outcome.notebook.parent))}")
     return DONE if outcome.ok else STOPPED if outcome.status == "interrupted" else WRONG
 
 

@@ -27,5 +27,9 @@ row = functools.partial(study.row, STUDY.metrics)
 write = functools.partial(record.write, study=STUDY)
 
 
+def picked(rows: list[dict], method: str, metric: str) -> list[dict]:
+    return [row for row in rows if (row["method"], row["metric"]) == (method, metric)]
+
+
 def validate(rows: list[dict]) -> None:
     record.validate(rows, STUDY.metrics)

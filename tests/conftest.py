@@ -35,10 +35,28 @@ def outputs():
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """Two ranks on the CPU."""
-    with WorkerGroup(2, logs=tmp_path_factory.mktemp("logs")) as group:
-        yield group
+def ranks_of(tmp_path_factory):
+    """So many ranks on the CPU, which the tests of a file share: a group that one of them ended is made anew."""
+    groups = {}
+
+    def found(count):
+        if count not in groups or not groups[count].alive:
+            groups[count] = WorkerGroup(count, logs=tmp_path_factory.mktemp("logs"))
+        return groups[count]
+
+    yield found
+    for group in groups.values():
+        group.close()
+
+
+@pytest.fixture
+def pair(ranks_of):
+    return ranks_of(2)
+
+
+@pytest.fixture
+def four(ranks_of):
+    return ranks_of(4)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The command in a process of its own, and which processes live: what the tests of groups and runs ask."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -9,6 +10,10 @@ import time
 import psutil
 
 from blockshock_lib.files import ROOT
+
+
+def pids_of(group):
+    return [process.pid for process in group._processes.values()]
 
 
 def living(pids):
@@ -31,6 +36,12 @@ def wait_for(condition, seconds):
     while not (found := condition()) and time.monotonic() < end:
         time.sleep(0.02)
     return found
+
+
+def python(*words, cwd=ROOT, **env):
+    """A program of this interpreter that finds the library, at its end; what it said as text."""
+    env, line = os.environ | {"PYTHONPATH": str(ROOT)} | env, [sys.executable, *map(str, words)]
+    return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
 
 def command(env, *args):

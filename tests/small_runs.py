@@ -13,9 +13,11 @@ from tests.cases import row, write
 TINY = {"sweep.n": [128], "sweep.masks": ["checkerboard"], "sweep.workloads": ["gaussian"], "timing.groups": 1}
 
 
-def written(out: Path, *, failed: str = "") -> workbook.Run:
-    """A phase 0 run of one case; its records hold a passed check of every method but `failed`. Nothing was measured."""
-    run = workbook.open_run("phase0", hardware="cpu", settings=TINY, out=out)
+def written(out: Path, *, failed: str = "", groups: int = 1) -> workbook.Run:
+    """A phase 0 run of one case; its record, the first of `groups`, holds a passed check of every method but `failed`.
+    Nothing was measured.
+    """
+    run = workbook.open_run("phase0", hardware="cpu", settings=TINY | {"timing.groups": groups}, out=out)
     (case,) = run.cases
     rows = [row(method, "check", 1.0) for method in case.methods if method != failed]
     rows += [row(failed, "check", math.nan, status="failed", reason="planted")] if failed else []

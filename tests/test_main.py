@@ -1,4 +1,4 @@
-import subprocess
+import shlex
 import sys
 from pathlib import Path
 from unittest import mock
@@ -9,9 +9,8 @@ from blockshock_lib import files
 from blockshock_lib.__main__ import main
 from blockshock_lib.notebook import share, workbook
 from blockshock_lib.runs import machine, manifest, records
+from tests.processes import flags, python
 from tests.small_runs import TINY, written
-
-TINY_FLAGS = [part for key, value in TINY.items() for part in ("--set", f"{key}={value}".replace("'", ""))]
 
 
 @pytest.fixture
@@ -42,10 +41,15 @@ def test_flags_and_set_become_what_is_asked_for(asked, tmp_path):
     [("completed", True, 0), ("completed", False, 1), ("failed", False, 1), ("interrupted", False, 130), ("", 0, 130)],
 )
 def test_the_exit_status_says_how_the_run_ended_and_ctrl_c_is_one_word(monkeypatch, capsys, status, ok, code):
-    outcome = workbook.Outcome(status, "phase0: ...", files.ROOT / "n.ipynb", None, ok)
-    monkeypatch.setattr(workbook, "execute", mock.Mock(side_effect=[outcome] if status else KeyboardInterrupt))
+    outcome = workbook.Outcome(status, "phase0: ...", files.ROOT / "outputs" / "a b" / "n.ipynb", None, ok)
+    monkeypatch.setattr(workbook, "execute", mock.Mock(side_effect=[outcome] * 2 if status else KeyboardInterrupt))
+    monkeypatch.chdir(files.ROOT)
     assert main(["run", "phase0"]) == code
-    assert status or capsys.readouterr().err.splitlines()[-1] == "interrupted"
+    said = capsys.readouterr()
+    assert status or said.err.splitlines()[-1] == "interrupted"
+    anew = f"go on    {shlex.quote(sys.executable)} -m blockshock_lib run phase0 --resume 'outputs/a b'"
+    assert (anew.replace(f"{files.ROOT}/", "") in said.out.splitlines()) is (status in ("failed", "interrupted"))
+    assert main(["report", "outputs/reference/phase0-cpu"]) == code and "go on " not in capsys.readouterr().out
 
 
 def test_a_report_of_a_zip_unpacks_it_first(asked, outputs, tmp_path):
@@ -61,8 +65,7 @@ def test_a_report_of_a_zip_unpacks_it_first(asked, outputs, tmp_path):
 
 def test_a_run_says_its_verdict_a_fact_a_line_and_where_notebook_and_page_are(outputs):
     out = outputs / "line"
-    line = [sys.executable, "-m", "blockshock_lib", "run", "phase0", "--hardware", "cpu", *TINY_FLAGS, "--out", out]
-    ran = subprocess.run(line, cwd=files.ROOT, capture_output=True, text=True, timeout=120)
+    ran = python("-m", "blockshock_lib", "run", "phase0", *flags(TINY), "--out", out)
     (folder,) = (path.parent for path in out.rglob("manifest.json"))
     *verdict, notebook, page = ran.stdout.splitlines()
     assert ran.returncode == 0, ran.stderr
@@ -73,11 +76,15 @@ def test_a_run_says_its_verdict_a_fact_a_line_and_where_notebook_and_page_are(ou
     assert told[0].startswith("run phase0: ") and any(one.startswith("phase0: 0 of 1, ") for one in told)
 
 
-def test_a_failed_check_of_a_redrawn_folder_ends_the_command_with_1(outputs, capsys):
-    source = written(outputs, failed="row_parallel")
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [({"failed": "row_parallel"}, "phase0: FAIL"), ({"groups": 2}, "phase0: INCOMPLETE 1 of 2")],
+)
+def test_a_failed_check_or_a_lost_record_of_a_redrawn_folder_ends_the_command_with_1(outputs, capsys, fault, said):
+    source = written(outputs, **fault)
     assert main(["report", str(source.folder), "--out", str(outputs)]) == 1
     first, *_, notebook, page = capsys.readouterr().out.splitlines()
-    assert first == "phase0: FAIL" and notebook.endswith(".ipynb") and page.endswith(".html")
+    assert first == said and notebook.endswith(".ipynb") and page.endswith(".html")
 
 
 def test_a_flag_is_never_guessed_and_the_help_has_defaults_and_an_example(capsys):
@@ -92,7 +99,11 @@ def test_a_flag_is_never_guessed_and_the_help_has_defaults_and_an_example(capsys
 
 def test_a_misspelt_folder_is_answered_with_the_nearest_run(capsys):
     assert main(["report", "outputs/reference/phase1_cpu"]) == 2
-    assert "; did you mean outputs/reference/phase1-cpu?" in capsys.readouterr().err
+    assert "; did you mean outputs/reference/phase1-cpu?; all runs: python -m blockshock_lib list" in (
+        capsys.readouterr().err
+    )
+    assert main(["report", "outputs/reference"]) == 2, "a folder of runs is none"
+    assert "; did you mean outputs/reference/phase3-cuda?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

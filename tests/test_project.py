@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 
 import blockshock_lib
 from blockshock_lib.files import ROOT
+from tests.processes import python
 from tests.test_house import LIBRARY, imported, package_of
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -30,9 +31,14 @@ BROUGHT |= {"pydantic-core": "pydantic"}
 # What only runs on a GPU and is imported there alone: import name -> the file that does. cuda.bindings is in the extra
 # `cuda` unpinned, as its version goes with PyTorch's CUDA; Triton comes with PyTorch.
 ON_A_GPU = {
-    "triton": ("kernels.py", *(f"triton_{part}.py" for part in ("forward", "dq", "dkdv", "tiles"))),
+    "triton": (
+        "kernels.py",
+        "gluon.py",
+        "gluon_forward.py",
+        *(f"triton_{part}.py" for part in ("forward", "dq", "dkdv", "tiles")),
+    ),
     "cuda": ("compiled.py",),
-    "nvmath": ("plans.py",),
+    "nvmath": ("plans.py", "ust.py"),
 }
 ON_A_GPU |= {"flash_attn": ("fa4.py",), "cudnn": ("cudnn.py",)}  # the extra `attention`
 
@@ -40,20 +46,14 @@ ON_A_GPU |= {"flash_attn": ("fa4.py",), "cudnn": ("cudnn.py",)}  # the extra `at
 def test_every_constraint_pins_one_version_of_one_package():
     assert len(PINS) == len(CONSTRAINTS) > len(DECLARED)
     assert all(re.fullmatch(r"==[^*]+", str(pin.specifier)) for pin in CONSTRAINTS)
+    assert GPU.keys() == {"nvmath-python", "cuda-bindings"} and "cuda-bindings" not in PINS, "its version is CUDA's"
+    assert PROJECT["dependencies"] == ["torch>=2.11"], "torch is all that the layers need"
 
 
 @pytest.mark.parametrize("wanted", [*DECLARED, *DEV, GPU["nvmath-python"]], ids=str)
 def test_every_dependency_is_pinned_within_its_own_bounds(wanted):
     pin = PINS[canonicalize_name(wanted.name)]
     assert wanted.specifier.contains(str(pin.specifier).removeprefix("=="))
-
-
-def test_the_extra_for_gpus_is_pinned_but_for_what_goes_with_cuda():
-    assert GPU.keys() == {"nvmath-python", "cuda-bindings"} and "cuda-bindings" not in PINS
-
-
-def test_torch_is_all_that_the_layers_need():
-    assert PROJECT["dependencies"] == ["torch>=2.11"]
 
 
 def test_every_distribution_that_the_library_imports_is_declared_or_brought_by_one_that_is():
@@ -69,13 +69,25 @@ def test_every_distribution_that_the_library_imports_is_declared_or_brought_by_o
             assert found & declared, f"{path.name} imports {module}: declare {', '.join(sorted(found))}"
 
 
-def test_layers_import_nothing_of_the_workbook_and_what_only_a_gpu_needs_is_imported_only_where_it_runs():
-    code = "import sys, blockshock_lib.kernels.sparse24.backends, blockshock_lib as b; [getattr(b, name) for name in "
-    code += "('Linear24', 'BlockShockParallel', 'checkpoint', 'clip_grad_norm_', 'Mask')]; "
-    code += (
-        f"assert not sys.modules.keys() & {{*{set(ON_A_GPU)}, 'pandas', 'pydantic', 'ruamel', 'papermill', 'IPython'}}"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+LAYERS = "('Linear24', 'BlockShockParallel', 'checkpoint', 'clip_grad_norm_', 'Mask')"
+REPORTS = "[__import__(one.name) for one in pkgutil.walk_packages(['blockshock_lib/report'], 'blockshock_lib.report.')]"
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        (
+            f"import blockshock_lib.kernels.sparse24.backends; [getattr(blockshock_lib, name) for name in {LAYERS}]",
+            {*ON_A_GPU, "pandas", "pydantic", "ruamel", "papermill", "IPython"},
+        ),
+        (f"import pkgutil, blockshock_lib.studies.linear.params; {REPORTS}", {"torch"}),
+        ("import blockshock_lib; blockshock_lib.load('outputs/reference/phase0-cpu')", {"torch"}),
+    ],
+    ids=["layers", "parameters and reports", "load"],
+)
+def test_what_is_imported_loads_no_more_than_it_needs(code, absent):
+    done = python("-c", f"import sys; {code}; assert not sys.modules.keys() & {absent}")
+    assert not done.returncode, done.stderr
 
 
 def test_a_wheel_holds_every_file_of_the_library():
@@ -120,17 +132,28 @@ def test_no_file_of_the_project_names_a_path_of_the_machine_that_made_it_or_is_l
 @pytest.mark.parametrize("name", blockshock_lib.__all__)
 def test_every_public_name_can_be_imported(name):
     found = getattr(blockshock_lib, name)
-    assert found.__name__.rpartition(".")[2] == name and callable(found) == (
-        name not in ("attention", "checkpoint", "gpt")
-    )
+    assert found.__name__.rpartition(".")[2] == name
+    assert callable(found) == (name not in ("attention", "checkpoint", "gpt"))
+    with pytest.raises(AttributeError, match=f"no attribute '{name}x'.*{name}"):
+        getattr(blockshock_lib, f"{name}x")
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(AttributeError, match="BlockShockLinear"):
-        blockshock_lib.BlockShokLinear  # noqa: B018
+FAKE = """#!/bin/sh
+case "$1 $2" in
+    "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    "-m pip") sleep 1; exit ${FAILS:-0} ;;
+    *) test "${2#import sys, torch}" = "$2" ;;
+esac
+"""
 
 
-def test_the_package_the_parameters_the_table_of_methods_and_the_reports_import_no_torch():
-    code = "import pkgutil, sys, blockshock_lib.report as report, blockshock_lib.studies.linear.params\n"
-    code += "for one in pkgutil.walk_packages(report.__path__, 'blockshock_lib.report.'): __import__(one.name)\n"
-    subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)
+@pytest.mark.parametrize("fails", [0, 3])
+def test_setup_says_while_pip_is_silent_that_it_goes_on_and_ends_as_pip_does(fails, tmp_path):
+    place = tmp_path / "python"
+    place.write_text(FAKE)
+    place.chmod(0o755)
+    words = ["make", "setup", f"PYTHON={place}", f"VENV={tmp_path / 'venv'}", "EVERY=0.2"]
+    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"FAILS": str(fails)})
+    assert (ran.returncode == 0) is (fails == 0), ran.stderr
+    assert ran.stdout.count(f" MB in {tmp_path / 'venv'}\n") >= 2
+    assert (tmp_path / "venv" / ".ready").exists() is (fails == 0)

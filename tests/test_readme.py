@@ -1,19 +1,15 @@
 """What the README says was seen to work."""
 
-import os
 import re
 import subprocess
-import sys
 import textwrap
 
 import torch
 
 import blockshock_lib
-from blockshock_lib import attention, gpt
 from blockshock_lib.files import ROOT
-from blockshock_lib.kernels.attention import backends
-from blockshock_lib.layers.attention import parallel
 from blockshock_lib.runs import manifest
+from tests.processes import python
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path: path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))}
@@ -48,55 +44,37 @@ def test_the_example_for_ones_own_model_trains_and_saves_what_plain_layers_load(
     body = "import torch\nfrom torch import nn\n" + BEFORE + code.replace('"cuda"', '"cpu"') + AFTER
     main = "def main():\n" + textwrap.indent(body, "    ") + "\nmain()\n"
     script.write_text(main + END)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("BlockShockLinear True") == 2
 
 
-def test_the_example_for_one_gpu_gives_what_the_plain_layer_gives():
+def test_the_example_for_one_gpu_prunes_a_model(capsys):
     _, code = EXAMPLES
-    made = {}
+    made = {"model": torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 64))}
     exec(code, made)
+    assert [type(layer).__name__ for layer in made["model"]] == ["Linear24"] * 2
+    assert "2 of 2 layers converted" in capsys.readouterr().out
+
+
+def test_the_examples_of_one_layer_and_of_sparse_models_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(import torch\n.*?)```", PAGES[ROOT / "docs" / "own_model.md"], flags=re.DOTALL)
+    one, made = {}, {}
+    exec(code, one)
     x = torch.randn(5, 1024, generator=torch.Generator().manual_seed(0))
-    assert made["y"].shape == (16, 512)
-    torch.testing.assert_close(made["packed"](x), made["pruned"](x))
-    assert (made["pruned"].weight == 0).float().mean() == 0.5
-
-
-def test_the_examples_of_attention_run():
-    made = {}
-    for code in re.findall(r"```python\n(.*?)```", PAGES[ROOT / "docs" / "attention.md"], flags=re.DOTALL):
+    torch.testing.assert_close(one["packed"](x), one["pruned"](x))
+    assert (one["pruned"].weight == 0).float().mean() == 0.5
+    for code in re.findall(r"```python\n(.*?)```", PAGES[ROOT / "docs" / "sparsify.md"], flags=re.DOTALL):
         exec(code, made)
-    torch.testing.assert_close(made["whole"], made["layer"].gather(made["out"]))
-    assert made["mine"][1].grad.shape == made["k"].shape and made["lists"].block_density < 0.7
+    assert [type(made[name][0]).__name__ for name in ("model", "again")] == ["Linear24"] * 2
+    x = torch.randn(5, 256, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(made["again"](x), made["model"](x))
 
 
-def test_the_examples_of_gpt_run_and_its_table_counts_as_its_schedules_do():
-    made, text = {}, PAGES[ROOT / "docs" / "gpt.md"]
-    for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
-        exec(code, made)
-    assert made["whole"].tokens.weight.grad is None and made["model"].tokens.weight.grad.abs().sum() > 0
-    rows = dict(re.findall(r"^\| `(\w+)([^|]*\| \d*)", text, flags=re.MULTILINE))
-    assert rows.keys() == gpt.SCHEDULES.keys()
-    for name in (name for name, row in rows.items() if "(" not in row):
-        assert int(rows[name].split()[-1]) == len(gpt.named(name, 12).syncs), name
-
-
-def test_every_pattern_and_strategy_of_the_page_exists():
-    text = PAGES[ROOT / "docs" / "attention.md"]
-    named = {name for name in re.findall(r"`(\w+)\(", text)} - {"pattern"}
-    assert {name for name in named if not hasattr(attention, name)} == set()
-    assert {f"`{name}`" for name in (*backends.BACKENDS, *parallel.STRATEGIES)} <= set(re.findall(r"`\w+`", text))
-
-
-def test_the_answer_is_the_one_of_the_shipped_findings():
-    assert f"| {manifest.read(manifest.REFERENCE / 'findings')['answer']} |" in TEXT
-
-
-def test_it_is_a_page():
+def test_it_is_a_page_with_the_answer_of_the_shipped_findings():
     assert TEXT.count("\n") <= 150 and len(TEXT.split()) <= 1500
+    assert f"| {manifest.read(manifest.REFERENCE / 'findings')['answer']} |" in TEXT
 
 
 def test_every_column_of_a_record_is_explained():

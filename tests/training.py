@@ -59,14 +59,6 @@ def dense_view(model):
     return {key: value.clone() for key, value in model.state_dict().items()}
 
 
-def trained(ctx, options, compiled=False):
-    """The losses and the dense weights after five steps of AdamW in float64, and what became of the modules."""
-    model = styled(ctx, seed=ctx.rank, dtype=torch.float64, **options)
-    run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
-    losses = steps(run, adamw(model), 5)
-    return losses, dense_view(model), [type(module).__name__ for module in model]
-
-
 def refusals(ctx):
     """(what the style must say, what it says, whether the module is as it was) for each that it cannot convert."""
     mesh = init_device_mesh("cpu", (ctx.world_size,))
@@ -101,15 +93,15 @@ def refusals(ctx):
 
 
 def kept_apart(ctx):
-    """What the change keeps: names, order, attributes, eval mode, frozen weights; on a slice of a mesh."""
+    """What the change keeps: names, order, attributes, modes, frozen weights; with an option, on a slice of a mesh."""
     model = mlp().eval()
     model[0].note = "mine"
     model[0].weight.requires_grad_(False)
     names = [name for name, _ in model.named_parameters()]
     mesh = init_device_mesh("cpu", (1, ctx.world_size), mesh_dim_names=("dp", "tp"))
-    parallelize_module(model, mesh["tp"], {"[02]": BlockShockParallel()})
+    parallelize_module(model, mesh["tp"], {"[02]": BlockShockParallel(dw="full")})
     trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    return model[0].note, model[0].training, names, trains
+    return model[0].note, model[0].training, model[0].wgrad_by, names, trains
 
 
 def saved(ctx, folder):

@@ -12,20 +12,23 @@ from blockshock_lib.files import ROOT
 from blockshock_lib.notebook.findings import Findings
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+NOTHING = "Not answered: no run is shipped yet."
 
 
 def written() -> dict[Path, str]:
-    """File -> what it should hold, of the shipped records: every study's page, and README where it has the markers."""
+    """File -> what it should hold, of the shipped records: each study's page, and README."""
     pages, rows = {}, []
     for name in studies.names():
         study = studies.load(name)
         if study.results:
             found = Findings(None, "reference", Path(), study)
-            source = f"Written by `make findings` from the records of {found.setting}."
-            text = f"# Results of the study {name}\n\n**{study.question}**\n\n{source}\n\n"
-            text += f"{study.results(found.main)}\n{_runs(found)}"
+            source, said = "Written by `make findings`: no run of it is shipped yet.\n", NOTHING
+            if found.frames:
+                source = f"Written by `make findings` from the records of {found.setting}."
+                source, said = f"{source}\n\n{study.results(found.main)}\n{_runs(found)}", found.sentence
+            text = f"# Results of the study {name}\n\n**{study.question}**\n\n{source}"
             pages[ROOT / "docs" / "results" / f"{name}.md"] = text
-            rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {found.sentence} |")
+            rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {said} |")
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     if BEGIN in text:

@@ -102,8 +102,7 @@ class Reducer:
         return sum(symm.DATA + one.nbytes for one in (self.space, *self._outgrown) if one)
 
     def buffer(self, group: Ranks, rows: int, columns: int, dtype: torch.dtype, chunk: int | None) -> Tensor | None:
-        row = columns * dtype.itemsize
-        if self.why or not rows * row or row % symm.PACKET or dtype not in symm.ELEMENTS:
+        if self.why or not rows * (row := columns * dtype.itemsize) or row % symm.PACKET or dtype not in symm.ELEMENTS:
             return None
         fastest = self.ways(min(chunk or rows, rows) * row)[0]
         return self.workspace(group, rows, columns, dtype) if fastest.kernel else None
@@ -171,11 +170,10 @@ def made(handle: dist.ProcessGroup, device: torch.device) -> Reducer | None:
 
 def reducer(group: Ranks, device: torch.device) -> Reducer:
     """The group's, made at the first call, which on CUDA is a collective."""
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    handle = group.handle
-    if (found := made(handle, device)) is not None:
+    if (found := made(handle := group.handle, device)) is not None:
         return found
+    if device.type == "cuda" and device.index is None:
+        return reducer(group, torch.device("cuda", torch.cuda.current_device()))
     if _capturing(device):
         raise UnsupportedError("a group's first all-reduce cannot be captured: call the layer once before the graph")
     why, table = symm.impossible(group.world_size, device), {}

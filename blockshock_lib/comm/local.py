@@ -87,15 +87,8 @@ class LocalGroup(Group):
     def start_all_reduce(self, x: Tensor) -> Pending:
         return Pending(self.all_reduce(x))
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        return self._of_all("all_gather", x, torch.cat)
-
-    def start_all_gather(self, x: Tensor, finish: Callable[[Tensor], Tensor] | None = None) -> Pending:
-        return Pending(self.all_gather(x), finish=finish)
-
-    def exchange(self, x: Tensor, peer: int, out: Tensor | None = None) -> Tensor:
-        theirs = self._of_all("exchange", x, lambda every: every[peer].clone())
-        return theirs if out is None else out.copy_(theirs)
+    def _gather(self, x: Tensor, started: bool) -> tuple[Tensor, None]:
+        return self._of_all("all_gather", x, torch.cat), None
 
     def start_all_to_all(self, give: Sequence[Tensor], take: Sequence[Tensor]) -> Callable[[], None]:
         for x in give:

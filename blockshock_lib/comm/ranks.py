@@ -42,7 +42,8 @@ class Ranks:
         handle = handle or dist.group.WORLD
         if dist.get_rank(handle) < 0:
             raise UnsupportedError("this rank is not in that process group: only its members make the layer")
-        return cls(dist.get_rank(handle), dist.get_world_size(handle), weakref.ref(handle))
+        hash(reference := weakref.ref(handle))  # which it keeps: a key also when the group is gone
+        return cls(dist.get_rank(handle), dist.get_world_size(handle), reference)
 
     def __deepcopy__(self, memo: dict) -> Self:
         return self

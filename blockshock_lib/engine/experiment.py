@@ -49,17 +49,17 @@ def measure(
 
 
 class Session:
-    """`twin`: the method that is built, checked and timed a second time, as the method TWIN."""
+    """`twin`: of which the one in the case is built, checked and timed a second time, as the method TWIN."""
 
     def __init__(
-        self, run: CaseRun, timing: Any, twin: str, traces: Path | None, emit: Callable | None, done: Sequence[Row]
+        self, run: CaseRun, timing: Any, twin: tuple, traces: Path | None, emit: Callable | None, done: Sequence[Row]
     ):
         self.run, self.timing, self.traces, self.emit, self.done = run, timing, traces, emit, done
         self.problem, self.device = run.problem, run.device
         self.names = list(self.problem.case.methods)
-        if timing and twin in self.names:
-            self.names.append(TWIN)
-        self.methods = {name: name for name in self.names} | {TWIN: twin}  # by the names of their rows
+        again = [name for name in self.names if timing and name in twin][:1]
+        self.names += [TWIN] * len(again)
+        self.methods = {name: name for name in self.names} | dict.fromkeys([TWIN], *again)  # by the names of their rows
         self.checked: dict[str, bool] = {}  # name -> whether it may be timed
 
     def whole(self) -> None:

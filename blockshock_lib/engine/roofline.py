@@ -1,6 +1,7 @@
 """Ceilings measured in the same run, and the floor that they put under each method's time."""
 
 import statistics
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,38 +19,41 @@ class Ceilings(NamedTuple):
     allreduce_bandwidth: float
 
 
-def measure(timer: Timer, dtype: torch.dtype, repeats: int = 5) -> Ceilings:
+def gemm_rate(timer: Timer, dtype: torch.dtype) -> float:
+    """TFLOP/s of one large product of random matrices."""
+    n = 8192 if timer.device.type == "cuda" else 512
+    a, b = _random(timer, 2, n, n).to(dtype)  # one draw: two would be equal
+    return 2 * n**3 / _slowest_ms(timer, lambda: torch.mm(a, b)) / 1e9
+
+
+def measure(timer: Timer, dtype: torch.dtype) -> Ceilings:
     """Measures the three ceilings on random data; a collective call, every rank must make it."""
     device, group = timer.device, timer.group
     big = device.type == "cuda"
     # Two tensors of at most a sixteenth of the memory each; 4 GiB on an H200. Ranks that are threads share a GPU's.
     words = min(2**30, torch.cuda.get_device_properties(device).total_memory // 64) if big else 2**22
     words //= group.world_size if big and group.handle is None else 1
-    generator = torch.Generator(device).manual_seed(1)
-
-    def rand(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, device=device).to(dtype)
-
-    def slowest_ms(fn) -> float:
-        work = Work("", [], fn=fn, heavy=True)
-        return statistics.median(timer.interleave([[work]], warmup=2, samples=repeats)[work])
 
     def copied() -> float:
-        source = rand(words, dtype=torch.float32)
+        source = _random(timer, words)
         target = torch.empty_like(source)
-        return 2 * source.nbytes / slowest_ms(lambda: target.copy_(source)) / 1e6
-
-    def multiplied() -> float:
-        n = 8192 if big else 512
-        a, b = rand(n, n), rand(n, n)
-        return 2 * n**3 / slowest_ms(lambda: torch.mm(a, b)) / 1e9
+        return 2 * source.nbytes / _slowest_ms(timer, lambda: target.copy_(source)) / 1e6
 
     def reduced() -> float:
-        x, w = rand(2**27 if big else 2**18), group.world_size
+        x, w = _random(timer, 2**27 if big else 2**18).to(dtype), group.world_size
         with torch.no_grad():
-            return 2 * x.nbytes * (w - 1) / w / slowest_ms(lambda: group.all_reduce(x)) / 1e6
+            return 2 * x.nbytes * (w - 1) / w / _slowest_ms(timer, lambda: group.all_reduce(x)) / 1e6
 
-    return Ceilings(copied(), multiplied(), 0.0 if group.handle is None else reduced())
+    return Ceilings(copied(), gemm_rate(timer, dtype), 0.0 if group.handle is None else reduced())
+
+
+def _random(timer: Timer, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator(timer.device).manual_seed(1), device=timer.device)
+
+
+def _slowest_ms(timer: Timer, fn: Callable[[], Any]) -> float:
+    work = Work("", [], fn=fn, heavy=True)
+    return statistics.median(timer.interleave([[work]], warmup=2, samples=5)[work])
 
 
 def compute(cost: Any, ceilings: Ceilings) -> float:

@@ -70,6 +70,9 @@ class Phase:
     timed: bool  # whether its cases are timed after they were checked
     metric: str = ""  # of the headline: the speed of `axes.under` over `axes.over` in this metric
     figures: tuple[str, ...] = ()  # those that every run keeps, also where no notebook drew any; the headline first
+    unit: str = ""  # what progress counts; "": cases
+    amount: Callable[[Any], float] = lambda case: 1  # of the unit, in a case
+    reached: Callable[[Any, Mapping[str, Any]], float] = lambda case, row: 0  # of it, where the case has said `row`
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,7 @@ class Study:
     columns: Callable[[Mapping[str, Any]], dict[str, Any]]  # record's `case` -> its own columns of a records frame
     axes: Any  # how tables and figures name and order its cases
     problem: str  # "module:Class" of its Problem, imported in ranks only
-    twin: str = ""  # the method that every timed run times once more, as if it were another: what it cannot tell apart
+    twin: tuple[str, ...] = ()  # a timed case times its one of these once more, as another: what it cannot tell apart
     may_lose: Callable[[Any], frozenset[int]] = lambda case: frozenset()  # ranks that may die while the others go on
     # Columns -> headers of the table of what is asked: those that name a line, those that are joined in it.
     plan: tuple[Mapping[str, str], ...] = ()
@@ -241,5 +244,6 @@ class Study:
     tables: Mapping[str, Callable[[pd.DataFrame], pd.DataFrame]] = field(default_factory=dict)
     figures: Mapping[str, Callable[[pd.DataFrame], Figure]] = field(default_factory=dict)
     findings: str = ""  # file in notebooks/ that answers the question from all records
-    results: Callable[[pd.DataFrame], str] | None = None  # records of one machine -> docs/results/<name>.md
+    results: Callable[[pd.DataFrame], str] | None = None  # records that are weighed together -> docs/results/<name>.md
+    joined: bool = False  # whether phases that machines of their own measured are weighed together
     live: str = ""  # "module:function" -> (controls by name, (phase, values) -> settings): a run, from a notebook

@@ -1,15 +1,25 @@
 """Calls captured in one CUDA graph: the one clock of kernel time."""
 
+import weakref
 from collections.abc import Callable
 
 import torch
+
+from blockshock_lib.errors import UnsupportedError, first_line
 
 
 class Pool:
     """What one graph frees serves the next only if both are captured with one pool of memory and one stream."""
 
     def __init__(self, device: torch.device):
-        self.handle, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self.handle, self.stream, self.graphs = None, torch.cuda.Stream(device), weakref.WeakSet()
+
+    def joined(self, graph: torch.cuda.CUDAGraph) -> tuple[int, int]:
+        """The handle for this graph: a new one where no other lives, for PyTorch 2.11 may not take up an empty pool."""
+        if not self.graphs:
+            self.handle = torch.cuda.graph_pool_handle()
+        self.graphs.add(graph)
+        return self.handle
 
 
 class Graph:
@@ -46,7 +56,7 @@ class Graph:
         outs = []
         with torch.cuda.stream(stream):
             # NCCL's watchdog thread queries events while we capture; only this thread's calls may end up in the graph.
-            self.graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
+            self.graph.capture_begin(pool=pool.joined(self.graph), capture_error_mode="thread_local")
             try:
                 for call in calls:
                     out = call()
@@ -88,6 +98,17 @@ class Graph:
         if self.graph is not None:
             self.graph.reset()
         self.calls, self.graph, self.out, self.restore = [], None, None, None
+
+
+def try_capture(call: Callable[[], object], device: torch.device) -> None:
+    """UnsupportedError where a call cannot be captured. It is tried alone, before others depend on it."""
+    try:
+        Graph([call], device, keeps=False).release()
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, UnsupportedError) as error:
+        torch.cuda.synchronize(device)
+        raise UnsupportedError(f"it cannot be captured in a CUDA graph: {first_line(error)}") from error
 
 
 def tensors(value: object) -> list[torch.Tensor]:

@@ -42,43 +42,43 @@ def layers() -> list[nn.Module]:
 
 def linear(layer: nn.Module, x: Tensor) -> Tensor:
     """y [..., N] of x [..., K] in the weight's dtype, to which autocast casts x; ValueError: x has another."""
-    dtype = layer.weight.dtype
-    if x.dtype != dtype:
+    weight, bias = (held := layer._parameters)["weight"], held["bias"]  # nn.Module's __getattr__ takes 0.4 us each time
+    if x.dtype != (dtype := weight.dtype):
         if not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
             raise ValueError(f"x is {x.dtype}, the layer {dtype}: convert one of them, or use torch.autocast")
         x = x.to(dtype)
-    inputs = (x, layer.weight, layer.bias)
-    if torch.compiler.is_exporting():
-        raise UnsupportedError(
-            "torch.export cannot take a packed layer along: export with its to_linear() in its place"
-        )
     if torch.compiler.is_compiling():
+        if torch.compiler.is_exporting():
+            raise UnsupportedError(
+                "torch.export cannot take a packed layer along: export with its to_linear() in its place"
+            )
         layout = (layer.out_features, layer.transposed_y, layer.transposed_dgrad)
-        return torch.ops.blockshock.linear(*inputs, layer.handle, *layout)
-    if torch._C._functorch.get_interpreter_stack():
+        return _Compiled.apply(x, weight, bias, layer.handle, *layout)
+    if torch._C._are_functorch_transforms_active():
         raise UnsupportedError("torch.func transforms no packed layer: give it a batch, or transform its to_linear()")
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-        return _Linear.apply(layer, *inputs)
-    return _forward(layer, x)
-
-
-def _without_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
-    kind = tensor.device.type  # autocast would cast a dense product and not a packed one
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
+    wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or getattr(bias, "requires_grad", 0))
+    return _apply(layer, x, weight, bias) if wanted else _forward(layer, x)
 
 
 def _forward(layer: nn.Module, x: Tensor) -> Tensor:
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(kind := x.device.type):
+        with torch.autocast(kind, enabled=False):  # it would cast a dense product and not a packed one
+            return _forward(layer, x)
     if x.numel() == 0:  # 2:4 kernels take no empty batch; it is as empty on every rank, so all of them skip alike
         return _empty(x, x.shape[:-1], layer.out_features, layer.transposed_y)
-    layer.before_pass("forward", x)
-    with _without_autocast(x):
-        # A CUDA graph replays no look at a version: what it captures refreshes every time.
-        layer.prepare(always=x.is_cuda and torch.cuda.is_current_stream_capturing())
-        y = layer.multiply(x.reshape(-1, layer.in_features))
-    return y.reshape(*x.shape[:-1], layer.out_features)
+    if layer.collective:
+        layer.before_pass("forward", x)
+    # A CUDA graph replays no look at a version: what it captures refreshes every time.
+    layer.prepare(always=x.is_cuda and torch.cuda.is_current_stream_capturing())
+    if x.dim() == 2:
+        return layer.multiply(x)
+    return layer.multiply(x.reshape(-1, layer.in_features)).reshape(*x.shape[:-1], layer.out_features)
 
 
 def _backward(layer: nn.Module, dy: Tensor, x: Tensor | None, need: tuple[bool, bool, bool]) -> tuple:
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(kind := dy.device.type):
+        with torch.autocast(kind, enabled=False):
+            return _backward(layer, dy, x, need)
     lead = dy.shape[:-1]
     if dy.numel() == 0:
         dx = _empty(dy, lead, layer.in_features, layer.transposed_dgrad) if need[0] else None
@@ -88,9 +88,8 @@ def _backward(layer: nn.Module, dy: Tensor, x: Tensor | None, need: tuple[bool, 
     dy = dy.reshape(-1, layer.out_features)
     dy = dy if 1 in dy.stride() else dy.contiguous()  # an expanded gradient, as a plain sum gives: no product reads it
     x = None if x is None else x.reshape(-1, layer.in_features)
-    with _without_autocast(dy):
-        layer.prepare()
-        dx, dw, db = layer.backward(dy, x, need)
+    layer.prepare()
+    dx, dw, db = layer.backward(dy, x, need)
     return None if dx is None else dx.reshape(*lead, layer.in_features), dw, db
 
 
@@ -103,15 +102,13 @@ def _empty(like: Tensor, lead: tuple[int, ...], features: int, transposed: bool)
 @contextlib.contextmanager
 def _holding(layer: nn.Module, **tensors: Tensor | None) -> Iterator[None]:
     """The layer computes with this weight and bias, also where `functional_call` had lent it others than its own."""
-    own = {name: getattr(layer, name) for name, given in tensors.items() if given is not None}
-    lent = [name for name, held in own.items() if held.data_ptr() != tensors[name].data_ptr()]
+    own = layer._parameters
+    lent = {name: t for name, t in tensors.items() if t is not None and t.data_ptr() != own[name].data_ptr()}
     try:
-        for name in lent:
-            layer._parameters[name] = tensors[name]
+        layer.__dict__["_parameters"] = own | lent
         yield
     finally:
-        for name in lent:
-            layer._parameters[name] = own[name]
+        layer.__dict__["_parameters"] = own
 
 
 class _Linear(torch.autograd.Function):
@@ -131,53 +128,55 @@ class _Linear(torch.autograd.Function):
             return None, *_backward(ctx.layer, dy, x, ctx.needs_input_grad[1:])
 
 
-# The schemas are written out: reading them off annotations differs between versions of PyTorch. The results' shapes and
-# strides follow from the arguments alone: the compiler keeps graphs on disk, where a handle may be another layer's.
-@torch.library.custom_op(
-    "blockshock::linear",
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? bias, int handle, int out_features, bool transposed_y, "
-    "bool transposed_dgrad) -> Tensor",
-)
-def _linear_op(x, weight, bias, handle, out_features, transposed_y, transposed_dgrad):
+_apply = super(torch.autograd.Function, _Linear).apply  # Function's own asks after torch.func, which was refused
+
+# The operators have no gradient of their own, an autograd.Function joins them: the dispatcher runs no Python but the
+# layer's. The schemas are written out: reading them off annotations differs between versions of PyTorch. The results'
+# shapes and strides follow from the arguments: the compiler keeps graphs on disk, where a handle may be another's.
+_ops = torch.library.Library("blockshock", "DEF")
+_ops.define("linear(Tensor x, Tensor weight, Tensor? bias, int handle, int features, bool transposed) -> Tensor")
+_ops.define("linear_backward(Tensor dy, Tensor x, Tensor weight, int handle, bool[] need, bool transposed) -> Tensor[]")
+
+
+@torch.library.impl(_ops, "linear", "CompositeExplicitAutograd")
+def _linear_op(x, weight, bias, handle, features, transposed):
     layer = _layers[handle]
-    with torch.no_grad(), _holding(layer, weight=weight, bias=bias):
+    if (held := layer._parameters)["weight"] is weight and held["bias"] is bias:
+        return _forward(layer, x)
+    with _holding(layer, weight=weight, bias=bias):
         return _forward(layer, x)
 
 
-@_linear_op.register_fake
-def _(x, weight, bias, handle, out_features, transposed_y, transposed_dgrad):
-    return _empty(x, x.shape[:-1], out_features, transposed_y)
+@torch.library.register_fake("blockshock::linear", lib=_ops)
+def _(x, weight, bias, handle, features, transposed):
+    return _empty(x, x.shape[:-1], features, transposed)
 
 
-@torch.library.custom_op(
-    "blockshock::linear_backward",
-    mutates_args=(),
-    schema="(Tensor dy, Tensor x, Tensor weight, int handle, bool[] need, bool transposed_dgrad) -> Tensor[]",
-)
-def _linear_backward_op(dy, x, weight, handle, need, transposed_dgrad):
+@torch.library.impl(_ops, "linear_backward", "CompositeExplicitAutograd")
+def _linear_backward_op(dy, x, weight, handle, need, transposed):
     layer = _layers[handle]
-    with torch.no_grad(), _holding(layer, weight=weight):
+    if dy.requires_grad:  # by the compiler's backends that keep a gradient's graph
+        raise UnsupportedError(f"{type(layer).__name__} has no gradient of its gradient: use its to_linear()")
+    with _holding(layer, weight=weight):
         return [grad for grad in _backward(layer, dy, x, tuple(need)) if grad is not None]
 
 
-@_linear_backward_op.register_fake
-def _(dy, x, weight, handle, need, transposed_dgrad):
-    grads = [_empty(dy, dy.shape[:-1], x.shape[-1], transposed_dgrad)] if need[0] else []
+@torch.library.register_fake("blockshock::linear_backward", lib=_ops)
+def _(dy, x, weight, handle, need, transposed):
+    grads = [_empty(dy, dy.shape[:-1], x.shape[-1], transposed)] if need[0] else []
     grads += [torch.empty_like(weight, memory_format=torch.contiguous_format)] if need[1] else []
     return [*grads, dy.new_empty(dy.shape[-1])] if need[2] else grads
 
 
-def _save(ctx, inputs, output):
-    x, weight, _, ctx.handle, _, _, ctx.transposed_dgrad = inputs
-    ctx.save_for_backward(x, weight)
+class _Compiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, handle, features, transposed_y, transposed_dgrad):
+        ctx.save_for_backward(x, weight)
+        ctx.handle, ctx.transposed = handle, transposed_dgrad
+        return torch.ops.blockshock.linear(x, weight, bias, handle, features, transposed_y)
 
-
-def _compiled_backward(ctx, dy):
-    x, weight = ctx.saved_tensors
-    need = list(ctx.needs_input_grad[:3])
-    grads = iter(torch.ops.blockshock.linear_backward(dy, x, weight, ctx.handle, need, ctx.transposed_dgrad))
-    return *(next(grads) if wanted else None for wanted in need), None, None, None, None
-
-
-_linear_op.register_autograd(_compiled_backward, setup_context=_save)
+    @staticmethod
+    def backward(ctx, dy):
+        need = list(ctx.needs_input_grad[:3])
+        grads = iter(torch.ops.blockshock.linear_backward(dy, *ctx.saved_tensors, ctx.handle, need, ctx.transposed))
+        return *(next(grads) if wanted else None for wanted in need), None, None, None, None

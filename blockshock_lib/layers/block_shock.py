@@ -48,6 +48,12 @@ class WatchedParameter(nn.Parameter):
 _foreach_supported_types.append(WatchedParameter)  # or a model with one would be stepped slowly
 
 
+def _state(w: Tensor) -> tuple:
+    """What changes when the weight may have changed."""
+    version, steps = 0 if w.is_inference() else w._version, autograd.optimizer_steps if w.requires_grad else 0
+    return w.data_ptr(), version, steps, getattr(w, "looks", 0)
+
+
 class BlockShockLinear(TermParallelLinear):
     """y = sum over ranks of x W(g)^T, each product on packed 2:4 values, joined by one all-reduce.
 
@@ -149,7 +155,8 @@ class BlockShockLinear(TermParallelLinear):
         return held | {"pattern": held["pattern"] + (self._theirs.nbytes if self._theirs else 0)}
 
     def local(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        return self.backend.linear(x[:, self.cols], self.packed, self.workspace(x) if out is None else out)
+        store, out = self.store, self.workspace(x) if out is None else out
+        return store.backend.linear(self.columns(x), store.packed, out)
 
     def memory_read(self) -> list[Tensor]:
         return [*super().memory_read(), *self.packed.data]
@@ -234,7 +241,9 @@ class BlockShockLinear(TermParallelLinear):
         self._look()
 
     def prepare(self, always: bool = False) -> None:
-        if isinstance(self.weight, DTensor):
+        seen, weight = self._seen, self._parameters["weight"]
+        same = seen is not None and seen[0] is weight and seen[1] == _state(weight)
+        if (same and not (always or self.gathered)) or isinstance(weight, DTensor):
             return
         # FSDP2 gathers the weight into a buffer that comes and goes, at no raised version: a copy is multiplied.
         if self.gathered and self.store.holds_kind_of(self.weight):
@@ -243,22 +252,13 @@ class BlockShockLinear(TermParallelLinear):
         elif self.store.moved(self.weight):
             self._relink()
             self.refresh()
-        elif (always and not self.frozen) or self._changed():
+        elif (always and not self.frozen) or not same:
             self.refresh()
-
-    def _state(self) -> tuple:
-        """What changes when the weight may have changed."""
-        w = self.weight
-        version, steps = 0 if w.is_inference() else w._version, autograd.optimizer_steps if w.requires_grad else 0
-        return w.data_ptr(), version, steps, getattr(w, "looks", 0)
 
     def _look(self) -> None:
         """Notes the weight as it is now; one that was lent is forgotten, and so not kept alive."""
-        own = isinstance(self.weight, nn.Parameter)
-        self._seen = (self.weight, self._state()) if own else None  # no weak reference: torch could swap no tensor then
-
-    def _changed(self) -> bool:
-        return self._seen is None or self._seen[0] is not self.weight or self._seen[1] != self._state()
+        own = isinstance(weight := self.weight, nn.Parameter) and not self.store.moved(weight)
+        self._seen = (weight, _state(weight)) if own else None  # no weak reference: torch could swap no tensor then
 
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_seen": None}

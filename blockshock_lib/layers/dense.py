@@ -70,9 +70,8 @@ class ColumnParallelLinear(ShardedLinear):
         return Part(None, equal_shard(out_features, rank, world_size), slice(0, in_features))
 
     def local(self, x: Tensor) -> Tensor:
-        if self.bias is None:
-            return torch.mm(self.weight, x.t())
-        return torch.addmm(self.bias[self.rows, None], self.weight, x.t())
+        weight, bias = (held := self._parameters)["weight"], held["bias"]
+        return torch.mm(weight, x.t()) if bias is None else torch.addmm(bias[self.rows, None], weight, x.t())
 
     def reduce(self, partial: Tensor, out: Tensor | None = None) -> Tensor:
         gathered = self.group.all_gather(partial).t()
@@ -109,18 +108,19 @@ class MaskedDenseLinear(TermParallelLinear):
         self._noted = self._state()
 
     def _state(self) -> tuple[int, int]:
-        return 0 if self.weight.is_inference() else self.weight._version, autograd.optimizer_steps
+        weight = self._parameters["weight"]
+        return 0 if weight.is_inference() else weight._version, autograd.optimizer_steps
 
-    @torch.no_grad()
     def prepare(self, always: bool = False) -> None:
         """Zeros in the holes again where something else than an optimizer wrote, as nn.init does to a whole tensor."""
-        if self.pattern is None or self.gathered or not isinstance(self.weight, nn.Parameter):
+        own = isinstance(self._parameters["weight"], nn.Parameter)
+        if not own or self.pattern is None or self.gathered or self._state() == self._noted:
             return
         (version, steps), (before, counted) = self._state(), self._noted
         if version != before and steps == counted:
-            masked = self.pattern.masked(self.weight)
+            masked = self.pattern.masked(self.weight.detach())
             if not torch.equal(masked, self.weight):
-                self.weight.copy_(masked)
+                self.weight.detach().copy_(masked)
         self._noted = self._state()
 
     def hold_bytes(self) -> dict[str, int]:

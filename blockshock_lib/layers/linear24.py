@@ -21,6 +21,7 @@ class Linear24(BlockShockLinear):
     """
 
     collective = ""
+    conv1d: type | None = None  # transformers' Conv1D, where it was one
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, mask: Mask | str | Tensor | None = None, **options) -> "Linear24":
@@ -46,10 +47,9 @@ class Linear24(BlockShockLinear):
         return Part(0, slice(0, out_features), slice(0, in_features))
 
     def local(self, x: Tensor) -> Tensor:
-        return self.backend.linear(x, self.packed, bias=self.bias)
+        return (store := self.store).backend.linear(x, store.packed, None, self._parameters["bias"])
 
-    def reduce(self, partial: Tensor) -> Tensor:
-        return partial  # to which the product has added the bias
+    multiply = local
 
     def load_dense(self, dense: Tensor) -> None:
         """As a sharded layer's; ValueError too for a weight that is not zero where the mask keeps none."""

@@ -4,14 +4,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import BlockShockLinear, autograd
-from blockshock_lib.layers.guards import model_around, refuse_unequal
+from blockshock_lib.layers.guards import called, model_around, refuse_unequal
 from blockshock_lib.layers.parts import require_plain
 
 
@@ -52,7 +51,7 @@ class BlockShockParallel(ParallelStyle):
             layer.bias.requires_grad_(module.bias.requires_grad)
         vars(module).update({k: v for k, v in vars(layer.train(module.training)).items() if "_hook" not in k})
         module.__class__ = BlockShockLinear
-        module.register_forward_pre_hook(_whole, with_kwargs=True)
+        module.register_forward_pre_hook(called)
         autograd.register(module)
         return module
 
@@ -79,13 +78,3 @@ class BlockShockParallel(ParallelStyle):
             if tied is not module and any(id(parameter) in own for parameter in tied.parameters(recurse=False)):
                 return f"it shares a parameter with {other}: give it one of its own, as the tie would be lost"
         return ""
-
-
-def _whole(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The input on every rank: a DTensor is gathered, and its gradient sharded again on the way back."""
-
-    def gathered(x: torch.Tensor) -> torch.Tensor:
-        whole = [Replicate()] * x.device_mesh.ndim if isinstance(x, DTensor) else None
-        return x.redistribute(placements=whole).to_local() if whole else x
-
-    return tuple(map(gathered, args)), {name: gathered(x) for name, x in kwargs.items()}

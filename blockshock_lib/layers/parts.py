@@ -1,4 +1,4 @@
-"""Which part of a weight a rank holds, the part itself, and of which modules a layer may be made."""
+"""Which part of a weight a rank holds, the part itself, alone or as a layer, and of which modules one may be made."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.layers import autograd
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,35 @@ def _unlike(linear: nn.Module) -> str:
         return "only an nn.Linear with nn.Linear's own forward can be"
     if isinstance(linear, NonDynamicallyQuantizableLinear):
         return "nn.MultiheadAttention reads this weight without calling the layer: leave it dense"
+    if isinstance(linear, ReadLinear):
+        return "its model reads this weight without calling the layer: leave it dense"
     if type(linear.weight) not in (Tensor, nn.Parameter):
         return f"its weight is a {type(linear.weight).__name__}: it must be a whole, plain tensor"
     return ""
+
+
+class ReadLinear(nn.Linear):
+    """The model may multiply by the weight itself, without a call: no other kind of layer can stand in its place."""
+
+
+class Share(ReadLinear):
+    """A rank's part of an nn.Linear, known to what guards and clips shared layers; the model joins the parts."""
+
+    collective, mask, path = "all-reduce", None, ""
+    group: Group
+    split: tuple[str, ...]
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        autograd.register(self)  # a copy is another layer
+
+
+def cut(whole: nn.Linear, group: Group, dim: int) -> Share:
+    """This rank's rows (dim 0) of W and the bias, or its columns (dim 1) of W and the whole bias."""
+    weight = whole.weight.chunk(group.world_size, dim)[group.rank].detach()
+    bias = (whole.bias if dim else whole.bias.chunk(group.world_size)[group.rank]).detach()
+    linear = Share(weight.shape[1], weight.shape[0], device="meta")
+    linear.group, linear.split = group, ("weight",) if dim else ("weight", "bias")
+    autograd.register(linear)
+    linear.weight, linear.bias = (nn.Parameter(x.clone(memory_format=torch.contiguous_format)) for x in (weight, bias))
+    return linear

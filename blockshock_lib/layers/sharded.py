@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from blockshock_lib.comm import Group, Pending
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.layers import autograd, chunked
+from blockshock_lib.layers import autograd, chunked, guards
 from blockshock_lib.layers.graphed import Graphed
-from blockshock_lib.layers.guards import before_delete, before_forward, before_pass, before_set, refuse_unequal
 from blockshock_lib.layers.parts import Part, laid_as, part_of, require_plain, whole
 from blockshock_lib.layers.watch import describe
 
@@ -42,8 +42,9 @@ class ShardedLinear(nn.Module):
     gathered = False  # FSDP2 shards the weight over other ranks, and gathers it for each pass
     path = ""  # its dotted name in the model, where that is known
     met = 0  # how often the ranks have compared what they pass
-    before_pass = before_pass
-    __delattr__ = before_delete
+    before_pass = guards.before_pass
+    __call__ = guards.call
+    __delattr__ = guards.before_delete
     dgrad_by = "dense"
     wgrad_by = "full"
 
@@ -64,7 +65,7 @@ class ShardedLinear(nn.Module):
         self.group = group or Group.of()
         self.mask, self.frozen = mask, frozen
         autograd.register(self)
-        self.register_forward_pre_hook(_called)
+        self.register_forward_pre_hook(guards.called)
         self.register_buffer("like", weight.new_empty(0), persistent=False)
         self.register_parameter("weight", None)
         self.register_parameter("bias", None if bias is None else self._parameter(bias.detach().clone()))
@@ -92,7 +93,7 @@ class ShardedLinear(nn.Module):
         mask, group = Mask.named(mask) if isinstance(mask, str) else mask, Group.of(process_group)
         weight, bias = (None if p is None else p.detach() for p in (linear.weight, linear.bias))
         if check:
-            refuse_unequal(group, f"{cls.__name__}.from_linear", weight=weight, bias=bias, mask=mask, **options)
+            guards.refuse_unequal(group, f"{cls.__name__}.from_linear", weight=weight, bias=bias, mask=mask, **options)
         return cls(weight, bias, mask=mask, group=group, **options)
 
     def __setstate__(self, state: dict) -> None:
@@ -101,7 +102,7 @@ class ShardedLinear(nn.Module):
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "weight":
-            self.gathered = before_set(self, value)
+            self.gathered = guards.before_set(self, value)
         super().__setattr__(name, value)
 
     def _parameter(self, data: Tensor) -> nn.Parameter:
@@ -139,7 +140,13 @@ class ShardedLinear(nn.Module):
 
     def local(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """x [B, K] -> this rank's partial result, without communication; a sum's part is written into `out` [B, N]."""
-        return torch.mm(x[:, self.cols], self.weight.t(), out=self.workspace(x) if out is None else out)
+        weight, out = self._parameters["weight"], self.workspace(x) if out is None else out
+        x = self.columns(x)
+        return nn.functional.linear(x, weight) if out is None else torch.mm(x, weight.t(), out=out)
+
+    def columns(self, x: Tensor) -> Tensor:
+        """Of x [B, K], what this rank multiplies."""
+        return x if self.cols.stop - self.cols.start == self.in_features else x[:, self.cols]
 
     def workspace(self, x: Tensor, chunk: int | None = None) -> Tensor | None:
         """`Group.buffer` for the partial result of x [B, K]; overwritten by the next call's."""
@@ -147,7 +154,7 @@ class ShardedLinear(nn.Module):
 
     def reduce(self, partial: Tensor, out: Tensor | None = None) -> Tensor:
         """`partial` -> y [B, N] on every rank. May overwrite `partial`; `out` as in `Group.all_reduce`."""
-        return self.group.all_reduce(partial, self.bias, out)
+        return self.group.all_reduce(partial, self._parameters["bias"], out)
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [B, K] -> y [B, N]: the whole forward of an active rank, without autograd."""
@@ -155,15 +162,10 @@ class ShardedLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """y [..., N] of `input` [..., K], named as nn.Linear names it. ValueError: another width, dtype, or nested."""
-        if not self.active:
-            raise UnsupportedError(f"rank {self.group.rank} stands by in {type(self).__name__}: it holds no weight")
-        if input.is_nested:
-            raise ValueError(
-                "x is a nested tensor: pad it; nn.TransformerEncoder makes none with enable_nested_tensor=False"
-            )
-        if input.shape[-1] != self.in_features:
-            raise ValueError(f"x has {input.shape[-1]} features, the layer {self.in_features}")
-        before_forward(self, input)
+        weight = self._parameters["weight"]  # distribute_module sets it past __setattr__
+        odd = weight is None or isinstance(weight, DTensor) or type(input) is not Tensor or input.is_nested
+        if odd or self.gathered or input.shape[-1] != self.in_features:
+            input = guards.before_forward(self, input)
         return autograd.linear(self, input)
 
     def graphed(self, shapes: int = 8) -> Graphed:
@@ -293,7 +295,3 @@ class ShardedLinear(nn.Module):
     def extra_repr(self) -> str:
         mask = f", mask={self.mask.name}" if self.mask else ""
         return f"{self.in_features}, {self.out_features}, rank {self.group.rank} of {self.group.world_size}{mask}"
-
-
-def _called(layer: nn.Module, inputs: tuple) -> None:
-    """A hook alone tells nn.TransformerEncoderLayer in eval mode to call the layer, not to read its weight itself."""

@@ -53,7 +53,7 @@ class Passes:
             warnings.warn(f"ranks {behind} of {world} have not called the {what}: every rank must", stacklevel=1)
 
 
-_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, Passes] = weakref.WeakKeyDictionary()
+_groups: dict[weakref.ref[dist.ProcessGroup], Passes] = {}
 
 
 def describe(layer: nn.Module) -> str:
@@ -63,9 +63,9 @@ def describe(layer: nn.Module) -> str:
 
 def count(layer: nn.Module, what: str, shape: tuple[int, ...]) -> None:
     """Of a pass that every rank of a connected group makes. UnsupportedError: ranks passed x of other shapes before."""
-    passes = _groups.get(handle := layer.group.handle)
+    passes = _groups.get(layer.group.reference)
     if passes is None:
-        passes = _groups[handle] = Passes()
+        passes = _groups[layer.group.reference] = Passes()
         _start()
     if passes.unlike:
         raise UnsupportedError(passes.unlike)
@@ -84,9 +84,9 @@ def watch() -> None:
 
 
 def _look() -> None:  # of its own, so that no variable keeps a process group alive while the thread waits
-    for handle, passes in list(_groups.items()):
+    for reference, passes in list(_groups.items()):
         with contextlib.suppress(Exception):  # a group that is being destroyed
-            passes.look(handle)
+            passes.look(reference()) if reference() else _groups.pop(reference)
 
 
 atexit.register(_stopped.set)

@@ -10,8 +10,6 @@ from blockshock_lib.kernels.sparse24.backends import Backend
 from blockshock_lib.kernels.sparse24.packing import Packed
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 
-_COLUMNS = 1024  # of a term, that are read off its packed form at once
-
 
 class PackedValues:
     """W(g) packed; its values [N, k/2] are the parameter (T3, and frozen T2).
@@ -36,23 +34,13 @@ class PackedValues:
     def pattern(self) -> Pattern:
         if self.kept_pattern is None:
             # Never by way of the weight's own values: what interrupts this, or runs beside it, must not meet ones.
-            self.kept_pattern = Pattern.of(self.unpacked(self.packed.ones()) != 0)
+            self.kept_pattern = Pattern.of(self.backend.unpacked(self.packed.ones()) != 0)
         return self.kept_pattern
-
-    def unpacked(self, packed: Packed | None = None) -> Tensor:
-        """W(g), or what `packed` holds, by its products with the columns of the identity."""
-        packed = packed or self.packed
-        columns = packed.shape[1]
-        dense = torch.empty(packed.shape, dtype=packed.dtype, device=packed.values.device)
-        for start in range(0, columns, _COLUMNS):
-            one = torch.eye(min(_COLUMNS, columns - start), columns, dtype=dense.dtype, device=dense.device)
-            dense[:, start : start + one.shape[0]] = self.backend.linear(one.roll(start, 1), packed).t()
-        return dense
 
     def transposed(self, weight: Tensor) -> Packed:
         if self.packed_t is None and self.backend.name == "torch":
             # By value, as a stock user does. Its metadata are no mask: a kept zero may have been given another place.
-            self.packed_t = stock.compress(self.unpacked().t().contiguous())
+            self.packed_t = stock.compress(self.backend.unpacked(self.packed).t().contiguous())
         elif self.packed_t is None:
             packed_t = self.backend.blank(self.pattern.t(), self.packed.dtype)
             self.pattern.transpose_values(self.packed.values, out=packed_t.values)

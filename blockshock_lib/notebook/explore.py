@@ -36,8 +36,10 @@ class _Fresh(view.View):
 
 def runs_view(*folders: str, figure: str = "") -> None:
     """Saved runs side by side: first `folders` (default: the newest two), `figure` of each (default: the first's)."""
-    listed = _listed()
-    found = list(listed.values())
+    places = {folder: noted for place in (REFERENCE, OUTPUTS) for folder, noted in manifest.every(place)}
+    found = sorted(places, key=lambda folder: (places[folder]["started"], folder), reverse=True)
+    facts = "{started:.16} · {phase} · {machine[title]} · {status} · "
+    listed = {facts.format_map(places[one]).replace("T", " ", 1) + shown(one): one for one in found}
     chosen = [ROOT / folder for folder in folders] or found[:2]
     if missing := [folder for folder in chosen if folder not in found]:
         raise RecordError(f"{shown(missing[0])} is no run under the outputs")
@@ -53,26 +55,10 @@ def runs_view(*folders: str, figure: str = "") -> None:
     )
     what = view.choice("figure", names, figure or names[0], "what is shown of each run", "360px")
     runs = _Fresh("runs", {"runs_list": select, "runs_what": what}, _side_by_side)
-    again = view.button("look again", "refresh", "list the runs that came since")
-    again.add_class("bs-runs-refresh")
-    again.on_click(lambda _: _look_again(select))
     hint = widgets.HTML(f"A click shows one run; Ctrl-click (⌘-click) adds one beside it, up to {MOST}.")
     hint.add_class("bs-runs-hint")
-    runs.box.children = (*runs.box.children[:-1], hint, again, runs.figure)
+    runs.box.children = (*runs.box.children[:-1], hint, runs.figure)
     runs.show()
-
-
-def _listed() -> dict[str, Path]:
-    """What a list shows of each run, the newest first, and its folder."""
-    found = {folder: noted for place in (REFERENCE, OUTPUTS) for folder, noted in manifest.every(place)}
-    newest = sorted(found, key=lambda folder: (found[folder]["started"], folder), reverse=True)
-    facts = "{started:.16} · {phase} · {machine[title]} · {status} · "
-    return {facts.format_map(found[one]).replace("T", " ", 1) + shown(one): one for one in newest}
-
-
-def _look_again(select: widgets.SelectMultiple) -> None:
-    kept, select.options = select.value, list(_listed().items())
-    select.value = [folder for _, folder in select.options if folder in kept]
 
 
 def figure(folder: Path, name: str) -> str:

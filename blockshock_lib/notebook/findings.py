@@ -27,7 +27,7 @@ COUNTS, LINKED = "counts", "counts, as a further run of what counts"
 Which = Literal["all", "reference"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Source:
     """A run; `use` is COUNTS, LINKED, or why it is left out. Only what counts has a `setting` and a `frame`."""
 
@@ -81,6 +81,23 @@ def weigh(places: tuple[Path, ...], study: Study) -> list[Source]:
     return [source for source in sources if source.manifest.get("phase") != "findings"]
 
 
+def join(sources: list[Source]) -> None:
+    """Gives one setting to what counts and to other runs whose cases no one, or their own reference, has already."""
+    owners: dict[str, Source] = {}
+    for one in sorted(sources, key=lambda one: (one.counts, one.frame["case"].nunique()), reverse=True):
+        known = {case: owners[case] for case in one.frame["case"].unique() if case in owners}
+        kin = [own for own in known.values() if reference.name_of(own.manifest) == reference.name_of(one.manifest)]
+        alike = [own for own in known.values() if one.counts and own.setting == one.setting]
+        if strange := next((own for own in known.values() if own not in kin + alike), None):
+            one.use = f"left out: cases of it count as {strange.setting} measured them"
+            continue
+        one.use = one.use if one.counts else LINKED if known else COUNTS
+        owners |= dict.fromkeys(one.frame["case"].unique(), one) | known
+    title = " and of ".join(dict.fromkeys(one.setting for one in sources if one.counts))
+    for one in sources:
+        one.setting = title
+
+
 def _source(folder: Path, study: Study) -> Source:
     facts: dict = {}
     try:
@@ -110,7 +127,7 @@ def _setting(facts: dict, study: Study) -> str:
         known = ", ".join(filter(None, (limits, driver, (card.get("cpu") or {}).get("model"))))
         machine += f" ({known})" if known else ""
     ranks = f"{hardware['world_size']} ranks" + " played by one GPU" * hardware["emulated"]
-    own = {name: asked[name] for name in study.axes.settings if name in asked}
+    own = {name: asked[name] for name in study.axes.settings if name in asked and name != "layers"}  # files, not a size
     own = {name: value["name"] if isinstance(value, dict) else value for name, value in own.items()}
     return ", ".join(filter(None, [machine, ranks, asked["dtype"], study.axes.setting(own)]))
 
@@ -139,7 +156,11 @@ class Findings:
 
     @cached_property
     def sources(self) -> list[Source]:
-        return weigh((REFERENCE,) if self.which == "reference" else (REFERENCE, self.out), self.study)
+        found = weigh((REFERENCE,) if self.which == "reference" else (REFERENCE, self.out), self.study)
+        for kind in ("cuda", "cpu") if self.study.joined else ():
+            ours = [one for one in found if one.frame is not None and not one.manifest.get("received")]
+            join([one for one in ours if one.manifest["params"]["hardware"]["device"] == kind])
+        return found
 
     @cached_property
     def frames(self) -> dict[str, pd.DataFrame]:

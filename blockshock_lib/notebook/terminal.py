@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 FIRST, EVERY = 0.3, 8.0  # seconds to the first plain line, and from one to the next
 COLOURS = {"PASS": 32, "FAIL": 31, "INCOMPLETE": 33, "NOTHING CHECKED": 33, "NOTHING READ": 33}
@@ -18,18 +18,21 @@ _CLEAR = "\r\033[K"
 @dataclass
 class _Work:
     what: str
-    look: Callable[[], tuple[int, int, str]]
+    look: Callable[[], tuple[float, float, str]]
+    unit: str = ""
     text: str = ""
-    begun: float = field(default_factory=time.monotonic)
+    first: tuple[float, float] | None = None  # how much was done, and when, as it was first looked at
 
     def line(self, begun: float) -> str:
+        now = time.monotonic()
         try:
             done, total, text = self.look()
         except OSError:
-            done, total, text = 0, 0, ""
-        now = time.monotonic()
-        left = f"about {(now - self.begun) / done * (total - done):.0f} s left" if 0 < done < total else ""
-        parts = (f"{done} of {total}" if total else "", text or self.text, f"{now - begun:.0f} s", left)
+            return f"{self.what}: {now - begun:.0f} s"
+        had, since = self.first = self.first or (done, now)  # what a resumed run had is not its speed
+        left = f"about {(now - since) / (done - had) * (total - done):.0f} s left" if had < done < total else ""
+        far = f"{done:.4g} of {total:.4g} {self.unit}".rstrip() if total else ""
+        parts = (far, text or self.text, f"{now - begun:.0f} s", left)
         return f"{self.what}: {', '.join(filter(None, parts))}"
 
 
@@ -37,11 +40,13 @@ _works: list[_Work] = []  # the last is the innermost one, which is shown
 
 
 @contextlib.contextmanager
-def working(what: str, look: Callable[[], tuple[int, int, str]] = lambda: (0, 0, "")) -> Iterator[None]:
+def working(
+    what: str, look: Callable[[], tuple[float, float, str]] = lambda: (0, 0, ""), unit: str = ""
+) -> Iterator[None]:
     """Shows on stderr, from a thread, that `what` is being done, until the block ends. `look` says how much of how much
-    is done and what is in hand; without it, or where its text is empty, the latest `note` is shown.
+    of `unit` is done and what is in hand; without it, or where its text is empty, the latest `note` is shown.
     """
-    _works.append(_Work(what, look))
+    _works.append(_Work(what, look, unit))
     stop = threading.Event()
     thread = threading.Thread(target=_watch, args=(stop,), daemon=True) if len(_works) == 1 else None
     try:
@@ -71,7 +76,7 @@ def say(text: str) -> None:
 def _put(text: str) -> None:
     """A line of its own; on a terminal in place of the one before."""
     if sys.stderr.isatty():
-        text = f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}"
+        text = f"{_CLEAR}{text[: shutil.get_terminal_size().columns - 1]}"
     print(text, end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
 
 

@@ -20,7 +20,7 @@ from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import terminal
 from blockshock_lib.ranks.torchrun import Job
 from blockshock_lib.report import verdicts
-from blockshock_lib.runs import code, lock, machine, manifest
+from blockshock_lib.runs import code, lock, machine, manifest, measure
 from blockshock_lib.runs import open as opening
 from blockshock_lib.runs.run import CACHE, OUTPUTS, Run, now
 
@@ -134,7 +134,7 @@ def execute_job(phase: str, job: Job, *, hardware="auto", settings=None, resume=
                 asked |= dict(hardware=hardware, settings={**(settings or {}), "hardware.world_size": job.size})
             run = opening.open_run(phase, **asked, resume=resume, card=card)
             manifest.note(run.folder, job=job.name)
-            with terminal.working(run.params.phase, _measured(run)):
+            with terminal.working(run.params.phase, _measured(run), run.study.phases[run.params.phase].unit):
                 run.measure(progress=False, group=job.group, gives_up=job.restarts > 0)
         return _finish(run, run_dir=run.name, redraw=run.name)
 
@@ -147,7 +147,7 @@ def _finish(run: Run, **asked: object) -> Outcome:
     phase = run.params.phase
     source = ROOT / "notebooks" / run.study.phases[phase].notebook
     given = dict(hardware="auto", settings={}, run_dir="", redraw="", resume="") | asked
-    with terminal.working(run.params.phase, _measured(run)):
+    with terminal.working(run.params.phase, _measured(run), run.study.phases[run.params.phase].unit):
         return finish(run.folder, phase, source, given, conclude)
 
 
@@ -234,16 +234,25 @@ def _say_cell(cell: dict, cell_index: int) -> None:
     terminal.note(f"notebook, cell {cell_index + 1}{f': {line:.60}' if cell['cell_type'] == 'code' else ''}")
 
 
-def _measured(run: Run) -> Callable[[], tuple[int, int, str]]:
-    """How many of how many records are there, and the case that is being measured."""
-    total = 0 if run.redrawn else len(run.cases) * run.params.timing.groups
-    labels, most = {case.id: case.label for case in run.cases}, 0
+def _measured(run: Run) -> Callable[[], tuple[float, float, str]]:
+    """How much of how much, in the phase's unit, is measured, and the cases that are in hand."""
+    phase, most = run.study.phases[run.params.phase], 0.0
+    cases = {} if run.redrawn else {case.id: case for case in run.cases}
+    total = sum(map(phase.amount, cases.values())) * run.params.timing.groups
+    again = {f"{case}-{group}.json" for case, group in run.unfinished()} if run.resumes else {}
+    stale = {path: path.stat().st_mtime_ns for path in run.folder.glob("records/*.json") if path.name in again}
 
-    def look() -> tuple[int, int, str]:
+    def look() -> tuple[float, float, str]:
         nonlocal most
-        names = [path.name for path in run.folder.glob("records/*")]
-        most = max(most, sum(name.endswith(".json") for name in names))  # a finished run packs them
-        begun = [labels.get(name.partition("-")[0], "") for name in names if name.endswith(".part")]
-        return most, total, ", ".join(begun)
+        paths = [path for path in run.folder.glob("records/*") if path.stem.partition("-")[0] in cases]
+        of = {path: cases[path.stem.partition("-")[0]] for path in paths}
+        begun = [path for path in paths if path.suffix == ".part"]
+        whole = [path for path in paths if path.suffix == ".json" and path.stat().st_mtime_ns != stale.get(path)]
+        done = sum(phase.amount(of[path]) for path in whole)
+        for path in begun if phase.unit else ():
+            rows = [row for message, *_ in measure.messages(path) for row in message.get("rows", ())]
+            done += max((phase.reached(of[path], row) for row in rows), default=0)
+        most = max(most, done)  # a finished run packs its records
+        return most, total, ", ".join(of[path].label for path in begun)
 
     return look

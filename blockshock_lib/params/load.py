@@ -18,7 +18,7 @@ from blockshock_lib.files import ROOT
 from blockshock_lib.params.models import RunParams, explain
 
 PARAMS = ROOT / "params"
-COMMAND, SET = "command line", "--set"
+SET = "--set"
 RESERVED = ("study", "phase", "layers")  # what the command itself says
 MAX_BYTES = 64 * 1024
 ANCHORS = "YAML anchors and aliases are not allowed; write the value out"
@@ -55,10 +55,16 @@ class Stack:
                 raise refusal(source, key, f"{layer[key]!r}: the command says it; leave this key out")
         self._merge(self.values, layer, (), source)
 
-    def where(self, loc: tuple) -> str:
-        """The file that set the value at `loc`, or the nearest mapping around it."""
+    def where(self, loc: tuple) -> tuple[str, str]:
+        """What set the value at `loc`, or the nearest mapping around it, and its key but for a flag's own: a preset's
+        name stands for all below it.
+        """
         around = (loc[:n] for n in range(len(loc), 0, -1))
-        return next((self._sources[part] for part in around if part in self._sources), self.label("base.yaml"))
+        source = next((self._sources[part] for part in around if part in self._sources), self.label("base.yaml"))
+        kind, key = loc[0], ".".join(map(str, loc))
+        if isinstance(name := self.values.get(kind), str) and len(loc) > 1:
+            key = f"{kind} {name!r}"
+        return source, key.removeprefix(kind).lstrip() if source.endswith(kind) else key
 
     def names(self, folder: str) -> list[str]:
         return sorted(path.stem for path in (self.root / folder).glob("*.yaml"))
@@ -100,9 +106,10 @@ def load(
     phase = phase.rpartition("/")[2]
     stack, given = Stack(Path(root)), _nest(overrides or {}, said)
     folder, chosen = study.name, {}
-    picked = _choices(choose or {}, COMMAND, study) | _choices(given.pop("layers", {}), said, study)
+    flag, layers = "--" if said == SET else "", given.pop("layers", {})
+    picked = _choices(choose or {}, flag, study) | _choices(layers, flag or f"{said}: layers.", study)
     if phase not in study.phases:
-        raise refusal(COMMAND, "phase", f"{phase!r} is no phase of {folder}; {allowed(phase, study.phases)}")
+        raise refusal("", "phase", f"{phase!r} is no phase of {folder}; {allowed(phase, study.phases)}")
     stack.read("base.yaml")
     stack.add(study.defaults, f"study {folder}")
     for relative in (f"{folder}/base.yaml", f"{folder}/phases/{phase}.yaml"):
@@ -110,11 +117,11 @@ def load(
             stack.read(relative)
 
     def pick(kind: str, files: str, auto: Callable[[], str]) -> None:
-        name, source = picked.pop(kind, ("auto", COMMAND))
+        name, source = picked.pop(kind, ("auto", flag + kind))
         chosen[kind] = name = auto() if name == "auto" else name
         if name not in (known := stack.names(files)):
             kinds = allowed(name, ["auto", *known])
-            raise refusal(source, f"layers.{kind}", f"{name!r} is no file of {stack.label(files)}; {kinds}")
+            raise refusal(source, "", f"{name!r} is no file of {stack.label(files)}; {kinds}")
         stack.read(f"{files}/{name}.yaml")
 
     pick("hardware", "hardware", detect)
@@ -126,6 +133,9 @@ def load(
         pick("sweep", f"{folder}/sweeps", lambda: own if own in sweeps else shared)
     for kind, (name, source) in picked.items():
         stack.add({kind: name}, source)
+    for kind, known in study.presets.items():  # one key of what a name stands for: the others stay as named
+        if isinstance(given.get(kind), dict) and isinstance(whole := known.get(str(stack.values.get(kind))), dict):
+            stack.values[kind] = dict(whole)
     if isinstance(sweep := stack.values.get("sweep"), dict):
         for key in {*picked, *given}:
             sweep.pop(f"{key}s", None)  # what was asked for by name is not swept over
@@ -145,14 +155,14 @@ def parse_override(text: str) -> tuple[str, object]:
 
 
 def _choices(layers: object, source: str, study: Any) -> dict[str, tuple[object, str]]:
-    # kind -> (name, source) of a mapping that chooses files and presets.
+    # kind -> (name, what chose it) of a mapping that chooses files and presets.
     kinds = ("hardware", "sweep", *study.presets)
     if not isinstance(layers, Mapping):
-        raise refusal(source, "layers", f"{layers!r}; allowed: a mapping with the keys {', '.join(kinds)}")
+        raise refusal("", "layers", f"{layers!r}; allowed: a mapping with the keys {', '.join(kinds)}")
     for kind in layers:
         if kind not in kinds:
-            raise refusal(source, f"layers.{kind}", f"unknown key; {allowed(kind, kinds)}")
-    return {kind: (name, source) for kind, name in layers.items()}
+            raise refusal(f"{source}{kind}", "", f"the study {study.name} has no such choice; {allowed(kind, kinds)}")
+    return {kind: (name, f"{source}{kind}") for kind, name in layers.items()}
 
 
 def _nest(dotted: Mapping[str, object], said: str) -> dict:

@@ -19,7 +19,7 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 def wrong(key: str, sentence: str) -> PydanticCustomError:
-    """A complaint about a combination; `key` is relative to the model that raises it."""
+    """A complaint about a combination. `key`: relative to the model that raises it; of "a|b" what no file set."""
     return PydanticCustomError("combination", "{key}: {sentence}", {"key": key, "sentence": sentence})
 
 
@@ -54,15 +54,11 @@ class Hardware(Frozen):
     link: Literal["fast", "slow"] = "fast"
 
     @model_validator(mode="after")
-    def _link_of_gpus(self) -> "Hardware":
+    def _fits(self) -> "Hardware":
+        if (self.device, self.backend) == ("cpu", "nccl"):
+            raise wrong("backend|device", "'nccl' moves data between GPUs only; allowed: gloo with device cpu")
         if self.link == "slow" and (self.backend != "nccl" or self.processes < 2):
             raise wrong("link", "'slow' is a link between GPUs with a process each; allowed here: fast")
-        return self
-
-    @model_validator(mode="after")
-    def _backend_of_device(self) -> "Hardware":
-        if (self.device, self.backend) == ("cpu", "nccl"):
-            raise wrong("backend", "'nccl' moves data between GPUs only; allowed: gloo with device cpu")
         return self
 
     @property
@@ -90,7 +86,8 @@ class Timing(Frozen):
     @model_validator(mode="after")
     def _no_shorter_than_the_least(self) -> "Timing":
         if self.lead_in_most_s < self.lead_in_s:
-            raise wrong("lead_in_most_s", f"{self.lead_in_most_s:g}; allowed: at least lead_in_s, {self.lead_in_s:g}")
+            words = f"lead_in_s, {self.lead_in_s:g}, is longer than lead_in_most_s, {self.lead_in_most_s:g}"
+            raise wrong("lead_in_most_s|lead_in_s", words)
         return self
 
 
@@ -116,6 +113,10 @@ class RunParams(Frozen):
     profile: Literal["none", "last", "all"]
     layers: dict[str, str]
 
+    def lacks(self) -> str:
+        """What is asked for, beside hardware, and is not on this machine; "" where nothing is."""
+        return ""
+
 
 # Pydantic's error type -> what would have been right there; {..} is filled from the error's context.
 EXPECTED = {
@@ -137,9 +138,9 @@ EXPECTED = {
 }
 
 
-def explain(error: ValidationError, model: type[BaseModel], where: Callable[[tuple], str]) -> str:
+def explain(error: ValidationError, model: type[BaseModel], where: Callable[[tuple], tuple[str, str]]) -> str:
     """One line an error, unknown keys first: a misspelt key is also a missing one, and the spelling is what mends it.
-    `where`: location -> the file that set what is there.
+    `where`: location -> what set what is there, and its key.
     """
     found = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     lines = []
@@ -148,8 +149,10 @@ def explain(error: ValidationError, model: type[BaseModel], where: Callable[[tup
         if any(other["loc"][: len(loc)] == loc and other["loc"] != loc for other in found):
             continue  # a list is "too short" without the entry that is wrong
         if one["type"] == "combination":
-            loc = (*loc, *filter(None, one["ctx"]["key"].split(".")))
-        lines.append(f"{where(loc)}: {'.'.join(map(str, loc))}: {_sentence(one, model)}")
+            places = [(*loc, *filter(None, key.split("."))) for key in one["ctx"]["key"].split("|")]
+            loc = next((place for place in places if not where(place)[0].endswith(".yaml")), places[0])
+        source, key = where(loc)
+        lines.append(": ".join(filter(None, (source, key, _sentence(one, model)))))
     return "\n".join(lines)
 
 

@@ -87,10 +87,6 @@ class WorkerGroup:
     def alive(self) -> bool:
         return self._end.alive and all(process.is_alive() for process in self._processes.values())
 
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes.values()]
-
     def call(
         self,
         fn: Callable[..., Any],

@@ -12,6 +12,7 @@ def late(place: str, *given: Any, **options: Any) -> Callable[..., Any]:
     """
 
     def called(frame: Any, *more: Any, **how: Any) -> Any:
-        return pkgutil.resolve_name(f"blockshock_lib.{place}")(frame, *given, *more, **options | how)
+        return pkgutil.resolve_name(called.place)(frame, *given, *more, **options | how)
 
+    called.place = f"blockshock_lib.{place}"
     return called

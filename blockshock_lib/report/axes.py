@@ -80,10 +80,6 @@ class Axes:
         """A case in a sentence: "n=4096, order=random"."""
         return f"{self.header(self.x)}={row[self.x]}, {self.header(self.y)}={row[self.y]}"
 
-    def place(self, frame: pd.DataFrame) -> list[str]:
-        """`case` of each row as titles of panels and labels of lines write it."""
-        return [self.case(row) for row in frame[[self.x, self.y]].to_dict("records")]
-
     def setting(self, row: Mapping) -> str:
         """The study's own settings in words: "random order, float keys"."""
         return ", ".join(filter(None, (self.word(name, row[name]) for name in self.settings if name in row)))

@@ -163,16 +163,13 @@ def _time(
 
 def readable(rows: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     """`rows` of `compare` as text, in their order, with those columns of a case that differ among them."""
-    table = rows[["outcome", "what", "method", axes.x, axes.y, *_differing(rows, axes)]].rename(columns=axes.headers)
+    differ = [name for name in ("phase", *varying(rows, axes)) if rows[name].nunique() > 1]
+    table = rows[["outcome", "what", "method", axes.x, axes.y, *differ]].rename(columns=axes.headers)
     records = rows.to_dict("records")
     made = {f"run {name}": [_amount(row[name], row["unit"]) for row in records] for name in "ab"}
     made["b / a"] = [ABSENT if pd.isna(row["ratio"]) else _ratio(row) for row in records]
     made["groups"] = [f"{row['groups_a']} and {row['groups_b']}" if row["groups_a"] else ABSENT for row in records]
     return table.assign(method=rows["method"].map(axes.label), **made, note=rows["note"])
-
-
-def _differing(rows: pd.DataFrame, axes: Axes) -> list[str]:
-    return [name for name in ("phase", *varying(rows, axes)) if rows[name].nunique() > 1]
 
 
 def sentence(row: Mapping[str, Any], axes: Axes) -> str:

@@ -32,31 +32,27 @@ _RC = {
 
 
 @contextmanager
-def theme() -> Iterator[None]:
-    """matplotlib settings of all figures, for the time of one drawing; nothing global is changed."""
+def drawing(
+    width: float, height: float, title: str, *parts: str, alt: str, note: str = "", rows: int = 1, columns=1, **how
+) -> Iterator[tuple[Figure, np.ndarray]]:
+    """A figure of `width` x `height` inches below its headline, not registered with pyplot, with rows x columns axes;
+    `parts` make its subtitle, `note` is at the foot. matplotlib's settings hold while it is drawn: none global changes.
+    """
     import seaborn as sns  # half a second, which only a drawing needs
 
-    with sns.axes_style("ticks"), mpl.rc_context(_RC):
-        yield
-
-
-def canvas(width: float, height: float, title: str, subtitle: str, alt: str, note: str = "") -> Figure:
-    """A figure of `width` x `height` inches below its headline, not registered with pyplot; `note` is at the foot."""
     title = _wrap(title, width - 0.2, size=12, weight="bold")
-    subtitle, note = _wrap(subtitle, width - 0.2, size=9), _wrap(note, width - 0.2, size=8)
+    subtitle, note = _wrap(" · ".join(filter(None, parts)), width - 0.2, size=9), _wrap(note, width - 0.2, size=8)
     head = 0.16 + 0.22 * (title.count("\n") + 1) + 0.18 * (subtitle.count("\n") + 1 if subtitle else 0)
     foot = 0.06 + 0.16 * (note.count("\n") + 1) if note else 0
-    total = height + head + foot
-    fig = Figure(figsize=(width, total), dpi=DPI, layout="constrained")
-    fig.get_layout_engine().set(rect=(0, foot / total, 1, 1 - (head + foot) / total))
-    left = 0.08 / width
-    fig.text(left, 1 - 0.07 / total, title, fontsize=12, fontweight="bold", va="top", linespacing=1.15)
-    down = 0.11 + 0.22 * (title.count("\n") + 1)
-    fig.text(left, 1 - down / total, subtitle, fontsize=9, color=MUTED, va="top", linespacing=1.2)
-    if note:
+    total, left, down = height + head + foot, 0.08 / width, 0.11 + 0.22 * (title.count("\n") + 1)
+    with sns.axes_style("ticks"), mpl.rc_context(_RC):
+        fig = Figure(figsize=(width, total), dpi=DPI, layout="constrained")
+        fig.get_layout_engine().set(rect=(0, foot / total, 1, 1 - (head + foot) / total))
+        fig.text(left, 1 - 0.07 / total, title, fontsize=12, fontweight="bold", va="top", linespacing=1.15)
+        fig.text(left, 1 - down / total, subtitle, fontsize=9, color=MUTED, va="top", linespacing=1.2)
         fig.text(left, 0.05 / total, note, fontsize=8, color=MUTED, va="bottom", linespacing=1.2)
-    fig.alt = " ".join(f"{title}. {subtitle}. {alt} {note}".replace("..", ".").split())
-    return fig
+        fig.alt = " ".join(f"{title}. {subtitle}. {alt} {note}".replace("..", ".").split())
+        yield fig, fig.subplots(rows, columns, squeeze=False, **how)
 
 
 def _wrap(text: str, width: float, **font) -> str:
@@ -71,16 +67,6 @@ def _wrap(text: str, width: float, **font) -> str:
         else:
             lines.append(word)
     return "\n".join(lines)
-
-
-@contextmanager
-def drawing(
-    width: float, height: float, title: str, *parts: str, alt: str, note: str = "", rows: int = 1, columns=1, **how
-) -> Iterator[tuple[Figure, np.ndarray]]:
-    """A `canvas` with rows x columns axes and the theme while they are drawn; `parts` make its subtitle."""
-    with theme():
-        fig = canvas(width, height, title, " · ".join(filter(None, parts)), alt, note)
-        yield fig, fig.subplots(rows, columns, squeeze=False, **how)
 
 
 def lines(ax: Axes, names: Sequence[str]) -> None:
@@ -105,15 +91,6 @@ def byte_text(value: float) -> str:
         if abs(value) >= 0.9 * 1024**power:
             return f"{value / 1024**power:.4g} {name}"
     return f"{value:.0f} B"
-
-
-def legend_below(fig: Figure, handles: list, most: int, **look) -> None:
-    """A legend below the axes in as many columns, at most `most`, as the figure is wide enough for."""
-    for columns in range(min(most, len(handles)), 0, -1):
-        legend = fig.legend(handles=handles, loc="outside lower center", ncols=columns, **look)
-        if columns == 1 or legend.get_window_extent().width <= fig.bbox.width:
-            return
-        legend.remove()
 
 
 def empty(title: str, why: str) -> Figure:

@@ -1,8 +1,5 @@
-"""Figures against what the machine allows: memory against its formula, the roofline, predicted floors."""
+"""Figures against what the machine allows: the roofline, predicted floors."""
 
-from collections.abc import Mapping
-
-import matplotlib.axes
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -12,64 +9,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from blockshock_lib.report import figures, frames
 from blockshock_lib.report.axes import CEILING, Axes
-from blockshock_lib.report.figures import INK, MUTED, byte_text, milliseconds
-
-_TICK = dict(color=INK, marker="|", linestyle="")
-
-
-def memory_bars(frame: pd.DataFrame, axes: Axes, metrics: Mapping[str, str]) -> Figure:
-    """Bytes on the fullest GPU, a panel a metric, a bar a method, the formula as a black tick; of the largest case.
-    `metrics`: metric of bytes, whose formula is `<metric>_formula`, -> title of its panel.
-    """
-    wanted = [name for metric in metrics for name in (metric, f"{metric}_formula")]
-    chosen, setting = frames.focus(frame, axes, metrics=wanted)
-    rows = frames.valid(chosen)
-    rows = rows[rows["metric"].isin(wanted)]
-    if not rows["metric"].isin(list(metrics)).any():
-        return figures.empty("Memory", "no valid bytes in these records")
-    case = rows.loc[axes.work(rows).idxmax()]
-    rows = rows[rows["case"].eq(case["case"])]
-    wide = rows.pivot_table(index="method", columns="metric", values="value", aggfunc="max")
-    wide = wide.reindex(columns=wanted, index=axes.ordered(wide.index)[::-1]).astype(float)
-    metrics = {metric: words for metric, words in metrics.items() if wide[metric].notna().any()}
-    if not metrics:
-        return figures.empty("Memory", "no measured bytes in these records")
-    bars = []
-    for method, row in wide[::-1].iterrows():
-        held = [(name.split("_")[0], row[name], row[f"{name}_formula"]) for name in metrics if pd.notna(row[name])]
-        texts = [f"{name} {byte_text(value)} (formula {byte_text(formula)})" for name, value, formula in held]
-        bars.append(f"{axes.label(method)}: {', '.join(texts) or 'not measured'}.")
-    with figures.drawing(
-        4.1 * len(metrics) + 0.9,
-        0.75 + 0.34 * len(wide),
-        f"Memory at {axes.case(case)}: measured against the formula",
-        *(frames.no_claim(rows), axes.case(case), setting),
-        alt=f"Bars with the formula as a tick. {' '.join(bars)}",
-        columns=len(metrics),
-        sharey=True,
-    ) as (fig, grid):
-        for ax, metric in zip(grid[0], metrics, strict=True):
-            _memory_panel(ax, wide[metric], wide[f"{metric}_formula"], axes, case["device"])
-            ax.set_title(metrics[metric])
-        tick = Line2D([], [], **_TICK, markersize=11, markeredgewidth=2, label="formula")
-        grid[0, -1].legend(handles=[tick], loc="lower right", bbox_to_anchor=(1, 1), fontsize=8.5, borderpad=0)
-    return fig
-
-
-def _memory_panel(ax: matplotlib.axes.Axes, held: pd.Series, formula: pd.Series, axes: Axes, device: str) -> None:
-    powers = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"))
-    unit, word = next((power for power in powers if held.max() >= power[0]), (1, "B"))
-    places, ends = range(len(held)), np.fmax(held, formula) / unit
-    ax.barh(places, held / unit, color=[axes.look(method).colour for method in held.index], height=0.66)
-    ax.plot(formula / unit, places, **_TICK, markersize=15, markeredgewidth=2)
-    for place, value, end in zip(places, held, ends, strict=True):
-        if pd.notna(value):
-            ax.text(end + 0.025 * ends.max(), place, f"{value / unit:.4g} {word}", va="center", fontsize=8.5)
-        else:
-            ax.text(0, place, " not measured", va="center", fontsize=8, color=MUTED)
-    ax.set_xlim(0, 1.27 * ends.max())
-    figures.lines(ax, [axes.label(method) for method in held.index])
-    ax.set_xlabel(f"{word} on the fullest {'process' if device == 'cpu' else 'GPU'}")
+from blockshock_lib.report.figures import INK, MUTED, milliseconds
 
 
 def roofline_points(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
@@ -129,7 +69,9 @@ def roofline(frame: pd.DataFrame, axes: Axes, claim: str = CLAIM, note: str = ""
             ax.errorbar(points["intensity"], points["rate"], spread, label=look.label, **how)
         left, right = table["intensity"].min() / 1.6, table["intensity"].max() * 1.6
         if copy and gemm:
-            left = _roof(ax, left, right, copy, gemm)
+            x = np.array([left, np.clip(gemm * 1e3 / copy, left, right), right])
+            label = f"copy {_three(copy)} GB/s,\ndense GEMM {_three(gemm)} TFLOP/s"
+            ax.plot(x, np.minimum(copy * x / 1e3, gemm), color=INK, linewidth=1.5, zorder=2, label=label)
         ax.set_xlim(left, right)
         ax.set_xlabel("arithmetic intensity of one rank's product (FLOP / byte)")
         ax.set_ylabel("achieved on one rank (TFLOP/s)")
@@ -138,22 +80,6 @@ def roofline(frame: pd.DataFrame, axes: Axes, claim: str = CLAIM, note: str = ""
         ax.grid(True, which="major")
         ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
     return fig
-
-
-def _roof(ax: matplotlib.axes.Axes, left: float, right: float, copy: float, gemm: float) -> float:
-    """Draws min(bandwidth * intensity, GEMM rate); gives the left limit, lower where the slope's label needs room."""
-    ridge, look = gemm * 1e3 / copy, dict(ha="right", fontsize=8)
-    slope_end = min(ridge, right)
-    if left < ridge:
-        left = min(left, slope_end / 8)
-        ax.text(slope_end / 2.2, copy * slope_end / 2e3, f"copy {_three(copy)} GB/s", va="center", **look)
-    x = np.array(sorted({left, max(slope_end, left), right}))
-    ax.plot(x, np.minimum(copy * x / 1e3, gemm), color=INK, linewidth=1.5, zorder=2)
-    if right > ridge:
-        # Well above the roof, on and a little above which points may lie.
-        ax.text(right / 1.05, gemm * 1.5, f"dense GEMM {_three(gemm)} TFLOP/s", va="bottom", **look)
-    ax.set_ylim(top=max(ax.get_ylim()[1], gemm * 2.3))
-    return left
 
 
 def _three(value: float) -> str:

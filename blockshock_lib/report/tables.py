@@ -132,7 +132,7 @@ def varying(table: pd.DataFrame, axes: Axes) -> list[str]:
 
 
 def memory_table(frame: pd.DataFrame, axes: Axes, metrics: Mapping[str, str], whole: str = "") -> pd.DataFrame:
-    """GiB on the fullest GPU (or process), a row a (case, method): measured, by formula, and measured / formula.
+    """GiB on the fullest GPU (or process), a row a (case, method): measured, and over its formula.
     `metrics`: word -> metric of bytes, with a `<metric>_formula`; `whole`, one of them: also over `axes.whole`'s.
     """
     names = [name for metric in metrics.values() for name in (metric, f"{metric}_formula")]
@@ -144,14 +144,20 @@ def memory_table(frame: pd.DataFrame, axes: Axes, metrics: Mapping[str, str], wh
     made = {}
     for word, metric in metrics.items():
         held, formula = wide[metric], wide[f"{metric}_formula"]
-        made[f"{word} (GiB)"], made[f"{word} by formula (GiB)"] = held / GIB, formula / GIB
-        made[f"{word} / formula"] = held / formula.where(formula.gt(0))
+        made[f"{word} (GiB)"], made[f"{word} / formula"] = held / GIB, held / formula.where(formula.gt(0))
     if whole:
         alone = wide[wide["method"].eq(axes.whole)].set_index("case")[metrics[whole]]
         made[f"{whole} / {axes.whole}"] = wide[metrics[whole]] / wide["case"].map(alone)
     cell = [axes.x, axes.y, *(name for name in axes.panels if wide[name].nunique() > 1), "dtype", "method"]
     wide = wide.assign(**made).drop_duplicates([*cell, *(f"{word} (GiB)" for word in metrics)])
     return rounded(shown(wide, axes, [*cell, *made]))
+
+
+def markdown(table: pd.DataFrame) -> list[str]:
+    """Its lines; the index is left out."""
+    known = table.astype(object).where(table.notna(), ABSENT)
+    rows = [list(table), ["---"] * table.shape[1], *([str(value) for value in row] for row in known.to_numpy())]
+    return ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:

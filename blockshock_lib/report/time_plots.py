@@ -24,15 +24,13 @@ def time_vs_n(frame: pd.DataFrame, axes: Axes, metric: str = "") -> Figure:
     table["panel"], panels = frames.panels(table, axes)
     places = [(panel, y) for panel in panels for y in sorted(table[axes.y].unique())]
     methods, sizes = axes.ordered(table["method"]), sorted(table["size"].unique())
-    # The legend takes the last place of the grid where one is over; else it lies below.
-    columns = 2 if len(places) == 4 else min(3, len(places) + (len(places) < 3))
+    columns = 2 if len(places) == 4 else min(3, len(places))
     height = -(-len(places) // columns)
-    spare = columns * height - len(places)
     cell = frames.largest(table, axes)
     times = ", ".join(f"{axes.label(m)} {milliseconds(cell.loc[m, 'median'])}" for m in methods if m in cell.index)
     with figures.drawing(
-        3.4 * columns,
-        2.75 * height + (0 if spare else 0.5),
+        max(5.1, 3.4 * columns),
+        2.75 * height + 0.5,
         f"Time of {work} against {size}",
         *(frames.no_claim(table), setting, "line: median, band: p10 to p90, slowest rank; scales differ"),
         alt=f"Lines of {name} against {size}, one panel a {axes.header(axes.y)}. "
@@ -51,10 +49,7 @@ def time_vs_n(frame: pd.DataFrame, axes: Axes, metric: str = "") -> Figure:
         for ax in grid[len(places) :]:
             ax.set_axis_off()
         handles = [grid[0].plot([], [], **_line(method, axes), label=axes.label(method))[0] for method in methods]
-        if spare:
-            grid[len(places)].legend(handles=handles, loc="center", labelspacing=0.7, fontsize=9, handlelength=2.6)
-        else:
-            figures.legend_below(fig, handles, 2 * columns, fontsize=9, handlelength=2.6)
+        fig.legend(handles=handles, loc="outside lower center", ncols=columns + 1, fontsize=9, handlelength=2.6)
     return fig
 
 

@@ -1,16 +1,18 @@
 """Where the time of the profiled calls went: rows of `traces.read` in, a table and the timeline out."""
 
+from pathlib import Path
+
 import matplotlib.axes
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from blockshock_lib.report import figures, frames
+from blockshock_lib.report import figures, frames, traces
 from blockshock_lib.report.axes import Axes
 from blockshock_lib.report.figures import FAINT, INK, MUTED
 from blockshock_lib.report.tables import rounded
-from blockshock_lib.report.traces import COMMUNICATION, COMPUTE, collectives, merged, running
+from blockshock_lib.report.traces import COMMUNICATION, COMPUTE
 
 EXPOSED, IDLE = "exposed", "idle"
 
@@ -18,13 +20,12 @@ EXPOSED, IDLE = "exposed", "idle"
 def stretches(work: pd.DataFrame) -> pd.DataFrame:
     """Rows of `traces.read` as the time of each rank, split: case, method, rank, kind, start_ms, end_ms, counted.
     Kinds: "compute", "communication" (each merged where rows overlap), "exposed" (communication without compute) and
-    "idle". The span: on a shared clock while every rank was in its profiled calls, else each rank's own. `counted` is
-    False before the end of the first collective, where another follows: there a rank waits for others' profilers.
+    "idle". The span: while every rank that meets others was in its profiled calls. `counted` is False before the end
+    of the first collective, where another follows: there a rank waits for others' profilers.
     """
     parts = []
     for (case, method), ranks in work.groupby(["case", "method"], sort=False):
-        shared = work.attrs.get("clock", {}).get((case, method)) == "shared"
-        for rank, (begin, met, end) in _spans(ranks, shared).items():
+        for rank, (begin, met, end) in _spans(ranks).items():
             rows = ranks[ranks["rank"].eq(rank)]
             for counted, span in ((False, (begin, met)), (True, (met, end))):
                 for kind, edges in _split(rows, span).items():
@@ -33,17 +34,16 @@ def stretches(work: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(parts, columns=columns).astype({"counted": bool})
 
 
-def _spans(ranks: pd.DataFrame, shared: bool) -> dict[int, tuple[float, float, float]]:
+def _spans(ranks: pd.DataFrame) -> dict[int, tuple[float, float, float]]:
     """Rank -> begin of its span, end of its first collective (or begin, where none follows it), end of its span; ms."""
-    own, met = {}, {}
+    own, met, meets = {}, {}, True
     for rank, rows in ranks.groupby("rank"):
         ends = rows["start_ms"] + rows["duration_ms"]
-        own[rank] = rows["start_ms"].min(), ends.max()
-        sent = ends[collectives(rows).index]
-        met[rank] = sent.iloc[0] if len(sent) > 1 else own[rank][0]
+        own[rank], sent = (rows["start_ms"].min(), ends.max()), ends[rows["kind"].eq(COMMUNICATION)]
+        met[rank], meets = sent.iloc[0] if len(sent) > 1 else own[rank][0], meets and len(sent) > 0
     common = max(begin for begin, _ in own.values()), min(end for _, end in own.values())
-    if shared and common[0] < common[1]:
-        own, met = dict.fromkeys(own, common), dict.fromkeys(met, max(met.values()))
+    if meets and common[0] < common[1]:
+        own = dict.fromkeys(own, common)
     return {rank: (begin, min(max(met[rank], begin), end), end) for rank, (begin, end) in own.items()}
 
 
@@ -53,13 +53,25 @@ def _split(rows: pd.DataFrame, span: tuple[float, float]) -> dict[str, np.ndarra
         return {}
     times = np.column_stack([rows["start_ms"], rows["start_ms"] + rows["duration_ms"]])
     edges = np.unique(np.clip([*times.ravel(), *span], *span))
-    busy = {kind: running(times[rows["kind"].eq(kind)], edges) for kind in (COMPUTE, COMMUNICATION)}
+    busy = {kind: _running(times[rows["kind"].eq(kind)], edges) for kind in (COMPUTE, COMMUNICATION)}
     busy[EXPOSED] = busy[COMMUNICATION] & ~busy[COMPUTE]
     busy[IDLE] = ~busy[COMMUNICATION] & ~busy[COMPUTE]
-    return {kind: merged(on, edges) for kind, on in busy.items()}
+    turns = {kind: np.diff(np.r_[0, on.astype(int), 0]) for kind, on in busy.items()}
+    return {kind: np.column_stack([edges[turn > 0], edges[turn < 0]]) for kind, turn in turns.items()}
 
 
-def exposed(work: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+def _running(times: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Whether one of (start, end), (count, 2), runs between each two neighbouring edges, where none begins or ends."""
+    middles = (edges[1:] + edges[:-1]) / 2
+    return np.searchsorted(np.sort(times[:, 0]), middles) > np.searchsorted(np.sort(times[:, 1]), middles)
+
+
+def exposed(_: pd.DataFrame, axes: Axes, folder: Path) -> pd.DataFrame:
+    """`spent` in the profiled calls of the run in `folder`."""
+    return spent(traces.read(folder, axes), axes)
+
+
+def spent(work: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     """Where the time of the profiled calls went, a row a (method, rank): the counted span (ms; see `stretches`), and of
     it compute, communication, exposed communication and idle in ms and %; compute, exposed and idle add up to it.
     """
@@ -67,11 +79,10 @@ def exposed(work: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     rows, columns = [], [f"{kind} ({unit})" for kind in kinds for unit in ("ms", "%")]
     for (case, method, rank), own in parts[parts["counted"]].groupby(["case", "method", "rank"], sort=False):
         took = (own["end_ms"] - own["start_ms"]).groupby(own["kind"]).sum().reindex(kinds, fill_value=0.0)
-        clock = work.attrs.get("clock", {}).get((case, method), "own")
         span = own["end_ms"].max() - own["start_ms"].min()
         times = (amount for time in took for amount in (time, 100 * time / span))
-        rows.append([case, axes.label(method), rank, span, *times, clock])
-    table = pd.DataFrame(rows, columns=["case", "method", "rank", "span (ms)", *columns, "clock"])
+        rows.append([case, axes.label(method), rank, span, *times])
+    table = pd.DataFrame(rows, columns=["case", "method", "rank", "span (ms)", *columns])
     table = rounded(table).round(dict.fromkeys((f"{kind} (%)" for kind in kinds), 1))
     return table if table["case"].nunique() > 1 else table.drop(columns="case")
 
@@ -84,43 +95,41 @@ _LOOKS = {
     EXPOSED: (-0.4, 0.38, "#E69F00", "/////", "communication, exposed"),
 }
 _SHARES = {EXPOSED: "exposed communication", IDLE: "idle"}
-_CLOCKS = {
-    "shared": "The ranks share one clock; drawn is the time in which all of them were in their profiled calls.",
-    "own": "The files give no common clock: each rank starts at its own first work.",
-    "one rank": "One rank was traced.",
-}
+_NOTE = (
+    "The ranks' clocks are set by the end of their first collective; what lies before it is pale, and not counted. "
+    "Communication holds the time that a rank waits for another to arrive. "
+)
 
 
-def timeline(work: pd.DataFrame, axes: Axes, frame: pd.DataFrame) -> Figure:
-    """Time of every rank in the longest case of `work` (traces.read), a panel a method; `frame`: the run's records."""
-    attrs, damaged = work.attrs, work.attrs.get("damaged", [])
+def timeline(frame: pd.DataFrame, axes: Axes, folder: Path) -> Figure:
+    """Time of every rank in the longest case that is traced in a run's `folder`, a panel a method."""
+    work = traces.read(folder, axes)
+    damaged = work.attrs["damaged"]
     if work.empty:
-        why = f"all {len(damaged)} traces are damaged" if damaged else "this run holds no traces"
+        why = f"all {len(damaged)} traces are damaged" if damaged else "this run holds no traces of a GPU"
         return figures.empty("Timeline of the profiled calls", why)
     took = work.groupby("case", sort=False)["duration_ms"].sum()
     case, others = took.idxmax(), len(took) - 1
     about = frames.complete(frame)
     about, work = about[about["case"].eq(case)].head(1), work[work["case"].eq(case)]
-    work.attrs = attrs  # the clocks
-    parts, table = stretches(work), exposed(work, axes)
-    spent = table.groupby("method").sum(numeric_only=True)
-    shares = spent[[f"{kind} (ms)" for kind in _SHARES]].div(spent["span (ms)"] / 100, axis=0)
+    parts, table = stretches(work), spent(work, axes)
+    of = table.groupby("method").sum(numeric_only=True)
+    shares = of[[f"{kind} (ms)" for kind in _SHARES]].div(of["span (ms)"] / 100, axis=0)
     methods = list(dict.fromkeys(work["method"]))
     ranks = {name: sorted(parts.loc[parts["method"].eq(name), "rank"].unique()) for name in methods}
     skipped = f"{len(damaged)} damaged trace{'s' * (len(damaged) > 1)} left out." if damaged else ""
     lead = axes.label(axes.under if axes.under in methods else methods[0])
-    on_cpu = frames.NO_CLAIM["cpu"] if work["device"].eq("cpu").any() else ""
     row = "{method} rank {rank}: {span (ms):.3g} ms, compute {compute (%):.0f}%, "
     row += "exposed communication {exposed (%):.0f}%, idle {idle (%):.0f}%."
     with figures.drawing(
         9.6,
         0.75 + 0.38 * len(methods) + 0.3 * sum(map(len, ranks.values())),
         f"{lead}: {shares.loc[lead, 'exposed (ms)']:.0f}% of the time is exposed communication",
-        frames.no_claim(about) or on_cpu,
+        frames.no_claim(about),
         *(text for one in about.to_dict("records") for text in (axes.case(one), frames.setting(one, axes))),
         f"{others} other case{'s' * (others > 1)} not drawn" if others else "",
         alt=" ".join(["Bars along time, a line a rank.", *(row.format_map(one) for one in table.to_dict("records"))]),
-        note=" ".join(filter(None, [_note(attrs, axes, case, methods), skipped])),
+        note=_NOTE * bool(work["kind"].eq(COMMUNICATION).any()) + skipped,
         rows=len(methods),
         sharex=True,
         gridspec_kw={"height_ratios": [len(each) for each in ranks.values()]},
@@ -157,15 +166,3 @@ def _panel(ax: matplotlib.axes.Axes, parts: pd.DataFrame, ranks: list[int]) -> N
     ax.set_ylim(len(ranks) - 0.5, -0.5)
     ax.tick_params(axis="y", labelsize=8)
     ax.tick_params(axis="x", colors=MUTED)
-
-
-def _note(attrs: dict, axes: Axes, case: str, methods: list[str]) -> str:
-    clocks = {name: attrs.get("clock", {}).get((case, name), "own") for name in methods}
-    kinds = set(clocks.values()) - {"one rank"} or {"one rank"}
-    sentences = [text for kind, text in _CLOCKS.items() if kind in kinds]
-    if len(kinds) > 1:
-        sentences.append(f"Without one: {', '.join(axes.short(name) for name in methods if clocks[name] == 'own')}.")
-    if kinds != {"one rank"}:
-        sentences.append("Pale, and not counted: until the ranks first met, at the end of the first collective.")
-        sentences.append("Communication holds the time that a rank waits for another to arrive.")
-    return " ".join(sentences)

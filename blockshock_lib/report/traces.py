@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from blockshock_lib.errors import RecordError
@@ -22,8 +21,7 @@ from blockshock_lib.report.axes import Axes
 NAME = re.compile(r"(?P<case>[0-9a-f]+)-(?P<method>\w+)-rank(?P<rank>\d{1,5})\.json\.gz")
 MOST_BYTES = 64 * 2**20  # of one trace unpacked; a real one of three calls has a tenth of a MiB
 COMPUTE, COMMUNICATION = "compute", "communication"
-COLUMNS = ["case", "method", "rank", "device", "kind", "name", "start_ms", "duration_ms"]
-TOGETHER_US = 20.0  # by so much may a collective seem to end on one rank before another has begun it
+COLUMNS = ["case", "method", "rank", "kind", "name", "start_ms", "duration_ms"]
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 # NCCL's kernels, ours and torch's in symmetric memory (one_shot, multimem_...), and copies between two GPUs.
@@ -31,9 +29,6 @@ _SENDS = re.compile(
     r"nccl|nvshmem|multimem|symm_?mem|(one|two)_shot|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|memcpy ptop",
     re.IGNORECASE,
 )
-# On a CPU: what hands a collective over (c10d::, record_param_comms), and gloo's own thread that carries it out.
-_COLLECTIVE = ("c10d::", "record_param_comms", "gloo:", "nccl:", "mpi:")
-_CARRIED = ("gloo:", "mpi:")
 
 
 def document(path: Path) -> dict[str, Any]:
@@ -70,102 +65,44 @@ def _whole(event: Any) -> bool:
 
 
 def read(folder: Path, axes: Axes) -> pd.DataFrame:
-    """What every rank did in the profiled calls (traces/ of a run's folder): COLUMNS, a row a kernel, copy or memset of
-    a GPU; on a CPU a collective, or a stretch of a thread in operators alone. `start_ms`: from the method's first.
-
-    `attrs["clock"]`, of each (case, method): "shared"; "own" where each rank counts from its own first row, for the
-    files name no common base or several hosts, or a collective would have ended on one rank before another began it;
-    or "one rank". `attrs["damaged"]`: the files that `document` refused, with a warning.
+    """What every GPU did in the profiled calls (traces/ of a run's folder): COLUMNS, a row a kernel, copy or memset;
+    nothing of a run on a CPU. `start_ms`: from the method's first; the ranks' clocks are set by the end of their first
+    collective, which none leaves much before the others. `attrs["damaged"]`: the files that `document` refused, with a
+    warning.
     """
-    # Of each rank's file: the time that its `ts` count from (ns), its host, and rows of `_work`.
-    traces: dict[tuple[str, str], dict[int, tuple[int | None, str, pd.DataFrame]]] = {}
+    traces: dict[tuple[str, str], dict[int, pd.DataFrame]] = {}
     damaged: list[str] = []
     for path in sorted(folder.glob("traces/*.json.gz")):
         named = NAME.fullmatch(path.name)
         if named is None or not path.is_file():
             continue
         try:
-            trace = document(path)
+            work = _work(document(path)["traceEvents"])
         except RecordError as error:
             damaged.append(path.name)
             warnings.warn(f"skipped: {error}", stacklevel=2)
             continue
-        base, work = trace.get("baseTimeNanoseconds"), _work(trace["traceEvents"])
         if len(work):
-            base = base if type(base) is int and 0 < base < 2**63 else None
-            rank = base, str(trace.get("host_name", "")), work
-            traces.setdefault((named["case"], named["method"]), {})[int(named["rank"])] = rank
-    order = axes.place_of(method for _, method in traces)
-    parts, clocks = [], {}
+            traces.setdefault((named["case"], named["method"]), {})[int(named["rank"])] = work
+    order, parts = axes.place_of(method for _, method in traces), []
     for case, method in sorted(traces, key=lambda key: (key[0], order.get(key[1], len(order)), key[1])):
-        ranks = dict(sorted(traces[case, method].items()))
-        shared = _one_clock(ranks.values())
-        clocks[case, method] = clock = "one rank" if len(ranks) < 2 else "shared" if shared else "own"
-        first = min(base or 0 for base, _, _ in ranks.values())
-        for number, (base, _, work) in ranks.items():
-            shift = (base - first) / 1e3 if clock == "shared" else -work["ts"].min()
-            parts.append(work.assign(case=case, method=method, rank=number, ts=work["ts"] + shift))
+        for rank, work in sorted(traces[case, method].items()):
+            sent = work[work["kind"].eq(COMMUNICATION)]
+            zero = (sent["ts"] + sent["dur"]).iloc[0] if len(sent) else work["ts"].min()
+            parts.append(work.assign(case=case, method=method, rank=rank, ts=work["ts"] - zero))
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["ts", "dur", *COLUMNS])
     zero = table.groupby(["case", "method"])["ts"].transform("min")
     table["start_ms"], table["duration_ms"] = (table["ts"] - zero) / 1e3, table["dur"] / 1e3
     table = table[COLUMNS].astype({"rank": int, "start_ms": float, "duration_ms": float})
-    table.attrs = {"clock": clocks, "damaged": damaged}
+    table.attrs = {"damaged": damaged}
     return table
 
 
 def _work(events: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    events = [event for event in events if event["ph"] == "X"]
     rows = [
-        (event["ts"], event["dur"], "cuda", COMMUNICATION if _SENDS.search(event["name"]) else COMPUTE, event["name"])
+        (event["ts"], event["dur"], COMMUNICATION if _SENDS.search(event["name"]) else COMPUTE, event["name"])
         for event in events
-        if event.get("cat") in _DEVICE
-    ] or _on_cpu(events)
-    table = pd.DataFrame(rows, columns=["ts", "dur", "device", "kind", "name"])
+        if event["ph"] == "X" and event.get("cat") in _DEVICE
+    ]
+    table = pd.DataFrame(rows, columns=["ts", "dur", "kind", "name"])
     return table.astype({"ts": float, "dur": float}).sort_values("ts", kind="stable", ignore_index=True)
-
-
-def _on_cpu(events: list[dict[str, Any]]) -> list[tuple[float, float, str, str, str]]:
-    threads: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
-    for event in events:
-        carried = event.get("cat") == "user_annotation" and event["name"].startswith(_COLLECTIVE)
-        if (event.get("cat") == "cpu_op" or carried) and event["dur"] > 0:
-            call = event["ts"], event["ts"] + event["dur"], event["name"]
-            threads.setdefault((str(event["pid"]), str(event["tid"])), []).append(call)
-    rows = []
-    for calls in threads.values():
-        sends = [call for call in calls if call[2].startswith(_COLLECTIVE)]
-        others = [call for call in calls if not call[2].startswith(_COLLECTIVE)]
-        edges = np.unique([edge for start, end, _ in calls for edge in (start, end)])
-        computes = running(others, edges) & ~running(sends, edges)
-        rows += [(start, end - start, "cpu", COMMUNICATION, name) for start, end, name in sends]
-        rows += [(start, end - start, "cpu", COMPUTE, "operators") for start, end in merged(computes, edges)]
-    return rows
-
-
-def running(stretches: Iterable[tuple], edges: np.ndarray) -> np.ndarray:
-    """Whether one of (start, end, ...) runs between each two neighbouring edges, where none begins or ends."""
-    starts, ends = np.array([one[:2] for one in stretches], float).reshape(-1, 2).T
-    middles = (edges[1:] + edges[:-1]) / 2
-    return np.searchsorted(np.sort(starts), middles) > np.searchsorted(np.sort(ends), middles)
-
-
-def merged(on: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """(start, end) of each unbroken run of `on` between the edges, (count, 2)."""
-    turn = np.diff(np.r_[0, on.astype(int), 0])
-    return np.column_stack([edges[turn > 0], edges[turn < 0]])
-
-
-def _one_clock(ranks: Iterable[tuple[int | None, str, pd.DataFrame]]) -> bool:
-    bases, hosts, works = zip(*ranks, strict=True)
-    sent = [collectives(work) for work in works]
-    if None in bases or len(set(hosts)) > 1 or len(set(map(len, sent))) > 1:
-        return False
-    begun = [part["ts"].to_numpy() + (base - min(bases)) / 1e3 for base, part in zip(bases, sent, strict=True)]
-    ended = [start + part["dur"].to_numpy() for start, part in zip(begun, sent, strict=True)]
-    return bool((np.max(begun, axis=0) <= np.min(ended, axis=0) + TOGETHER_US).all())
-
-
-def collectives(work: pd.DataFrame) -> pd.DataFrame:
-    """The communication among rows, without what hands it over to another thread."""
-    carried = ~work["device"].eq("cpu") | work["name"].str.startswith(_CARRIED)
-    return work[work["kind"].eq(COMMUNICATION) & carried]

@@ -16,9 +16,11 @@ VERDICTS = (SUPPORTED, REFUTED, UNDECIDED, NOT_APPLICABLE)  # the last: what the
 Rules = Mapping[str, Iterable[Callable[[pd.DataFrame], "Verdict"]]]
 
 
-def ratio(frame: pd.DataFrame, axes: Axes, over: str, under: str, metric: str = "") -> pd.DataFrame:
+def ratio(
+    frame: pd.DataFrame, axes: Axes, over: str, under: str, metric: str = "", level: float = interval.LEVEL
+) -> pd.DataFrame:
     """Speed of `under` over `over` in `metric` ("": kernel time of the narrowest work), a row a case where both have
-    valid times, smallest first: the case's columns, `size`, `ratio` = t(over) / t(under), its 99% interval `low` to
+    valid times, smallest first: the case's columns, `size`, `ratio` = t(over) / t(under), its interval `low` to
     `high` over `runs`, or the `groups` of one, `next_low` to `next_high` of a further run (`interval.intervals`),
     `metric` and `outcome`: `under` is FASTER or SLOWER where the interval excludes 1, NO_CLAIM on no real GPUs.
     """
@@ -29,11 +31,10 @@ def ratio(frame: pd.DataFrame, axes: Axes, over: str, under: str, metric: str = 
     if not found:
         return pd.DataFrame(columns=columns)
     about, entries = frame.drop_duplicates("case").set_index("case", drop=False)[axes.case_columns], []
-    for (case, cell), (mean, further) in zip(found.items(), interval.intervals([*found.values()]), strict=True):
-        counts = {"runs": len(cell), "groups": sum(map(len, cell.values())), "metric": metric}
-        ends = {"next_low": further.low, "next_high": further.high}
-        entries.append({**about.loc[case].to_dict(), **mean._asdict(), **ends, **counts})
-    table = pd.DataFrame(entries).assign(size=axes.size)
+    for (case, cell), (mean, further) in zip(found.items(), interval.intervals([*found.values()], level), strict=True):
+        more = dict(runs=len(cell), groups=sum(map(len, cell.values())), next_low=further.low, next_high=further.high)
+        entries.append({**about.loc[case].to_dict(), **mean._asdict(), **more})
+    table = pd.DataFrame(entries).assign(size=axes.size, metric=metric)
     decided = np.select([table["low"] > 1, table["high"] < 1], [FASTER, SLOWER], UNDECIDED)
     table["outcome"] = np.where(frames.kind(table).eq("gpu"), decided, NO_CLAIM)
     return frames.by_size(table, axes)[columns]
@@ -190,15 +191,15 @@ def twin(frame: pd.DataFrame, axes: Axes) -> tuple[pd.DataFrame, float]:
     That is exp(t s) - 1. s is the root mean square, over the C cells of all runs, of the log of the twin's ratio; t is
     Student's 99.5% quantile for C degrees of freedom. In 99 of 100 cells the ratio of two equal methods lies within it.
     """
-    again = frames.complete(frame)
-    again = again.assign(method=again["method"].replace(TWIN, AGAIN))
+    again = frames.complete(frame).replace({"method": {TWIN: AGAIN}})
     have = set(again.loc[again["method"].eq(AGAIN), "metric"])
     metric = next((f"{stem}_kernel" for stem in reversed(axes.times) if f"{stem}_kernel" in have), "")
     again = again if metric else again.iloc[:0]
-    cells = reruns.cells(again, axes.over, AGAIN, metric).values()
-    logs = np.array([run.mean() for cell in cells for run in cell.values()])
+    asked = axes.ordered(again.loc[again["case"].isin(again.loc[again["metric"].eq(metric), "case"]), "method"])
+    over = min(asked, key=lambda name: name != axes.over, default="")  # of a phase without it the first
+    logs = np.array([run.mean() for cell in reruns.cells(again, over, AGAIN, metric).values() for run in cell.values()])
     reach = interval.t_quantile(0.995, len(logs)) * np.square(logs).mean() ** 0.5 if len(logs) else np.nan
-    return ratio(again, axes, axes.over, AGAIN, metric), float(np.expm1(reach))
+    return ratio(again, axes, over, AGAIN, metric).assign(method=over), float(np.expm1(reach))
 
 
 def twin_sentences(frame: pd.DataFrame, axes: Axes) -> list[str]:
@@ -210,9 +211,8 @@ def twin_sentences(frame: pd.DataFrame, axes: Axes) -> list[str]:
         return []
     off = table[table["low"].gt(1) | table["high"].lt(1)].to_dict("records")
     at = ", ".join(f"{interval_text(row)} at {axes.case(row)}" for row in off[:3]) + ", ..." * (len(off) > 3)
-    said = "{0} again differs from {0} in {1} of {2} cells".format(axes.short(axes.over), len(off), len(table))
-    said += f" ({at})" * bool(off)
-    return [f"{said}; smallest difference to claim: {smallest:.1%}"]
+    at, said = f" ({at})" * bool(off), "{0} again differs from {0}".format(axes.short(table["method"].iloc[0]))
+    return [f"{said} in {len(off)} of {len(table)} cells{at}; smallest difference to claim: {smallest:.1%}"]
 
 
 def one_line(

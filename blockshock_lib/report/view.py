@@ -17,8 +17,8 @@ DRAWING = threading.RLock()
 
 class View:
     """Controls, in `rows` of their names (default one), above the HTML that `draw` gives for their values by name,
-    drawn once a change and remembered; `drawn` counts the drawings. The widget is `box`; css classes: bs-<name>,
-    bs-<name>-figure, bs-<name>-static, bs-<control>.
+    drawn once a change and remembered. The widget is `box`; css classes: bs-<name>, bs-<name>-figure,
+    bs-<name>-static, bs-<control>.
     """
 
     keeps = 64  # drawings that are remembered
@@ -36,10 +36,6 @@ class View:
         lines = [[self.controls[key] for key in keys] for keys in rows or (tuple(self.controls),)]
         self.box = box(name, lines, self.figure)
         self.refresh()
-
-    @property
-    def drawn(self) -> int:
-        return self._draw.cache_info().misses
 
     def refresh(self) -> None:
         """Shows the figure of the controls' values; what cannot be drawn is said in its place."""

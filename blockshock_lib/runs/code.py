@@ -14,6 +14,7 @@ import subprocess
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,8 @@ def rules(study: Study, root: Path = HERE) -> dict[str, str]:
     """The files that decide the study's verdicts: its rules, what these call of the study, intervals, verdicts; their
     digest, and the commit they stand in, "" outside git or where they differ. A rule counts for data after that commit.
     """
-    funcs = [func for some in study.hypotheses.values() for func in some]
+    given = [func for some in study.hypotheses.values() for func in some]
+    funcs = [resolve_name(func.place) if hasattr(func, "place") else func for func in given]
     seen = [one for func in funcs for one in func.__globals__.values() if isinstance(one, FunctionType | ModuleType)]
     own = [one for one in seen if getattr(one, "__module__", one.__name__).startswith(studies.module_of(study.name))]
     found = {inspect.getfile(one) for one in (*funcs, *own)}

@@ -1,7 +1,6 @@
 """Two runs compared, case by case: did a change of code or libraries make anything wrong, slower or larger?"""
 
 import dataclasses
-import html
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -127,10 +126,6 @@ class Comparison:
     def _told(self) -> np.ndarray:
         return self.rows["outcome"].isin([changes.REGRESSION, changes.IMPROVED]).to_numpy()
 
-    def _repr_html_(self) -> str:
-        table = self.table.to_html(index=False, border=0)  # escapes what a record says
-        return f"<p>{html.escape(self.line())}</p>{table}<p>{html.escape(self.caption())}</p>"
-
 
 def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
     """Compares run `b` with run `a`, the older one: folders, names of folders below outputs/, or open runs (`run.Run`).
@@ -206,7 +201,7 @@ def _folder(run: object) -> Path:
     named = named or [folder for folder in manifest.folders(OUTPUTS) if folder.name == places[0].name]
     if len(named) == 1:
         return named[0]
-    several = f"; it is the name of {', '.join(map(shown, named))}" if named else ""
+    several = f"; it is the name of {', '.join(map(shown, named))}" if named else manifest.near(places[0])
     raise CompareError(f"{run} is no folder of a run and not the name of one below {shown(OUTPUTS)}{several}")
 
 

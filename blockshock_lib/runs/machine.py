@@ -69,17 +69,18 @@ def fingerprint(card: dict[str, Any]) -> str:
 
 
 def admit(params: RunParams, card: dict[str, Any]) -> None:
-    """Raise ParamsError when the hardware asked for is not on the card."""
+    """Raise ParamsError when the hardware asked for is not on the card, or what else the study needs is not there."""
+    if why := params.lacks():
+        raise ParamsError(why)
     hardware, unsupported, have = params.hardware, card["unsupported"], len(card["gpus"])
     if hardware.device != "cuda":
         return
     if why := unsupported.get("cuda"):
-        raise ParamsError(f"hardware.device: cuda was asked for, but {why}; choose hardware cpu")
+        raise ParamsError(f"hardware {hardware.name}: cuda was asked for, but {why}; choose hardware cpu")
     if hardware.processes > have:
-        gpus = "1 GPU" if have == 1 else f"{have} GPUs"
-        raise ParamsError(f"hardware.world_size: {hardware.processes} ranks were asked for, this machine has {gpus}")
+        raise ParamsError(f"hardware {hardware.name}: {hardware.processes} ranks were asked for, GPUs here: {have}")
     if hardware.processes > 1 and hardware.backend == "nccl" and "nccl" in unsupported:
-        raise ParamsError(f"hardware.backend: nccl was asked for, but {unsupported['nccl']}")
+        raise ParamsError(f"hardware {hardware.name}: nccl was asked for, but {unsupported['nccl']}")
 
 
 def describe(ctx: Any) -> dict[str, Any]:

@@ -42,13 +42,19 @@ def read(folder: Path) -> dict:
             raise ValueError(f"its {', '.join(wrong)} cannot be so")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
-        known = [] if Path(folder, FILE).exists() else map(shown, folders(OUTPUTS))
-        near = [f"; did you mean {one}?" for one in difflib.get_close_matches(shown(folder), known, n=1)]
-        raise RecordError(f"{shown(folder)} holds no readable {FILE}: {why}{''.join(near)}") from None
+        hint = "" if Path(folder, FILE).exists() else near(folder)
+        raise RecordError(f"{shown(folder)} holds no readable {FILE}: {why}{hint}") from None
     if found["status"] == "running" and (state := lock.state(folder)) in STOPPED:
         status, reason = STOPPED[state]
         found |= {"status": status, "reason": reason, "verdict": f"{found['phase']} {status}: {reason}"}
     return found
+
+
+def near(folder: Path) -> str:
+    """What a message about a folder that is no run's ends with: the nearest run, as the newest of a day, and `list`."""
+    found = [shown(one) for one in folders(folder, "*")[-1:]]
+    found = found or difflib.get_close_matches(shown(folder), map(shown, folders(OUTPUTS)), n=1)
+    return f"{''.join(f'; did you mean {one}?' for one in found)}; all runs: python -m blockshock_lib list"
 
 
 def folders(out: Path, below: str = "**") -> list[Path]:

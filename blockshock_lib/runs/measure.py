@@ -75,7 +75,8 @@ def run(
     Raises: LaunchError: `task` cannot be sent, or a group cannot start. RecordError: a record cannot be written.
     """
     pack_call(task)
-    hardware, done = params.hardware, 0
+    hardware = params.hardware
+    done = sum((case.id, index) in finished for case in cases for index in range(params.timing.groups))
     options = {name: getattr(hardware, name) for name in ("device", "backend", "threads")}
     options |= dict(logs=folder / "logs", start_seconds=params.limits.start_seconds)
     options |= {"environment": hardware.environment} if hardware.environment else {}
@@ -111,19 +112,21 @@ def run(
                         may_lose=study.may_lose(case),
                     )
                     rows = kept(study, answers)
+                    broken = False
                 except (RankError, DeadlineError, RecordError) as error:
                     rows = failure_rows(study, case, error, first)
+                    broken = True
             if stopped.is_set():  # what another lane raised has ended this one's workers
                 return
             status = next((s for s in ("failed", "oom", "timeout") if any(r["status"] == s for r in rows)), "ok")
             written = dict(run=run_name, group=index, context=context, seconds=time.monotonic() - started)
             record.write(folder, study=study, case=case, rows=[*rows, *sampler.rows()], **written)
-            part.remove()
+            if not (broken and part.state.exists()):  # else a resumed run goes on from there
+                part.remove()
             say(case, index, status)
 
     for index in range(params.timing.groups):
         left = [case for case in cases if (case.id, index) not in finished]
-        done += len(cases) - len(left)
         alone = [case for case in left if case.world_size == 1 and not study.phases[case.phase].timed]
         lanes = min(len(alone), hardware.processes)
         if lanes < 2 or group is not WorkerGroup:
@@ -145,28 +148,31 @@ def run(
 class Part:
     """`records/<case>-<group>.part`: a line a message, with a digest over it and all before it, synced as it comes. The
     first says what is measured, by which code and where; a file that begins otherwise is begun anew. RecordError: it
-    cannot be written. `rows`: what earlier attempts have left. `silent`: whether the latest left nothing.
+    cannot be written. `rows`: what earlier attempts have left. `silent`: whether the latest left nothing. `state`: what
+    a problem keeps beside it to go on from; that of a file that is begun anew is removed.
     """
 
     def __init__(self, folder: Path, case: Any, group: int, context: dict[str, Any]):
-        self.path = folder / "records" / f"{case.id}-{group}.part"
+        self.path = record.path_of(folder, case.id, group).with_suffix(".part")
+        self.state = self.path.with_suffix(".state")
         sources = context["code"].get("sources")
         begun = {"case": case.id, "group": group, "machine": context["machine"], "sources": sources}
         self.rows: list[dict[str, Any]] = []
         self.silent, self._digest, end = False, "", 0
-        for message, size in self._messages():
+        for message, size, digest in messages(self.path):
             if not end and (message != begun or not sources):
                 break
-            end, self.silent = end + size, message == begun
+            end, self.silent, self._digest = end + size, message == begun, digest
             self.rows += [] if self.silent else message["rows"]
-        self._digest = self._digest if end else ""
         self._write(begun, end)
+        if not end:
+            self.state.unlink(missing_ok=True)
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         self._write({"rows": rows})
 
     def remove(self) -> None:
-        for path in (self.path, self.path.with_suffix(".state")):
+        for path in (self.path, self.state):
             path.unlink(missing_ok=True)
 
     def _write(self, message: dict[str, Any], end: int | None = None) -> None:
@@ -183,13 +189,15 @@ class Part:
         except OSError as error:
             raise RecordError(f"{self.path.name} could not be written: {error.strerror or error}") from error
 
-    def _messages(self) -> Iterator[tuple[dict[str, Any], int]]:
-        for line in self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []:
-            digest, _, text = line.decode(errors="replace").rstrip("\n").partition(" ")
-            if digest != sha256(self._digest + text) or not line.endswith(b"\n"):
-                return
-            self._digest = digest
-            yield json.loads(text), len(line)
+
+def messages(path: Path) -> Iterator[tuple[dict[str, Any], int, str]]:
+    """Each message of a Part's file that is whole, and of all before it; its bytes and digest."""
+    digest = ""
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        told, _, text = line.decode(errors="replace").rstrip("\n").partition(" ")
+        if told != (digest := sha256(digest + text)) or not line.endswith(b"\n"):
+            return
+        yield json.loads(text), len(line), digest
 
 
 def kept(study: Study, answers: list[Any]) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ MAX_BYTES, MAX_ROWS = 512 * 2**20, 5_000_000  # of a table as it is unpacked: a 
 
 def load(*folders: Path | str, strict: bool = False) -> pd.DataFrame:
     """The rows of all records in the runs' folders, one a measurement, without torch. A damaged file is skipped with a
-    warning and listed in `frame.attrs["damaged"]`. RecordError: no folder, a newer schema; with `strict` the first one.
+    warning and listed in `frame.attrs["damaged"]`. RecordError: no run's, a newer schema; with `strict` the first one.
     """
     whole, damaged = [], {}
     for folder in {Path(folder).resolve(): folder for folder in folders}.values():
@@ -46,11 +46,11 @@ def load(*folders: Path | str, strict: bool = False) -> pd.DataFrame:
 
 
 def scan(folder: Path | str) -> tuple[list[dict[str, Any]], dict[str, RecordError]]:
-    """Every whole record of a run, and what is damaged: the file's name -> why. RecordError without a folder."""
+    """Every whole record of a run, and what is damaged: the file's name -> why. RecordError: no run's folder."""
     folder = Path(folder)
-    if not folder.is_dir():
-        raise RecordError(f"{folder} is no folder of a run")
     seal = find(folder)
+    if seal is None and not any((folder / name).exists() for name in (manifest.FILE, "records")):
+        raise RecordError(f"{folder} is no folder of a run{manifest.near(folder)}")
     found, damaged = [], {}
     for path in sorted((folder / "records").glob("*.json")) if seal is None else [folder / PARQUET]:
         try:

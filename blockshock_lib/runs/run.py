@@ -20,7 +20,7 @@ from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import Interrupted, ParamsError, RecordError, first_line
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.report import answer, figures, tables, verdicts
-from blockshock_lib.runs import code, lock, machine, manifest, measure, records, reference
+from blockshock_lib.runs import code, lock, machine, manifest, measure, record, records, reference
 from blockshock_lib.runs.manifest import OUTPUTS as OUTPUTS
 from blockshock_lib.runs.manifest import REFERENCE as REFERENCE
 
@@ -87,7 +87,7 @@ class Run:
         finished = self.finished() if goes_on else frozenset()
         for name in ("own", "frame"):
             self.__dict__.pop(name, None)
-        with tqdm(total=len(self._wanted), disable=not progress, leave=False) as bar:
+        with tqdm(total=len(self._wanted), initial=len(finished), disable=not progress, leave=False) as bar:
 
             def show(event: dict) -> None:
                 bar.n = event["done"]
@@ -123,6 +123,8 @@ class Run:
             torn = {f"{case}-{group}.json", records.PARQUET} & damaged.keys()
             made = known.get((case, group))
             again[case, group] = _why(made, current) if made else "damaged" if torn else "missing"
+            if made and record.path_of(self.folder, case, group).with_suffix(".state").exists():
+                again[case, group] = "cut off"
         return {wanted: why for wanted, why in again.items() if why}
 
     def _stop(self, status: str, reason: str) -> None:
@@ -214,10 +216,12 @@ class Run:
         done = not self.stopped and not lock.borrowed(self.folder)
         if done:
             why = "no record was written: nothing was measured" if self.own.empty else ""
+            if left := len(list(self.folder.glob("records/*.state"))):
+                why = f"{left} of {wanted} records were cut off: --resume goes on with them"
             facts |= {"status": "failed" if why else "completed", "reason": why}
         manifest.note(self.folder, **facts)
         try:
-            if done and not self.redrawn and not lost:
+            if done and not self.redrawn and not lost and not left:
                 records.pack(self.folder)
         except RecordError as error:  # the records stand as files of their own
             warnings.warn(first_line(error), stacklevel=2)

@@ -15,6 +15,7 @@ STUDIES = {
     "linear": "blockshock_lib.studies.linear:STUDY",
     "attention": "blockshock_lib.studies.attention:STUDY",
     "gpt": "blockshock_lib.studies.gpt:STUDY",
+    "gallery": "blockshock_lib.studies.gallery:STUDY",
 }
 """Name -> "module:NAME". The environment variable BLOCKSHOCK_STUDIES adds more: name=module:NAME, by commas."""
 
@@ -41,6 +42,8 @@ def of_phase(phase: str) -> Study:
     every = [load(one) for one in ([study] if study else names())]
     if found := [one for one in every if name in one.phases]:
         return found[0]
+    if phase in names():
+        raise ParamsError(f"{phase!r} is a study; its phases: {', '.join(load(phase).phases)}")
     known = allowed(name, (key for one in every for key in one.phases))
     raise ParamsError(f"phase: {phase!r} is no phase of a study; {known}")
 

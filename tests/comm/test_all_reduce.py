@@ -4,7 +4,6 @@ A function of `ctx` is a claim that both ranks check.
 """
 
 import gc
-import warnings
 import weakref
 from unittest import mock
 
@@ -36,15 +35,14 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
 
 
+@pytest.mark.filterwarnings("error")
 def test_what_is_kept_is_found_for_as_many_ranks_the_fastest_first(folder):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert measured(2, CPU) == {}
-        keep(1024, 2, CPU, dict(reversed(TIMES.items())))
-        keep(8192, 2, CPU, {Way("nccl"): 1.0})
-        keep(1024, 4, CPU, {Way("two-shot", 8): 1.0})
-        assert measured(2, CPU) == {1024: TIMES, 8192: {Way("nccl"): 1.0}} and measured(8, CPU) == {}
-        assert list(measured(2, CPU)[1024]) == list(TIMES)
+    assert measured(2, CPU) == {}
+    keep(1024, 2, CPU, dict(reversed(TIMES.items())))
+    keep(8192, 2, CPU, {Way("nccl"): 1.0})
+    keep(1024, 4, CPU, {Way("two-shot", 8): 1.0})
+    assert measured(2, CPU) == {1024: TIMES, 8192: {Way("nccl"): 1.0}} and measured(8, CPU) == {}
+    assert list(measured(2, CPU)[1024]) == list(TIMES)
     assert [all_reduce.size_class(n) for n in (0, 1, 600, 1000, 1024, 1025)] == [1, 1, 1024, 1024, 1024, 2048]
 
 

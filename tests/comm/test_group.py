@@ -1,6 +1,7 @@
 """Collectives between real gloo ranks and between threads, and what a lone or unjoined rank does."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -49,31 +50,24 @@ def test_collectives_between_four_threads():
     local.run(4, every_collective)
 
 
-def use_after_destroy(ctx):
-    handle = dist.new_group()
+def outside_and_after_destroy(ctx):
+    handle, first = dist.new_group(), dist.new_group([0])
+    with pytest.raises(UnsupportedError, match="not in that process group") if ctx.rank else nullcontext():
+        Group.of(first)
     group = Group.of(handle)
     assert group.all_reduce(torch.ones(1)).item() == 2.0
     dist.destroy_process_group(handle)
     del handle
     with pytest.raises(UnsupportedError, match="has been destroyed"):
         group.all_reduce(torch.ones(1))
+    assert group.reference() is None and {group.reference: 1}  # it still is a key
 
 
-def test_a_group_does_not_outlive_its_destruction(pair):
-    pair.call(use_after_destroy, seconds=60)
+def test_a_rank_outside_a_group_is_told_so_and_a_group_does_not_outlive_its_destruction(pair):
+    pair.call(outside_and_after_destroy, seconds=60)
 
 
-def test_a_rank_without_its_process_group_refuses_to_reduce():
-    with pytest.raises(UnsupportedError, match="no process group"):
-        Group(rank=0, world_size=2).all_reduce(torch.ones(2))
-
-
-def test_a_collective_refuses_a_tensor_that_wants_a_gradient():
-    with pytest.raises(UnsupportedError, match="no backward"):
-        Group().all_reduce(torch.ones(2, requires_grad=True))
-
-
-def test_a_lone_rank_communicates_nothing():
+def test_a_lone_rank_communicates_nothing_and_one_without_its_group_refuses():
     x = torch.ones(2, 3)
     assert Group().all_reduce(x) is x and Group().all_gather(x) is x
     assert Group().start_all_reduce(x).wait() is x
@@ -81,6 +75,10 @@ def test_a_lone_rank_communicates_nothing():
     assert torch.equal(Group().exchange(x, 0), x)
     assert Group().max_over_ranks([1.0, 2.0], CPU) == [1.0, 2.0]
     assert Group().first_error("oom", CPU) == (0, "oom")
+    with pytest.raises(UnsupportedError, match="no backward"):
+        Group().all_reduce(x.requires_grad_())
+    with pytest.raises(UnsupportedError, match="no process group"):
+        Group(rank=0, world_size=2).all_reduce(torch.ones(2))
 
 
 def test_a_sum_of_threads_in_16_bits_is_rounded_once():
@@ -103,20 +101,14 @@ def test_the_error_of_one_thread_ends_all(failing):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rank ")]
 
 
-def leaves_early(group: Group) -> None:
-    if group.rank:
-        group.all_reduce(torch.ones(1))
+DIFFERENT = {
+    "one leaves early": lambda group: group.rank and group.all_reduce(torch.ones(1)),
+    "another call": lambda group: (group.all_gather if group.rank else group.all_reduce)(torch.ones(1)),
+    "another shape": lambda group: group.all_reduce(torch.ones(1 + group.rank)),
+}
 
 
-def other_call(group: Group) -> None:
-    group.all_gather(torch.ones(1)) if group.rank else group.all_reduce(torch.ones(1))
-
-
-def other_shape(group: Group) -> None:
-    group.all_reduce(torch.ones(1 + group.rank))
-
-
-@pytest.mark.parametrize("rank", [leaves_early, other_call, other_shape])
+@pytest.mark.parametrize("rank", DIFFERENT.values(), ids=DIFFERENT)
 def test_ranks_in_different_calls_are_told_so_instead_of_waiting_for_ever(rank):
     with pytest.raises(RuntimeError, match=r"the ranks wait in different calls: 0 .*, 1 all_"):
         local.run(2, rank)

@@ -9,29 +9,26 @@ import torch
 
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment, memory, profile
+from blockshock_lib.engine.roofline import Ceilings, compute, link
 from blockshock_lib.engine.timing import LeadIn, Timer
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.studies.linear.methods.method import Cost
+from tests.cases import picked
 from tests.studies import toy
 
 CPU = torch.device("cpu")
-TIMING = SimpleNamespace(samples=3, warmup=1, min_sample_ms=0, lead_in_s=0, lead_in_most_s=0)
+TIMING = dict(warmup=1, min_sample_ms=0, lead_in_s=0, lead_in_most_s=0)
 
 
 def run(world_size=1, phase="sort_time", traces=None, emit=None, done=(), **changes):
     """The rows of a case of the toy; with several ranks, as threads."""
     fields = dict(phase=phase, methods=("whole", "shared"), dtype="fp32", device="cpu", seed=0, n=64)
     fields |= dict(order="random", world_size=world_size, emulated=world_size > 1)
-    settings = dict(timing=TIMING, steps=4, step_seconds=0, sort_bytes=0, pace=1.0)
-    settings |= {key: changes.pop(key) for key in settings.keys() & changes}
-    params = SimpleNamespace(**settings)
+    timing, needed = SimpleNamespace(**TIMING, samples=changes.pop("samples", 3)), changes.pop("sort_bytes", 0)
+    params = SimpleNamespace(timing=timing, steps=4, step_seconds=0, sort_bytes=needed, pace=1.0)
     place = dict(device=CPU, group=Group(), repeat=changes.pop("repeat", 0))
-    params.timing = SimpleNamespace(**vars(params.timing) | {"samples": changes.pop("samples", 3)})
     problem = toy.Sorting(toy.Case(**fields | changes), params, **place)
     return experiment.measure(problem, params, toy.STUDY, traces, emit, done)
-
-
-def picked(rows, method, metric):
-    return [row for row in rows if (row["method"], row["metric"]) == (method, metric)]
 
 
 def test_a_phase_without_times_checks_and_weighs():
@@ -51,7 +48,16 @@ def test_every_world_size_keeps_every_sample_of_every_method(world_size):
             samples = picked(rows, method, metric)
             assert [row["repeat"] for row in samples] == [0, 1, 2] and all(row["value"] > 0 for row in samples)
         assert picked(rows, method, "floor_sort")[0]["value"] > 0
-    assert picked(rows, "ceiling", "gemm_rate")[0]["value"] > 0
+    assert all(picked(rows, "ceiling", name)[0]["value"] > 0 for name in ("gemm_rate", "copy_bandwidth"))
+
+
+def test_a_piece_takes_the_longer_of_its_arithmetic_and_its_bytes_and_nothing_for_a_link_that_was_not_measured():
+    ceilings = Ceilings(copy_bandwidth=4300, gemm_rate=989, allreduce_bandwidth=302)
+    assert compute(Cost(989e9, 0, 0, 0, 0, 0), ceilings) == pytest.approx(1)
+    assert compute(Cost(989e9, 4300e6, 4300e6, 0, 0, 0), ceilings) == pytest.approx(2)
+    sent = Cost(0, 0, 0, 302e6, 0, 0)
+    assert link(sent, ceilings) == pytest.approx(1) and link(sent, ceilings._replace(allreduce_bandwidth=0)) == 0
+    assert link(sent._replace(sent=0), ceilings) == 0
 
 
 def test_a_wrong_method_is_refused_with_a_reason_and_has_no_time():
@@ -138,18 +144,14 @@ def test_what_a_method_draws_is_a_row_of_each_rank_that_works_and_its_energy_the
     assert picked(rows, "whole", "lead_in")[0]["detail"] == "sort_kernel: power levelled"
 
 
-def test_samples_are_sent_as_they_come_and_may_be_below_zero():
+def test_samples_are_sent_as_they_come_and_a_case_that_was_cut_off_goes_on_behind_those_that_were_kept():
     sent = []
-    rows = run(2, emit=sent.append, phase="sort_check")
-    assert [one["value"] for one in picked(rows, "shared", "lead")] == [1, -2, 3, -4]
-    assert [row for rows in sent for row in rows] == [row for row in rows if row["metric"] == "lead"]
-
-
-def test_a_case_that_was_cut_off_goes_on_behind_the_rows_that_were_kept():
-    whole = run(phase="sort_check")
-    kept = [row for row in whole if row["metric"] == "lead"][:6]  # all of the first method, half of the second
-    sent = []
-    again = run(phase="sort_check", emit=sent.append, done=[row | {"value": 7.0} for row in kept])
+    whole = run(2, emit=sent.append, phase="sort_check")
+    assert [one["value"] for one in picked(whole, "shared", "lead")] == [1, -2, 3, -4], "some are below zero"
+    assert [row for rows in sent for row in rows] == [row for row in whole if row["metric"] == "lead"]
+    kept = [row | {"value": 7.0} for row in whole if row["metric"] == "lead"][:6]  # of the first method all, then half
+    sent.clear()
+    again = run(2, phase="sort_check", emit=sent.append, done=kept)
     assert [row["value"] for row in again if row["metric"] == "lead"] == [7.0] * 6 + [3, -4] and len(sent) == 2
     assert [row for row in again if row["metric"] != "lead"] == [row for row in whole if row["metric"] != "lead"]
 

@@ -28,26 +28,18 @@ _B64 = "PHNjcmlwdD53aW5kb3cub3duZWQ9MTwvc2NyaXB0Pg=="  # <script>window.owned=1<
 
 HTML = {
     "script": f"<script>{ACT}</script>",
-    "script in odd case, cut": f"<ScRiPt>{ACT}</sCrIpT ><script>{ACT}",
     "script from elsewhere": '<script src="https://example.org/x.js"></script>',
-    "script inside script": f"<scr<script>ipt>{ACT}</scr</script>ipt>",
     "onerror": f'<img src="x" onerror="{ACT}">',
-    "onerror without quotes, with a slash": f"<img/src=x/onerror={ACT}>",
     "onload of an embedded image": f'<img src="data:image/png;base64,{PIXEL}" onload="{ACT}" alt="a dot">',
     "handlers": f'<p onclick="{ACT}" onmouseover="{ACT}" onfocus="{ACT}" tabindex="1" autofocus>words</p>',
-    "ontoggle": f'<details open ontoggle="{ACT}"><summary>more</summary>words</details>',
     "javascript: link": f'<a href="javascript:{ACT}">words</a>',
-    "javascript: link, disguised": f'<a href=" jAva&#x09;script&colon;{ACT}">a</a><a href="&#1;javascript:{ACT}">b</a>',
     "data: link": f'<a href="data:text/html;base64,{_B64}">words</a>',
     "other links": '<a href="vbscript:x">a</a><a href="file:///etc/passwd">b</a><a href="blob:x">c</a>',
     "link to a share": '<a href="//example.org/x">a</a><a href="\\\\example.org\\x">b</a>',
     "iframe": f'<iframe src="javascript:{ACT}"></iframe><iframe srcdoc="<script>{ACT}</script>"></iframe>',
     "object": f'<object data="data:text/html;base64,{_B64}"></object>',
-    "embed": f'<embed src="data:text/html;base64,{_B64}">',
     "svg with script": f'<svg onload="{ACT}"><script>{ACT}</script><animate onbegin="{ACT}" attributeName="x"/></svg>',
     "svg image": f'<img alt="" src="data:image/svg+xml;base64,{_B64}">',
-    "svg link": f'<svg><a xlink:href="javascript:{ACT}"><text>words</text></a></svg>',
-    "math": f'<math><mtext><table><mglyph><style><!--</style><img title="--&gt;&lt;img src=1 onerror={ACT}&gt;">',
     "style": "<style>main, .verdict { display: none } body { background: url(https://example.org/x) }</style>",
     "style attribute": '<div style="position:fixed;inset:0;background:red;display:none">hidden words</div>',
     "classes and names of ours": '<p class="skip" id="main" name="theme">more hidden words</p><h3 id="part-0">x</h3>',
@@ -55,15 +47,10 @@ HTML = {
     "base": '<base href="https://example.org/">',
     "link": '<link rel="stylesheet" href="https://example.org/x.css">',
     "form": f'<form action="https://example.org/"><input name="x" autofocus onfocus="{ACT}">words</form>',
-    "button": f'<button formaction="javascript:{ACT}">go</button><textarea>t</textarea><select><option>o</select>',
-    "template": f"<template><script>{ACT}</script></template>",
-    "noscript": f"<noscript><p title='</noscript><img src=x onerror={ACT}>'>",
-    "raw text elements": f"<xmp><script>{ACT}</script></xmp><title><img src=x onerror={ACT}></title><plaintext>{ACT}",
     "comments": f"<!--><script>{ACT}</script>--><!--[if IE]><script>{ACT}</script><![endif]-->",
     "declarations": f"<![CDATA[<script>{ACT}</script>]]><!x <script>{ACT}</script>><?x <script>{ACT}</script>?>",
     "ends of what is around": f"</pre></div></section></main></body></html><script>{ACT}</script>",
     "unclosed": f'<table><tr><td><a href="x"><b><div title="><script>{ACT}</script>',
-    "media": f'<video src="x" onerror="{ACT}" autoplay></video><audio src=x onerror="{ACT}"></audio>',
     "picture from elsewhere": '<img src="https://example.org/x.png" alt="spy"><img srcset="https://example.org/x 2x">',
     "deep": "<div>" * 3000 + f"<script>{ACT}</script>",
 }
@@ -197,19 +184,13 @@ def _directory(*changes: tuple[int, bytes]) -> Callable:
 
 
 NOTEBOOK = "phase1_forward.ipynb"
-STRANGERS = (
-    *("records//a.json", "records/.a.json", "more/a.json", "records/a.pkl", "weights.pt", "sitecustomize.py", "x.so"),
-    *("more.zip", "figure.svg"),
+STRANGERS = (  # absolute, leading out, a drive's, with a backslash or a control character, no ASCII, no kind of ours
+    *("/tmp/evil.json", "records/../../evil.json", "../evil.json", "C:evil.json", "records\\..\\..\\evil.json"),
+    *("records/a\n.json", "records/\u202egpj.json", "records//a.json", "records/.a.json", "more/a.json", "weights.pt"),
+    *("records/a.pkl", "sitecustomize.py", "x.so", "more.zip", "figure.svg"),
 )
 # What is wrong -> how such a zip is made, and what the refusal says.
 ZIPS: dict[str, tuple[Callable, str]] = {
-    "absolute path": (_added("/tmp/evil.json"), "no file of a run"),
-    "path that leads out": (_added("records/../../evil.json"), "no file of a run"),
-    "path that leads out at once": (_added("../evil.json"), "no file of a run"),
-    "drive letter": (_added("C:evil.json"), "no file of a run"),
-    "backslash": (_added("records\\..\\..\\evil.json"), "no file of a run"),
-    "control character": (_added("records/a\n.json"), "no file of a run"),
-    "not ASCII": (_added("records/\u202egpj.json"), "no file of a run"),
     "symlink": (_added("records/a.json", b"/etc/passwd", stat.S_IFLNK | 0o777), "link"),
     "symlink to a folder": (_added("records", b"/tmp", stat.S_IFLNK | 0o777), "link"),
     "device": (_added("records/a.json", b"", stat.S_IFCHR | 0o666), "plain file"),

@@ -65,9 +65,8 @@ def term_of_rank_1_on_rank_0(right):
 
 def sharded(owner: type, spoil: Callable) -> Plant:
     """`spoil`(layer, part) after the right shard was made."""
-    return swap(
-        owner, "shard", lambda right: lambda self, w, keep, part: (right(self, w, keep, part), spoil(self, part))
-    )
+    both = lambda right: lambda self, w, keep, part: (right(self, w, keep, part), spoil(self, part))  # noqa: E731
+    return swap(owner, "shard", both)
 
 
 def of_the_other_class(classes):

@@ -1,21 +1,18 @@
 """A full disk or a folder that cannot be written: a clear error, the old file as it was, and no temporary one left."""
 
 import json
-import multiprocessing
 import resource
 import shutil
-import subprocess
-import sys
 
 import nbformat
 import pytest
 
-from blockshock_lib import files
 from blockshock_lib.errors import RecordError
 from blockshock_lib.notebook.pages import page
 from blockshock_lib.runs import manifest
 from tests.cases import METHODS, case, row, write
 from tests.faults.workers import CONTEXT
+from tests.processes import flags, python
 from tests.small_runs import TINY
 from tools import update_notebooks
 
@@ -53,23 +50,15 @@ def contents(folder):
 
 
 def on_a_full_disk(write, folder):
-    """What `write` says in a process whose files can grow no further than LIMIT."""
-    fork = multiprocessing.get_context("fork")  # it has imported everything
-    said, tell = fork.Pipe(duplex=False)
-
-    def child():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
-        try:
-            tell.send(str(write(folder, LARGE)))
-        except RecordError as error:
-            tell.send(str(error))
-
-    process = fork.Process(target=child)
-    process.start()
-    tell.close()
-    text = said.recv()
-    process.join()
-    return text
+    """What `write` says where files can grow no further than LIMIT."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
+    try:
+        with pytest.raises(RecordError) as said:
+            write(folder, LARGE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return str(said.value)
 
 
 @pytest.fixture
@@ -111,33 +100,14 @@ def test_where_it_cannot_be_written_it_says_so(what, in_place_of, folder):
     assert contents(folder.parent) == before
 
 
-def test_a_reader_that_has_begun_reads_the_old_file_to_its_end(tmp_path):
-    path = tmp_path / "file.json"
-    files.write_atomic(path, "old")
-    with path.open() as reader:
-        files.write_atomic(path, "new")
-        assert reader.read() == "old" and path.read_text() == "new"
-
-
-@pytest.mark.parametrize("name", ["file.json", "."])
-def test_only_one_holds_the_lock_of_a_file_or_a_folder(tmp_path, name):
-    path = tmp_path / name
-    with files.locked(path), pytest.raises(BlockingIOError), files.locked(path, 0.05):
-        pass
-    with files.locked(path, 0):
-        pass
-
-
 @pytest.mark.long
 def test_a_run_on_a_full_disk_says_so_and_leaves_no_half_file(tmp_path):
-    settings = [f"--set={key}={json.dumps(value)}" for key, value in TINY.items()]
     # Enough for the manifest and not for the notebook.
     script = (
         "import resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))\n"
         "from blockshock_lib.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
     )
-    command = [sys.executable, "-c", script, "run", "phase0", "--hardware=cpu", f"--out={tmp_path / 'out'}", *settings]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = python("-c", script, "run", "phase0", f"--out={tmp_path / 'out'}", *flags(TINY))
     assert done.returncode in (1, 2) and "Traceback" not in done.stderr, done.stderr
     assert "File too large" in done.stdout + done.stderr
     (noted,) = (tmp_path / "out").rglob(manifest.FILE)

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 
 import psutil
 import pytest
@@ -11,6 +10,7 @@ import requests
 
 from tests.browser.lab import jupyterlab
 from tests.processes import wait_for
+from tests.ranks.test_torchrun import free_port
 
 
 def get(port, path, token=""):
@@ -26,9 +26,7 @@ def addresses(port):
 
 @pytest.mark.long
 def test_jupyterlab_from_make_lab(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     # Only `lab` itself: a file newer than the environment would have it made again.
     command = ["make", "lab", "--assume-old=.venv/.ready", f"ARGS=--no-browser --port={port}"]
     with jupyterlab(tmp_path, *command) as (process, url):

@@ -58,14 +58,6 @@ def test_a_fault_of_training_is_caught_by_its_tensor_and_has_no_time(name, monke
     assert_refused(measured(training, **of_training(fault)), f"rank 0: {fault.tensor}", f"rank 1: {fault.tensor}")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "fault", {str(of_forward(one)): one for one in FORWARD.values()}.values(), ids=lambda fault: fault.method
-)
-def test_without_the_fault_the_same_forward_passes_and_is_timed(fault, forward):
-    assert_timed(measured(forward, **of_forward(fault)), "forward_call")
-
-
 @pytest.mark.parametrize(
     "fault", {str(of_training(one)): one for one in TRAINING.values()}.values(), ids=lambda fault: fault.method
 )

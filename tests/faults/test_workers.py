@@ -11,7 +11,7 @@ import pytest
 from blockshock_lib.errors import DeadlineError, RankError
 from blockshock_lib.ranks import WorkerGroup
 from tests.faults import failing
-from tests.processes import living
+from tests.processes import living, pids_of
 
 # (how, ranks, the rank that fails): most in a pair, whose other rank waits in a collective for the one that failed.
 PLACES = ((2, 0), (2, 1), (1, 0))
@@ -34,7 +34,7 @@ def assert_named(group, how, rank, log):
     error, where = caught.value, f"{how} on rank {rank}, after {late:.2f} s"
     assert error.rank == rank and re.fullmatch(kind, error.kind) and message in error.message, where
     assert re.search(told, error.traceback), f"{where}:\n{error}"
-    assert late < 2 and not living(group.pids), where
+    assert late < 2 and not living(pids_of(group)), where
 
 
 @pytest.mark.parametrize("how", ["raise", "SIGKILL", "exit", "no pickle"])
@@ -63,7 +63,7 @@ def assert_stacks(task, seen, logs):
     assert caught.value.stacks.keys() == {0, 1}
     for rank, words in enumerate(seen):
         assert re.search(words, caught.value.stacks[rank]), str(caught.value)
-    assert not living(group.pids) and not group.alive
+    assert not living(pids_of(group)) and not group.alive
 
 
 def test_hang(tmp_path, light):

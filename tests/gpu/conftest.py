@@ -5,6 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from blockshock_lib.kernels.sparse24 import tune
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Nothing is known that was tuned before."""
+    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path / "cache"))
+    tune.choice.cache_clear()
+
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items):

@@ -24,8 +24,7 @@ def sparse():
 
 @pytest.mark.parametrize("mask", ["checkerboard", "random"])
 @pytest.mark.parametrize("batch", [5, 256])
-def test_one_gpu_times_every_product(sparse, tmp_path, monkeypatch, mask, batch):
-    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path / "cache"))
+def test_one_gpu_times_every_product(sparse, mask, batch):
     fields = dict(in_features=512, out_features=1024, batch=batch, mask=mask, device="cuda")
     quick = asked("phase1", "cuda-1")
     rows = rows_of(problem(quick, on=torch.device("cuda", 0), phase="phase1", methods=METHODS, **fields))
@@ -37,8 +36,7 @@ def test_one_gpu_times_every_product(sparse, tmp_path, monkeypatch, mask, batch)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
-def test_two_gpus_time_their_graphs_their_cut_batches_and_their_all_reduces(sparse, tmp_path, monkeypatch):
-    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path / "cache"))
+def test_two_gpus_time_their_graphs_their_cut_batches_and_their_all_reduces(sparse, tmp_path):
     ranks = dict(processes=2, device="cuda", backend="nccl", logs=tmp_path, seconds=300)
     for rows in call(measuring.on_two_ranks, 1024, "bf16", METHODS, **ranks):
         assert {row["status"] for row in rows if row["metric"] == "check"} == {"ok"}

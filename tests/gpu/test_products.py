@@ -3,19 +3,13 @@
 import pytest
 import torch
 
-from blockshock_lib.kernels.sparse24 import backends, cslt, masks, small, tune
+from blockshock_lib.kernels.sparse24 import backends, cslt, masks, small
 from blockshock_lib.kernels.sparse24.mask import Mask
 from tests.kernels.sparse24.problems import errors
 
 MASKS = [("uniform", "1010"), ("random", ""), ("transposable", "checkerboard"), ("transposable", "random")]
 MASKS += [("magnitude", "")]
 CSLT = backends.BACKENDS["cslt"]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
-    tune.choice.cache_clear()
 
 
 def backend_for(name, dtype=torch.bfloat16):

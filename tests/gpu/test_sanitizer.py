@@ -23,12 +23,13 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="for Hopper"),
     pytest.mark.skipif(not shutil.which("compute-sanitizer"), reason="compute-sanitizer comes with the CUDA toolkit"),
 ]
-SINGLE = [subject for subject in sanitized.CLEAN if subject != "sums"]
-two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 
 
-def run(tool: str, subject: str, folder: Path, ranks: int = 1) -> list[tuple[int, str]]:
+def run(tool: str, subject: str, folder: Path) -> list[tuple[int, str]]:
     """(exit status, output) of each rank."""
+    ranks = 2 if subject.startswith("sums") else 1
+    if torch.cuda.device_count() < ranks:
+        pytest.skip("two GPUs are needed")
     # What CUDA's functions answer with an error, PyTorch asks on purpose: whether a pointer is known, and the like.
     options = ["--error-exitcode", str(FOUND), "--print-limit", "5"]
     options += ["--report-api-errors", "no", "--padding", "4096"] if tool == "memcheck" else []
@@ -48,37 +49,16 @@ def run(tool: str, subject: str, folder: Path, ranks: int = 1) -> list[tuple[int
                 os.killpg(process.pid, signal.SIGKILL)  # the sanitizer and the program under it
 
 
-def assert_clean(answers: list[tuple[int, str]]) -> None:
-    for status, output in answers:
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+@pytest.mark.parametrize("subject", sanitized.CLEAN)
+def test_the_kernels_are_clean(subject, tool, tmp_path):
+    for status, output in run(tool, subject, tmp_path):
         assert status == 0 and "done" in output, output[-4000:]
         assert "COMPUTE-SANITIZER" in output and (": 0 errors" in output or ": 0 hazards" in output), output[-4000:]
 
 
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-@pytest.mark.parametrize("subject", SINGLE)
-def test_the_kernels_of_one_gpu_are_clean(subject, tool, tmp_path):
-    assert_clean(run(tool, subject, tmp_path))
-
-
-@two_gpus
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-def test_the_sums_of_two_gpus_are_clean(tool, tmp_path):
-    assert_clean(run(tool, "sums", tmp_path, ranks=2))
-
-
-@pytest.mark.parametrize("subject", ["product-past-the-end", "compression-past-the-end"])
-def test_a_write_past_the_end_is_found(subject, tmp_path):
-    ((status, output),) = run("memcheck", subject, tmp_path)
-    assert status == FOUND and "Invalid __global__ write" in output, output[-4000:]
-
-
-@two_gpus
-@pytest.mark.parametrize("way", ["one-shot", "two-shot"])
-def test_a_sum_written_past_the_end_is_found(way, tmp_path):
-    for status, output in run("memcheck", f"sums-past-the-end-by-{way}", tmp_path, ranks=2):
-        assert status == FOUND and "Invalid __global__ write" in output, output[-4000:]
-
-
-def test_a_race_is_found(tmp_path):
-    ((status, output),) = run("racecheck", "race", tmp_path)
-    assert status == FOUND and "hazard" in output, output[-4000:]
+@pytest.mark.parametrize("subject", sanitized.PLANTED)
+def test_a_write_past_the_end_and_a_race_are_found(subject, tmp_path):
+    tool, said = ("racecheck", "hazard") if subject == "race" else ("memcheck", "Invalid __global__ write")
+    for status, output in run(tool, subject, tmp_path):
+        assert status == FOUND and said in output, output[-4000:]

@@ -20,12 +20,6 @@ from .test_products import assert_right, backend_for, problem
 KINDS = {"cslt": (Setting,), "small": (Config,), "tuned": (Setting, Config)}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
-    tune.choice.cache_clear()
-
-
 def device():
     return torch.device("cuda", torch.cuda.current_device())
 
@@ -130,10 +124,3 @@ def test_a_search_gives_its_memory_back():
     first, second = json.loads(done.stdout.splitlines()[-1])
     assert first[1] < 2**27, "the probe's weights are still held"
     assert second[0] - first[0] < 2**20 and second[1] - first[1] < 2**24
-
-
-@pytest.mark.parametrize("b", [16, 64, 256, 4096])
-def test_the_choice_is_never_slower_than_the_librarys_default(b):
-    backend_for("cslt")
-    found = tune.SEARCH.find(tune.problem_of((4096, 4096), b, torch.bfloat16, device()), device())
-    assert found.best().ms <= 1.05 * found.trial(Setting()).ms

@@ -23,35 +23,20 @@ class Status(enum.IntEnum):
 
 
 def fake_driver():
-    made = mock.Mock(launched=[], status=Status.FINE, context="primary", CUresult=Status)
+    made = mock.Mock(CUresult=Status)
     made.cuModuleLoadData.return_value = made.cuModuleGetFunction.return_value = Status.FINE, "a handle"
-    made.cuCtxGetCurrent.side_effect = lambda: (Status.FINE, made.context)
-    made.cuCtxSetCurrent.side_effect = lambda context: setattr(made, "context", context)
-    made.cuFuncSetAttribute.side_effect = lambda *_: (made.status,)
-
-    def launch(function, *args):
-        if made.context is None:
-            return (Status.CUDA_ERROR_INVALID_CONTEXT,)
-        made.launched.append(args)
-        return (made.status,)
-
-    made.cuLaunchKernel.side_effect = launch
+    made.cuCtxGetCurrent.return_value = Status.FINE, "primary"
+    made.cuLaunchKernel.return_value = made.cuFuncSetAttribute.return_value = (Status.FINE,)
     return made
 
 
 def fake_nvrtc():
-    made = mock.Mock(compiled=[], status=Status.FINE)
+    made = mock.Mock()
     made.nvrtcVersion.return_value = Status.FINE, 13, 0
-    made.nvrtcCreateProgram.side_effect = lambda source, *_: (Status.FINE, source)
-    made.nvrtcGetProgramLogSize.return_value = Status.FINE, len(LOG)
+    made.nvrtcCreateProgram.return_value = Status.FINE, "a program"
+    made.nvrtcCompileProgram.return_value = made.nvrtcGetCUBIN.return_value = (Status.FINE,)
+    made.nvrtcGetProgramLogSize.return_value, made.nvrtcGetCUBINSize.return_value = (0, len(LOG)), (0, 4)
     made.nvrtcGetProgramLog.side_effect = lambda program, log: ctypes.memmove(log, LOG, len(LOG))
-    made.nvrtcGetCUBINSize.return_value, made.nvrtcGetCUBIN.return_value = (Status.FINE, 4), (Status.FINE,)
-
-    def compiling(program, count, options):
-        made.compiled.append((program.decode(), [o.decode() for o in options]))
-        return (made.status,)
-
-    made.nvrtcCompileProgram.side_effect = compiling
     return made
 
 
@@ -78,34 +63,44 @@ def source(tmp_path):
 
 def test_a_kernel_is_compiled_once_for_its_defines_and_its_device(bindings, source):
     _, nvrtc = bindings
+    compiling = nvrtc.nvrtcCompileProgram
     how = dict(prelude="before ", specific=True, ROWS=64)
     one = compiled.kernel(source, "f", device=CUDA, **how)
     assert one is compiled.kernel(source, "f", device=CUDA, **how)
-    assert nvrtc.compiled == [("before the source", ["--gpu-architecture=sm_90a", "--std=c++17", "-DROWS=64"])]
+    options = [b"--gpu-architecture=sm_90a", b"--std=c++17", b"-DROWS=64"]
+    compiling.assert_called_once_with("a program", 3, options)
+    assert nvrtc.nvrtcCreateProgram.call_args.args[0] == b"before the source"
     assert one is not compiled.kernel(source, "f", device=torch.device("cuda", 1), **how)
     assert one is not compiled.kernel(source, "f", device=CUDA, ROWS=128)
-    assert nvrtc.compiled[-1][1] == ["--gpu-architecture=sm_90", "--std=c++17", "-DROWS=128"]
+    assert compiling.call_args.args[2] == [b"--gpu-architecture=sm_90", b"--std=c++17", b"-DROWS=128"]
     assert nvrtc.nvrtcDestroyProgram.call_count == 3
 
 
 def test_what_the_compiler_says_is_the_error(bindings, source):
     _, nvrtc = bindings
-    nvrtc.status = Status.BROKEN
+    nvrtc.nvrtcCompileProgram.return_value = (Status.BROKEN,)
     with pytest.raises(compiled.CompileError, match=r"BROKEN: error: it is wrong$"):
         compiled.kernel(source, "f", device=CUDA)
     assert nvrtc.nvrtcDestroyProgram.call_count == 1
 
 
-def test_a_launch_passes_pointers_and_numbers_of_their_sizes_on_the_current_stream(bindings, source):
+def test_a_launch_passes_pointers_and_sizes_on_the_current_stream_with_a_context_and_a_refusal_is_an_error(
+    bindings, source
+):
     driver, _ = bindings
     kernel = compiled.kernel(source, "f", device=CUDA)
     x = torch.zeros(8)
+    driver.cuLaunchKernel.side_effect = [(Status.CUDA_ERROR_INVALID_CONTEXT,), (Status.FINE,)]  # in a new thread
     kernel((2, 3, 1), 128, 1024, x, None, 5, compiled.Long(1 << 40))
-    (args,) = driver.launched
-    values, types = args[-2]
-    assert args[:-2] == (2, 3, 1, 128, 1, 1, 1024, 70)
+    _, *args, (values, types), _ = driver.cuLaunchKernel.call_args.args
+    assert args == [2, 3, 1, 128, 1, 1, 1024, 70] and driver.cuCtxSetCurrent.call_args.args == ("primary",)
     assert values == (x.data_ptr(), 0, 5, 1 << 40)
     assert types == (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong)
+    driver.cuLaunchKernel.side_effect = lambda *_: (Status.BROKEN,)
+    driver.cuFuncSetAttribute.return_value = (Status.BROKEN,)
+    for shared, words in ((0, "could not be launched: BROKEN"), (100_000, "100000 bytes of shared .* refused: BROKEN")):
+        with pytest.raises(RuntimeError, match=words):
+            kernel((1, 1, 1), 32, shared, x, None, 5, compiled.Long(0))
 
 
 def test_a_kernel_runs_on_its_own_device_when_another_is_current(bindings, source, monkeypatch):
@@ -118,30 +113,12 @@ def test_a_kernel_runs_on_its_own_device_when_another_is_current(bindings, sourc
     assert seen == [1] and driver.cuLaunchKernel.call_args.args[8] == 71  # its device, and that one's stream
 
 
-def test_a_thread_that_has_not_used_cuda_yet_is_given_the_context(bindings, source):
-    driver, _ = bindings
-    kernel = compiled.kernel(source, "f", device=CUDA)
-    driver.context = None
-    kernel((1, 1, 1), 32, 0)
-    assert driver.context == "primary" and len(driver.launched) == 1
-
-
 def test_nothing_is_compiled_while_a_graph_is_captured(bindings, source, monkeypatch):
     kernel = compiled.kernel(source, "f", device=CUDA)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert compiled.kernel(source, "f", device=CUDA) is kernel
     with pytest.raises(UnsupportedError, match="'g' cannot be compiled in a CUDA graph's capture"):
         compiled.kernel(source, "g", device=CUDA)
-
-
-def test_a_refused_launch_is_an_error(bindings, source):
-    driver, _ = bindings
-    kernel = compiled.kernel(source, "f", device=CUDA)
-    driver.status = Status.BROKEN
-    with pytest.raises(RuntimeError, match="could not be launched: BROKEN"):
-        kernel((1, 1, 1), 32, 0)
-    with pytest.raises(RuntimeError, match="100000 bytes of shared memory are refused: BROKEN"):
-        kernel((1, 1, 1), 32, 100_000)
 
 
 def test_why_nothing_can_be_compiled_is_said(monkeypatch):

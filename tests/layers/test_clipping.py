@@ -3,6 +3,7 @@
 import copy
 import math
 from collections import OrderedDict
+from itertools import product
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from torch.nn.utils import clip_grad_norm_ as torchs_own
 
 from blockshock_lib import BlockShockLinear, BlockShockParallel, RowParallelLinear, clip_grad_norm_
 from blockshock_lib.layers import ShardedLinear
-from blockshock_lib.ranks import WorkerGroup
 from tests import training
 from tests.layers.ranks import CASES, K, N, built, draw, in_process
 
@@ -23,10 +23,10 @@ NORMS = [1, 2, math.inf]
 F64 = torch.float64
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(request, tmp_path_factory):
-    with WorkerGroup(request.param, logs=tmp_path_factory.mktemp("logs")) as group:
-        yield lambda fn, *args: group.call(in_process, fn, *args, seconds=60)
+@pytest.fixture(params=["pair", "four"])
+def ranks(request):
+    group = request.getfixturevalue(request.param)
+    return lambda fn, *args: group.call(in_process, fn, *args, seconds=60)
 
 
 class Net(nn.Module):
@@ -72,22 +72,18 @@ def largest_difference(model, dense):
 
 def like_dense(group, cases):
     """The norm and the clipped gradients of each case are the dense model's, to 1e-12 of them."""
-    for name, mask, changes in cases:
+    for (name, mask, changes), norm_type in product(cases, NORMS):
         dense, model = trained(Net()), Net()
         model.shared = built(name, mask, model.shared.weight, model.shared.bias, **changes)
         trained(model)
-        parameters = [p for one in (dense, model) for p in one.parameters() if p.grad is not None]
-        before = [parameter.grad.clone() for parameter in parameters]
-        for norm_type in NORMS:
-            wanted = torchs_own(dense.parameters(), math.inf, norm_type).item()
-            for part in (0.1, 10.0):  # clipped, and not
-                for parameter, grad in zip(parameters, before, strict=True):
-                    parameter.grad.copy_(grad)
-                torchs_own(dense.parameters(), part * wanted, norm_type)
-                norm, told = clip_grad_norm_(model, part * wanted, norm_type).item(), (name, mask, changes, norm_type)
-                assert abs(norm - wanted) < 1e-12 * wanted and largest_difference(model, dense) < 1e-12, told
-                same = all(torch.equal(p.grad, g) for p, g in zip(parameters, before, strict=True))
-                assert same == (part > 1), told
+        before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        wanted = torchs_own(dense.parameters(), math.inf, norm_type).item()
+        for part in (10.0, 0.1):  # not clipped, and clipped
+            torchs_own(dense.parameters(), part * wanted, norm_type)
+            norm, told = clip_grad_norm_(model, part * wanted, norm_type).item(), (name, mask, changes, norm_type)
+            assert abs(norm - wanted) < 1e-12 * wanted and largest_difference(model, dense) < 1e-12, told
+            after = [p.grad for p in model.parameters() if p.grad is not None]
+            assert all(map(torch.equal, before, after)) == (part > 1), told
     return True
 
 
@@ -129,15 +125,16 @@ def beside_torchs_styles(group, norm_type, dtype):
     return compared(model, dense, draw(4, 64, dtype=dtype), 0.5, norm_type)
 
 
-def test_layers_in_different_groups_are_joined_each_in_its_own(ranks):
-    for wanted, norm, off in ranks(two_groups):
-        assert norm == pytest.approx(wanted, rel=1e-12) and off < 1e-12
-
-
-@pytest.mark.parametrize("dtype, close", [(F64, 1e-12), (torch.float32, 1e-5)], ids=str)
-@pytest.mark.parametrize("norm_type", NORMS)
-def test_beside_torchs_styles_the_gradients_are_the_dense_models_and_dtensors_count(norm_type, dtype, close, ranks):
-    for wanted, norm, off in ranks(beside_torchs_styles, norm_type, dtype):
+@pytest.mark.parametrize(
+    ("models", "close", "given"),
+    [
+        (two_groups, 1e-12, ()),
+        *((beside_torchs_styles, 1e-12, (norm_type, F64)) for norm_type in NORMS),
+        *((beside_torchs_styles, 1e-5, (norm_type, torch.float32)) for norm_type in NORMS),
+    ],
+)
+def test_beside_other_groups_and_torchs_styles_the_gradients_are_the_dense_models(models, close, given, ranks):
+    for wanted, norm, off in ranks(models, *given):
         assert norm == pytest.approx(wanted, rel=close) and off < close
 
 

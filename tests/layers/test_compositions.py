@@ -2,16 +2,9 @@
 
 import pytest
 
-from blockshock_lib.ranks import WorkerGroup
 from tests.layers.compositions import BEGIN, COMPOSITIONS, END, METHODS, PAGE, proven
 
 HOW = "write docs/compositions.md anew: python -m tests.layers.compositions"
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    with WorkerGroup(4, logs=tmp_path_factory.mktemp("logs")) as group:
-        yield group
 
 
 def committed():

@@ -2,19 +2,18 @@
 
 import copy
 import gc
+import weakref
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from blockshock_lib.comm import Group
+from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import packing
 from blockshock_lib.layers import BlockShockLinear, DenseLinear, Graphed, Linear24, graphed
-from blockshock_lib.ranks import call
-from tests.layers.ranks import K, N, built, in_process, problem
+from tests.layers.ranks import K, N, built, problem
 from tests.layers.ranks import draw as drawn
 from tests.training import said_by
 
@@ -48,16 +47,12 @@ class Memory:
         raise TypeError("cannot pickle a CUDA graph")
 
 
-def on_this_machine(put=setattr):
-    """Lets layers on a CPU capture `Memory`."""
-    Memory.made = []
-    put(graphed, "Capture", Memory)
-    put(graphed, "capturable", lambda x: True)
-
-
 @pytest.fixture(autouse=True)
 def captures(monkeypatch):
-    on_this_machine(monkeypatch.setattr)
+    """Lets layers on a CPU capture `Memory`."""
+    Memory.made = []
+    monkeypatch.setattr(graphed, "Capture", Memory)
+    monkeypatch.setattr(graphed, "capturable", lambda x: True)
 
 
 def layer_of(kind):
@@ -81,10 +76,14 @@ def fast(request):
         yield made
 
 
-def test_a_shape_is_captured_once_and_then_replayed_without_overwriting_earlier_outputs(fast):
+def test_a_shape_is_captured_once_then_replayed_after_its_groups_last_stream_and_overwrites_no_earlier_output(
+    fast, monkeypatch
+):
+    waits, group = [], type(fast.layer.group)
+    monkeypatch.setattr(group, "wait_for_last_stream", lambda self, device: waits.append(Memory.made[0].replays))
     for seed, y in enumerate([fast(draw(4, seed)) for seed in range(3)]):
         torch.testing.assert_close(y, fast.layer(draw(4, seed)))
-    assert [one.replays for one in Memory.made] == [2]
+    assert waits == [0, 1] and [one.replays for one in Memory.made] == [2]  # what runs uncaptured waits by itself
     assert fast(draw(4).view(2, 2, K)).shape == (2, 2, N)  # as many rows, so the same graph
     assert len(Memory.made) == 1 and Memory.made[0].replays == 3
 
@@ -140,15 +139,6 @@ def test_another_dtype_is_captured_anew_and_an_x_that_does_not_fit_gets_the_laye
     fast.to("meta")
     said_by(Exception, fast, draw(4).double())  # on another device; what the layer says, or computes
     assert len(Memory.made) == 2
-
-
-def test_a_replay_waits_for_the_last_stream_of_its_group(fast, monkeypatch):
-    waits = []
-    group = type(fast.layer.group)
-    monkeypatch.setattr(group, "wait_for_last_stream", lambda self, device: waits.append(Memory.made[0].replays))
-    for seed in range(3):
-        fast(draw(4, seed))
-    assert waits == [0, 1]  # before each replay; what runs uncaptured waits by itself
 
 
 def test_the_shape_unused_for_longest_goes_and_no_shape_at_all_is_refused():
@@ -220,12 +210,13 @@ def test_a_copy_captures_graphs_of_its_own_and_each_frees_its_own_at_close_or_wh
     assert [one.released for one in Memory.made] == [True, True, False]
 
 
-def alike(group):
-    """Each layer captured, replayed, trained on and, on rank 1 alone, captured anew, gives what the plain one does."""
-    on_this_machine()
+@pytest.mark.parametrize("name", ["row_parallel", "block_shock", "block_shock_recompress"])
+def test_ranks_that_capture_apart_reduce_the_same_calls(name):
+    """Captured, replayed, trained on and, on rank 1 alone, captured anew."""
     w, bias, _, _ = problem(torch.float32)
-    for name in ("row_parallel", "block_shock", "block_shock_recompress"):
-        Memory.made, layer = [], built(name, "random", w, bias)
+
+    def rank(group):
+        layer = built(name, "random", w, bias, group)
         with layer.graphed() as fast:
             for step in range(6):
                 if step == 3:
@@ -233,30 +224,19 @@ def alike(group):
                     torch.optim.SGD(layer.parameters(), lr=0.1).step()
                 if step == 5 and group.rank == 1:
                     layer.weight.data = layer.weight.data.clone()
-                x = draw(6, step).view(2, 3, K)
                 with torch.no_grad():
-                    assert torch.allclose(fast(x), layer(x), rtol=1e-5, atol=1e-5), (name, step)
-        captures_and_replays = len(Memory.made), sum(one.replays for one in Memory.made)
-        assert captures_and_replays == ((2, 4) if group.rank else (1, 5)), name
-    return True
+                    assert_same(fast, draw(6, step).view(2, 3, K))
+        assert [one.replays for one in Memory.made if one.group is group] == ([4, 0] if group.rank else [5])
+
+    local.run(2, rank)
 
 
-def destroyed(group):
-    """How often a layer is captured that is given another process group, and what it says after that has gone."""
-    on_this_machine()
-    w, bias, x, _ = problem(torch.float32)
-    fast = built("row_parallel", "checkerboard", w, bias).graphed()
-    with torch.no_grad():
-        fast(x)
-        fast.layer.group = Group.of(handle := dist.new_group())
-        fast(x)
-        dist.destroy_process_group(handle)
-        del handle
-        return len(Memory.made), said_by(UnsupportedError, fast, x)
-
-
-@pytest.mark.long
-def test_ranks_that_capture_apart_reduce_the_same_calls_and_a_destroyed_group_is_refused(tmp_path):
-    assert call(in_process, alike, processes=2, logs=tmp_path, seconds=60) == [True, True]
-    for captures, said in call(in_process, destroyed, processes=2, logs=tmp_path, seconds=60):
-        assert captures == 2 and "has been destroyed" in said
+def test_another_process_group_is_captured_anew_and_one_that_is_gone_is_an_error(fast):
+    fast(draw(4))
+    handle = nn.Module()
+    fast.layer.group = Group(0, 1, weakref.ref(handle))
+    assert_same(fast, draw(4))
+    assert len(Memory.made) == 2
+    del handle
+    with pytest.raises(UnsupportedError, match="has been destroyed"):
+        fast(draw(4))

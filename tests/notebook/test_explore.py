@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from blockshock_lib import files, load
+from blockshock_lib import load
 from blockshock_lib.errors import LaunchError, RecordError
 from blockshock_lib.notebook import explore, workbook
 from blockshock_lib.report import view
@@ -11,10 +11,10 @@ from blockshock_lib.report.figures import milliseconds
 from blockshock_lib.runs import manifest
 from blockshock_lib.runs import open as opening
 from blockshock_lib.runs.dry_run import earlier
+from blockshock_lib.runs.manifest import REFERENCE
 from blockshock_lib.studies.linear import STUDY
 from blockshock_lib.studies.linear.explore import floors_view, masks_view
 
-REFERENCE = files.ROOT / "outputs" / "reference"
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -34,29 +34,22 @@ def test_a_change_draws_once_a_drag_never_and_a_value_seen_before_is_not_drawn_a
     assert sliders and not any(w.continuous_update for w in sliders), "it would draw at every step of a drag"
     assert all(control.description for made in views.values() for control in made.controls.values())
     v = views["floors"]
-    assert v.drawn == 1
+    assert v._draw.cache_info().misses == 1
     first = v.figure.value
     v.controls["n"].value = 8192
-    assert v.drawn == 2 and v.figure.value != first
+    assert v._draw.cache_info().misses == 2 and v.figure.value != first
+    assert "8192x8192" in v.figure.value, "a weight is square until another number of rows is chosen"
     v.controls["n"].value = 4096
-    assert v.drawn == 2 and v.figure.value == first
-
-
-def test_a_weight_is_square_until_another_number_of_rows_is_chosen(views):
-    controls = views["floors"].controls
-    controls["n"].value = 8192
-    assert "8192x8192" in views["floors"].figure.value
-    controls["out_features"].value = 512
-    assert "512x8192" in views["floors"].figure.value
+    assert v._draw.cache_info().misses == 2 and v.figure.value == first
+    v.controls["out_features"].value = 512
+    assert "512x4096" in v.figure.value
 
 
 def test_a_floor_has_the_measured_time_beside_it_where_a_record_holds_the_case(views):
     v = views["floors"]
     assert "measured, it has 0.65 of its speed" in v.figure.value and ">measured<" in v.figure.value
-    frame = load(REFERENCE / "phase1-cuda").query(
-        "metric == 'forward_kernel' and method == 'block_shock' and rank == -1"
-    )
-    median = frame[frame["in_features"].eq(4096) & frame["batch"].eq(256)]["value"].median()
+    case = "in_features == 4096 and batch == 256 and metric == 'forward_kernel' and method == 'block_shock'"
+    median = load(REFERENCE / "phase1-cuda").query(case)["value"].median()
     assert f"{view.html.escape(milliseconds(median))} measured" in v.figure.value
     v.controls["world_size"].value = 8
     assert "measured," not in v.figure.value and ">measured<" not in v.figure.value
@@ -105,9 +98,8 @@ def test_a_list_of_no_run_says_so_and_lists_those_that_came_since(tmp_path, monk
     (hint,) = (one.value for one in shown[0].box.children if "bs-runs-hint" in one._dom_classes)
     assert "Ctrl-click" in hint
     folder = drawn(tmp_path / "2026-11-22" / "1-linear-phase1-cpu")
-    (again,) = (child for child in shown[0].box.children if getattr(child, "description", "") == "look again")
-    again.click()
-    assert [one for _, one in shown[0].controls["runs_list"].options] == [folder]
+    explore.runs_view()
+    assert [one for _, one in shown[1].controls["runs_list"].options] == [folder]
 
 
 @pytest.fixture

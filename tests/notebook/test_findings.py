@@ -10,12 +10,13 @@ from blockshock_lib.errors import RecordError
 from blockshock_lib.notebook import findings, workbook
 from blockshock_lib.notebook.findings import COUNTS, LINKED, weigh
 from blockshock_lib.runs import manifest, record, reference
+from blockshock_lib.runs.manifest import REFERENCE
 from blockshock_lib.studies.linear import STUDY
 from tests import small_runs
 from tests.report import frames
 
-REFERENCE = files.ROOT / "outputs" / "reference"
 CPU = REFERENCE / "phase1-cpu"
+CARD = manifest.read(CPU)["machine"] | {"title": "1x G", "gpus": [{"name": "G", "power_limit_w": 700.0}], "driver": "0"}
 
 
 def copied(tmp_path, name="run", cases=None, **facts):
@@ -69,28 +70,25 @@ def test_the_line_holds_every_check_and_what_real_gpus_say():
     [{"driver": "1"}, {"cpu": {"model": "other", "cores": 2}}, {"gpus": [{"name": "G", "power_limit_w": 350.0}]}, {}],
 )
 def test_hosts_with_the_same_gpus_but_other_cards_or_settings_are_not_put_together(tmp_path, other):
-    gpu = {"name": "G", "power_limit_w": 700.0}
-    card = manifest.read(CPU)["machine"] | {"title": "1x G", "gpus": [gpu], "driver": "0"}
-    copied(tmp_path, "here", machine=card)
+    copied(tmp_path, "here", machine=CARD)
     asked = manifest.read(CPU)["params"] | {"dtype": "bf16" if other else "fp16"}
-    copied(tmp_path, "there", machine=card | other, params=asked)
+    copied(tmp_path, "there", machine=CARD | other, params=asked)
     assert uses(tmp_path) == {"here": COUNTS, "there": COUNTS}
 
 
-def test_the_newest_of_equal_runs_counts_alone(tmp_path):
-    for name, day in (("old", 1), ("new", 2)):
-        rename(copied(tmp_path, name, started=f"2026-01-0{day}T00:00:00+00:00", run=name), name)
-    assert uses(tmp_path) == {"new": COUNTS, "old": f"left out: {tmp_path / 'new'} counts"}
+def test_the_newest_of_equal_runs_counts_alone_and_a_smaller_newer_one_displaces_none(tmp_path):
+    for day, (name, cases) in enumerate({"old": None, "new": None, "small": 1}.items(), start=1):
+        rename(copied(tmp_path, name, cases, started=f"2026-01-0{day}T00:00:00+00:00", run=name), name)
+    left_out = f"left out: {tmp_path / 'new'} counts"
+    assert uses(tmp_path) == {"new": COUNTS, "old": left_out, "small": left_out}
 
 
 def test_the_runs_of_a_reference_are_put_together_whichever_machine_of_the_kind_they_ran_on(tmp_path):
-    gpu = {"name": "G", "power_limit_w": 700.0}
-    card = manifest.read(CPU)["machine"] | {"title": "1x G", "gpus": [gpu], "driver": "0"}
-    rename(copied(tmp_path, "first", machine=card, run="first"), "first")
+    rename(copied(tmp_path, "first", machine=CARD, run="first"), "first")
     linked = {"reference": reference.name_of(manifest.read(tmp_path / "first")), "again": "first"}
     zipped = {"received": {"zip": "x.zip"}}
     for name, more in {"linked": linked, "strange": {}, "zip": linked | zipped, "other zip": zipped}.items():
-        rename(copied(tmp_path, name, machine=card | {"driver": "1"}, run=name, **more), name)
+        rename(copied(tmp_path, name, machine=CARD | {"driver": "1"}, run=name, **more), name)
     found = findings.Findings(None, "all", tmp_path, STUDY)
     found.sources = weigh((tmp_path,), STUDY)
     used = {source.folder.name: source.use for source in found.sources if source.counts}
@@ -98,29 +96,34 @@ def test_the_runs_of_a_reference_are_put_together_whichever_machine_of_the_kind_
     assert sorted(frame["run"].nunique() for frame in found.frames.values()) == [1, 3]
 
 
-def test_a_smaller_newer_run_does_not_displace_a_larger_one(tmp_path):
-    copied(tmp_path, "old", started="2026-01-01T00:00:00+00:00")
-    copied(tmp_path, "new", cases=1, started="2026-01-02T00:00:00+00:00")
-    found = uses(tmp_path)
-    assert found["old"] == COUNTS and found["new"] == f"left out: {tmp_path / 'old'} counts"
+def test_a_parameter_that_shares_a_columns_name_is_no_setting():
+    """`layers` are the files that parameters come from, and in the gpt study a column of what is timed."""
+    asked = {"hardware": {"world_size": 4, "emulated": False}, "dtype": "bf16", "layers": {"sweep": "own"}}
+    facts = {"machine": {"title": "4x G"}, "params": asked}
+    assert findings._setting(facts, studies.load("gpt")) == "4x G, 4 ranks, bf16"
 
 
-@pytest.mark.parametrize(
-    "facts, said",
-    [
-        ({"status": "interrupted", "reason": "by the user"}, "its status is interrupted: by the user"),
-        ({"status": "running"}, "its status is interrupted"),
-        ({"redrawn_from": "outputs/x"}, "it only redraws outputs/x"),
-        ({"received": {"zip": "a.zip"}}, "a colleague's"),
-        ({"phase": "phase9"}, "phase9 is no phase"),
-        ({"params": {}}, "does not say what was asked"),
-        ({"params": []}, "does not say what was asked"),
-    ],
-)
-def test_a_run_that_cannot_count_says_why(tmp_path, facts, said):
-    copied(tmp_path, **facts)
-    (use,) = uses(tmp_path).values()
-    assert use.startswith("left out: ") and said in use
+def test_phases_of_several_machines_are_joined_but_for_cases_that_a_larger_run_has():
+    def run(use, setting, *cases, name=""):
+        facts = {"reference": name or f"{use}{setting}{cases}"}
+        return findings.Source(
+            files.ROOT, facts, use, setting, frames.make((256,)).iloc[: len(cases)].assign(case=cases)
+        )
+
+    joined = [run(COUNTS, "a", 1, 2, 3), run(LINKED, "a", 1, 2), run(COUNTS, "b", 4, 5), run(COUNTS, "c", 3)]
+    # A smaller run of the same machine, of other cases, then a further one of its reference, and two of neither.
+    joined += [run("left out: x counts", "a", 6, 7, name="slow"), run("left out: x counts", "a", 7, 6, name="slow")]
+    joined += [run("left out: x counts", "a", 2, 8), run("left out: x counts", "b", 6, 7)]
+    findings.join(joined)
+    assert [one.use for one in joined[:3]] == [COUNTS, LINKED, COUNTS]
+    assert {one.setting for one in joined} == {"a and of b"}
+    assert [one.use for one in joined[4:6]] == [COUNTS, LINKED]
+    assert joined[3].use == "left out: cases of it count as a measured them"
+    assert not any(one.counts for one in joined[6:])
+
+
+def noted(**facts):
+    return lambda folder, record: manifest.note(folder, **facts)
 
 
 def damage(folder, record):
@@ -142,6 +145,13 @@ def remove_all(folder, record):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
+        (noted(status="interrupted", reason="by the user"), "its status is interrupted: by the user"),
+        (noted(status="running"), "its status is interrupted"),
+        (noted(redrawn_from="outputs/x"), "it only redraws outputs/x"),
+        (noted(received={"zip": "a.zip"}), "a colleague's"),
+        (noted(phase="phase9"), "phase9 is no phase"),
+        (noted(params={}), "does not say what was asked"),
+        (noted(params=[]), "does not say what was asked"),
         (damage, "1 records are damaged, {record} first"),
         (lambda folder, record: record.unlink(), "{record} is missing"),
         (write_anew, "{record} is not as the run left it"),
@@ -149,7 +159,7 @@ def remove_all(folder, record):
         (lambda folder, record: (folder / manifest.FILE).write_text("{"), "holds no readable manifest.json"),
     ],
 )
-def test_a_run_whose_files_are_not_whole_is_left_out_by_name(tmp_path, fault, said):
+def test_a_run_that_cannot_count_is_left_out_and_says_why(tmp_path, fault, said):
     folder = copied(tmp_path)
     record = min((folder / "records").glob("*.json"))
     fault(folder, record)

@@ -10,6 +10,7 @@ import pytest
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.files import ROOT
 from blockshock_lib.runs import machine, manifest, records
+from tests.processes import flags
 from tests.ranks.test_torchrun import free_port
 from tests.small_runs import TINY
 
@@ -48,8 +49,7 @@ def test_what_the_nodes_must_agree_on(second, words):
 
 @pytest.mark.long
 def test_two_torchrun_nodes_make_one_run(outputs, tmp_path):
-    command = ["-m", "blockshock_lib", "run", "phase0", "--out", str(outputs)]
-    command += [f"--set={key}={json.dumps(value)}" for key, value in TINY.items()]
+    command = ["-m", "blockshock_lib", "run", "phase0", "--out", str(outputs), *flags(TINY)]
     port, both = free_port(), []
     for node in range(2):
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"]

@@ -2,7 +2,6 @@ import json
 import os
 import subprocess
 import warnings
-import zipfile
 
 import pytest
 from bs4 import BeautifulSoup
@@ -36,53 +35,51 @@ def listed(out):
     return [(run.h3.get_text(), " ".join(run.get_text().split()), run) for run in runs]
 
 
-def test_a_packed_run_holds_what_a_colleague_needs_and_no_log(run):
+def test_a_packed_run_holds_what_a_colleague_needs_in_the_same_bytes_and_its_page_leads_to_nothing_outside(outputs):
+    run = hostile.small_run(outputs / "reference" / "a")
     (run / "notes.txt").write_text("x")
     noted(run / "redrawn")
+    share.write_index(outputs)
+    (notebook,) = run.glob("*.ipynb")
+    assert "index.html" in page.write_html(notebook).read_text()
+    manifest.note(run, files=manifest.digests(run))
     path = share.pack(run)
-    assert path == run.with_name("run.zip")
-    kinds = sorted(name if "/" not in name else name.split("/")[0] for name in hostile.contents(path))
+    inside, first = hostile.contents(path), path.read_bytes()
+    assert path == run.with_name("a.zip") and sorted(one.name for one in run.parent.iterdir()) == ["a", "a.zip"]
+    kinds = sorted(name if "/" not in name else name.split("/")[0] for name in inside)
     assert kinds == ["manifest.json", "phase1_forward.html", "phase1_forward.ipynb", "records", "traces"]
-    assert sorted(one.name for one in run.parent.iterdir()) == ["run", "run.zip"]
+    text, name = inside["phase1_forward.html"], "phase1_forward.html"
+    assert b"index.html" not in text and b"manifest.json" in text
+    assert json.loads(inside[manifest.FILE])["files"][name] == files.sha256(text)
+    for changed in sorted(run.rglob("*"), reverse=True):
+        os.utime(changed, (1, 1))
+        changed.chmod(0o700)
+    assert share.pack(run, outputs / "b.zip").read_bytes() == first
 
 
-def test_the_same_run_gives_the_same_bytes(run, tmp_path):
-    first = share.pack(run, tmp_path / "a.zip").read_bytes()
-    for path in sorted(run.rglob("*"), reverse=True):
-        os.utime(path, (1, 1))
-        path.chmod(0o700)
-    assert share.pack(run, tmp_path / "b.zip").read_bytes() == first
+def spoilt(kind, change):
+    return lambda run: change(min((run / kind).iterdir()))
 
 
-@pytest.mark.parametrize("kind", ["records", "traces"])
-def test_a_run_with_a_changed_or_lost_measurement_is_not_packed(run, kind):
-    one = min((run / kind).iterdir())
-    one.write_bytes(one.read_bytes() + b" ")
-    with pytest.raises(ShareError, match=f"{one.name} has changed"):
-        share.pack(run)
-    one.unlink()
-    with pytest.raises(ShareError, match=f"{one.name} is gone"):
-        share.pack(run)
-
-
-@pytest.mark.parametrize("name", ["records/a.json", "more"])
-def test_a_link_in_a_run_is_not_followed(run, name, tmp_path):
-    (run / name).symlink_to(tmp_path)
-    with pytest.raises(ShareError, match="a link"):
-        share.pack(run)
+def fact(**facts):
+    return lambda run: noted(run, files=manifest.digests(run), **facts)
 
 
 @pytest.mark.parametrize(
-    "facts, words",
+    "change, words",
     [
-        ({"status": "running"}, "still running"),
-        ({"redrawn_from": "outputs/x"}, "share that run"),
-        ({"params": "none"}, "is refused: params"),
+        *((spoilt(kind, lambda path: path.write_bytes(b" ")), "has changed") for kind in ("records", "traces")),
+        *((spoilt(kind, lambda path: path.unlink()), "is gone") for kind in ("records", "traces")),
+        (lambda run: (run / "records" / "a.json").symlink_to(run.parent), "a link"),
+        (lambda run: (run / "more").symlink_to(run.parent), "a link"),
+        (fact(status="running"), "still running"),
+        (fact(redrawn_from="outputs/x"), "share that run"),
+        (fact(params="none"), "is refused: params"),
     ],
 )
-def test_a_run_that_a_colleague_could_not_open_is_not_packed(run, facts, words):
-    noted(run, files=manifest.digests(run), **facts)
-    lock.hold(run)  # or a run that says so is read as interrupted
+def test_a_run_that_is_not_whole_or_that_a_colleague_could_not_open_is_not_packed(run, change, words):
+    change(run)
+    lock.hold(run)  # or a run that says it is running is read as interrupted
     with pytest.raises(ShareError, match=words):
         share.pack(run)
     lock.release(run)
@@ -137,19 +134,6 @@ def test_the_list_has_the_shipped_answers_first_and_then_every_run_newest_first(
     assert lines[1] == "Never here: slower." and "H1 undecided" in found[1][1], "an answer, and the verdict behind it"
     assert lines[4] == "x failed: y", "an answer of a run that failed"
     assert "manifest cannot be read" in lines[6]
-
-
-def test_the_page_in_a_zip_leads_to_nothing_outside_it(outputs):
-    run = hostile.small_run(outputs / "reference" / "a")
-    share.write_index(outputs)
-    (notebook,) = run.glob("*.ipynb")
-    assert "index.html" in page.write_html(notebook).read_text()
-    manifest.note(run, files=manifest.digests(run))
-    with zipfile.ZipFile(share.pack(run)) as packed:
-        name = notebook.with_suffix(".html").name
-        text, noted = packed.read(name), json.loads(packed.read(manifest.FILE))
-    assert b"index.html" not in text and b"manifest.json" in text
-    assert noted["files"][name] == files.sha256(text)
 
 
 @pytest.mark.parametrize("file", ["figures/none.png", "../../other.png", "/etc/passwd", "figures/broken.png"])

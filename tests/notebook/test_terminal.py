@@ -1,16 +1,17 @@
 import io
+import itertools
 import json
+import os
 import re
-import subprocess
 import sys
 import time
 
 import pytest
 
-from blockshock_lib import files
 from blockshock_lib.__main__ import main
 from blockshock_lib.notebook import terminal, workbook
 from blockshock_lib.runs import manifest
+from tests.processes import python
 from tests.small_runs import written
 
 
@@ -22,17 +23,19 @@ class Terminal(io.StringIO):
 def test_without_a_terminal_a_plain_line_comes_at_once_and_again_and_names_the_case(monkeypatch, capsys):
     monkeypatch.setattr(terminal, "FIRST", 0.01)
     monkeypatch.setattr(terminal, "EVERY", 0.1)
+    done = itertools.chain([2], itertools.repeat(3))
     with terminal.working("run phase1"):
         time.sleep(0.4)
-        with terminal.working("phase1", lambda: (3, 12, "512x512 B=16")):
+        with terminal.working("phase1", lambda: (next(done), 12, "512x512 B=16")):
             time.sleep(1)
         terminal.note("making the page")
         time.sleep(0.6)
     first, *others = capsys.readouterr().err.splitlines()
+    had = next(line for line in others if line.startswith("phase1"))
     assert re.fullmatch(r"run phase1: \d s", first)
-    assert (
-        sum(bool(re.fullmatch(r"phase1: 3 of 12, 512x512 B=16, \d s, about \d s left", line)) for line in others) >= 3
-    )
+    assert re.fullmatch(r"phase1: 2 of 12, 512x512 B=16, \d s", had), "what was done before is no speed"
+    case = re.compile(r"phase1: 3 of 12, 512x512 B=16, \d s, about \d s left")
+    assert sum(map(bool, map(case.fullmatch, others))) >= 3
     assert re.fullmatch(r"run phase1: making the page, \d s", others[-1])
 
 
@@ -45,7 +48,15 @@ def test_on_a_terminal_each_line_takes_the_place_of_the_last_and_all_is_clean_in
             time.sleep(0.6)
     *shown, last = sys.stderr.getvalue().split("\r\033[K")
     assert "findings: notebook, cell 7, 0 s" in shown and "\n" not in "".join(shown) and last == ""
-    assert any(line.startswith("phase1: 3 of 12, 512x512 B=16, 1 s, about ") for line in shown)
+    assert any(line.startswith("phase1: 3 of 12, 512x512 B=16, 1 s") for line in shown)
+
+
+def test_the_time_left_of_a_run_that_goes_on_is_that_of_what_is_done_now():
+    done = iter((30, 30, 40))
+    work = terminal._Work("phase1", lambda: (next(done), 60, ""))
+    assert not any("left" in work.line(time.monotonic()) for _ in range(2))
+    work.first = 30, time.monotonic() - 100  # ten were done in 100 s since
+    assert work.line(time.monotonic()).endswith("about 200 s left")
 
 
 def test_a_look_that_fails_ends_no_work(capsys, monkeypatch):
@@ -67,6 +78,18 @@ def test_what_a_bar_shows_of_a_run_is_its_records_and_the_case_in_hand(outputs):
     assert look() == (1, 1, ""), "packed at the end: what was done stays done"
 
 
+def test_a_record_that_is_measured_again_is_not_done(outputs, monkeypatch):
+    run = written(outputs)
+    (case,) = run.cases
+    run.resumes = True
+    assert workbook._measured(run)() == (1, 1, "")
+    monkeypatch.setattr(run, "unfinished", lambda: {(case.id, 0): "of other code"})
+    look = workbook._measured(run)
+    assert look() == (0, 1, "")
+    os.utime(run.folder / "records" / f"{case.id}-0.json", (1, 1))  # written anew
+    assert look() == (1, 1, "")
+
+
 @pytest.mark.parametrize(
     ("stream", "no_color", "red"), [(Terminal, "", True), (Terminal, "1", False), (io.StringIO, "", False)]
 )
@@ -82,9 +105,8 @@ def test_a_list_is_a_table_with_filters_or_json(outputs, capsys):
     for day, phase in enumerate(("phase0", "phase1", "phase1"), start=1):
         card = {"title": "CPU, 2 cores: " + 40 * "x"}
         noted = dict(run="r", study="linear", phase=phase, status="completed", params={}, machine=card)
-        manifest.note(
-            out / f"d{day}", **noted, started=f"2030-01-0{day}T10:20:30+00:00", verdict=f"{phase}: FAIL · why"
-        )
+        noted |= dict(started=f"2030-01-0{day}T10:20:30+00:00", verdict=f"{phase}: FAIL · why")
+        manifest.note(out / f"d{day}", **noted)
 
     def said(*flags):
         assert main(["list", "--out", str(out), *flags]) == 0
@@ -130,7 +152,6 @@ sys.meta_path.insert(0, Held())
 )
 def test_a_command_says_a_line_before_it_loads_what_takes_seconds_and_loads_no_more_than_it_needs(words, absent):
     assert terminal.FIRST < 1
-    code = f"{HELD}\nassert main({words}) == 0\nprint(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=files.ROOT, capture_output=True, text=True, timeout=60)
+    ran = python("-c", f"{HELD}\nassert main({words}) == 0\nprint(*sys.modules)")
     assert ran.returncode == 0, ran.stderr
     assert not absent & set(ran.stdout.splitlines()[-1].split())

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import pickle
 import shutil
 
 import pytest
@@ -40,10 +39,14 @@ def root(tmp_path):
 
 
 @pytest.mark.parametrize(("phase", "hardware"), list(itertools.product(PHASES, names("hardware"))))
-def test_every_shipped_phase_loads_on_every_hardware(phase, hardware):
+def test_every_shipped_phase_and_sweep_loads_on_every_hardware(phase, hardware):
     loaded = load(phase, choose={"hardware": hardware})
     assert (loaded.study, loaded.phase, loaded.hardware.name) == ("linear", phase, hardware)
     assert loaded.layers == {"hardware": hardware, "sweep": f"{phase}-{loaded.hardware.device}"}
+    for sweep in names("linear/sweeps"):
+        only = {"optimizers": ["sgd"]} if (phase, sweep) == ("phase3", "dtypes") else {}  # AdamW has no fp16
+        chosen = {"hardware": hardware, "sweep": sweep}
+        assert hardware in ("cuda-4", "cuda-8") or load(phase, only, choose=chosen).layers == chosen
 
 
 @pytest.mark.parametrize("kind", PRESETS)
@@ -52,20 +55,6 @@ def test_every_preset_is_chosen_by_its_name_and_run_alone(kind):
         loaded = on_cpu("phase0", choose={kind: name})
         assert getattr(loaded, kind) == value == getattr(on_cpu("phase0", {f"layers.{kind}": name}), kind)
         assert kind == "methods" or getattr(loaded, f"{kind}s") == (value,)
-
-
-@pytest.mark.parametrize(("phase", "sweep"), list(itertools.product(PHASES, names("linear/sweeps"))))
-def test_every_shipped_sweep_loads_on_every_hardware(phase, sweep):
-    only = {"optimizers": ["sgd"]} if (phase, sweep) == ("phase3", "dtypes") else {}  # AdamW has no fp16
-    for hardware in ("cpu", "cuda-1", "cuda"):
-        assert load(phase, only, choose={"hardware": hardware, "sweep": sweep}).layers["sweep"] == sweep
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_params_come_back_from_json_and_pickle_unchanged(phase):
-    loaded = on_cpu(phase, {"sweep.features": [[256, 1024]], "dtype": "fp32"})
-    assert Params.model_validate(json.loads(json.dumps(loaded.model_dump(mode="json")))) == loaded
-    assert pickle.loads(pickle.dumps(loaded)) == loaded
 
 
 @pytest.mark.parametrize("path", sorted((files.ROOT / "outputs" / "reference").rglob("manifest.json")), ids=str)
@@ -79,7 +68,7 @@ def test_the_parameters_of_every_shipped_run_still_read_and_expand_to_its_cases(
 
 def test_params_cannot_be_changed():
     loaded = on_cpu()
-    for part in (loaded, loaded.workload, loaded.sweep, loaded.timing):
+    for part in (loaded, loaded.hardware, loaded.sweep, loaded.timing):
         with pytest.raises(ValidationError, match="frozen"):
             setattr(part, next(iter(type(part).model_fields)), None)
 
@@ -98,26 +87,25 @@ def test_mappings_merge_and_lists_replace():
     loaded = on_cpu(overrides={"timing": {"warmup": 7}, "sweep.n": [128]})
     lead_in = {"lead_in_s": 0.01, "lead_in_most_s": 3.0}
     assert loaded.timing.model_dump() == {"warmup": 7, "samples": 8, "groups": 2, "min_sample_ms": 1.0} | lead_in
-    with pytest.raises(ParamsError, match=r"timing\.lead_in_most_s: 0; allowed: at least lead_in_s, 0\.01"):
+    with pytest.raises(ParamsError, match=r"timing\.lead_in_most_s: lead_in_s, 0\.01, is longer than"):
         on_cpu(overrides={"timing.lead_in_most_s": 0.0})
     assert loaded.sweep.n == (128,) and loaded.sweep.b == (16, 256)
 
 
-@pytest.mark.parametrize("choose", [{}, {"hardware": "auto"}])
-def test_auto_hardware_is_what_the_machine_has(choose):
-    assert load("linear/phase1", choose=choose, detect=lambda: "cuda-4").layers["hardware"] == "cuda-4"
-
-
-def test_auto_sweep_is_the_hardwares_own_else_its_devices(root):
+def test_auto_hardware_is_what_the_machine_has_and_auto_sweep_the_hardwares_own_else_its_devices(root):
     put(root, {"linear/sweeps/phase1-cuda-4.yaml": "sweep: {n: [8192], b: [1]}"})
-    assert load("phase1", choose={"hardware": "cuda-4"}, root=root).layers["sweep"] == "phase1-cuda-4"
-    assert load("phase1", choose={"hardware": "cuda-8"}, root=root).layers["sweep"] == "phase1-cuda"
+    for choose, hardware, sweep in (
+        ({}, "cuda-4", "phase1-cuda-4"),
+        ({"hardware": "auto"}, "cuda-4", "phase1-cuda-4"),
+        ({"hardware": "cuda-8"}, "cuda-8", "phase1-cuda"),
+    ):
+        layers = load("linear/phase1", choose=choose, detect=lambda: "cuda-4", root=root).layers
+        assert layers == {"hardware": hardware, "sweep": sweep}
 
 
 def test_what_is_asked_for_by_name_is_not_swept_over():
     assert len(on_cpu("phase0").masks) == 7 and len(on_cpu("phase0").workloads) == 5
-    mine = {"name": "mine", "family": "transposable", "pattern": "random"}
-    assert [mask.name for mask in on_cpu("phase0", {"mask": mine}).masks] == ["mine"]
+    assert [mask.name for mask in on_cpu("phase0", {"mask": "random"}).masks] == ["random"]
     assert on_cpu("phase0", {"dtype": "fp16"}, choose={"sweep": "dtypes"}).dtypes == ("fp16",)
     both = on_cpu("phase0", {"sweep.masks": ["magnitude"]}, choose={"mask": "random"})
     assert [mask.name for mask in both.masks] == ["magnitude"]

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from blockshock_lib import params
+from blockshock_lib import params, studies
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.notebook import workbook
 from tests.params.test_params import on_cpu, put
@@ -43,16 +43,14 @@ VALUES = [
     ({"seed": 1 << 63}, "seed", "less than 9223372036854775808"),
     ({"timing.samples": 0}, "timing.samples", "at least 1"),
     ({"dtype": "float16"}, "dtype", "did you mean 'fp16'"),
-    ({"layers.hardware": "gpu"}, "layers.hardware", "did you mean 'cuda'"),
     ({"limits.case_seconds": 0}, "limits.case_seconds", "more than 0"),
     ({"limits.case_seconds": 3e6}, "limits.case_seconds", "at most 2147483"),
-    ({"mask": {"name": "x", "family": "uniform", "pattern": "1110"}}, "mask.pattern", "two of four"),
-    ({"mask": {"name": "x", "family": "random", "pattern": "1100"}}, "mask.pattern", "allowed: ''"),
-    ({"methods": ["permuted_dense"], "mask": "random"}, "methods", "random is not periodic"),
+    ({"mask": {"name": "uniform_1100", "family": "uniform", "pattern": "1110"}}, "mask", "is no mask; allowed: unif"),
+    ({"mask": {"name": "random", "family": "random"}}, "mask", "is no mask"),
+    ({"workload": {"name": ["x"]}}, "workload", "is no workload; allowed: gaussian, uniform"),
     ({"sweep.masks": [1100]}, "sweep.masks.0", "1100 is no mask"),
-    ({"sweep.masks": ["random", {"name": "random", "family": "magnitude"}]}, "sweep.masks", "two different entries"),
-    ({"layers.sweep": "phase1-cpx"}, "layers.sweep", "mean 'phase1-cpu'"),
-    ({"layers.masc": "random"}, "layers.masc", "did you mean 'mask'"),
+    ({"mask": "random", "methods": ["permuted_dense"]}, "methods", "random is not periodic"),
+    ({"timing.lead_in_s": 9.0}, "timing.lead_in_s", "lead_in_s, 9, is longer than lead_in_most_s, 3"),
     ({"sweep..n": [256]}, "sweep..n", "not a dotted key"),
     ({"seed": 1, "seed.x": 2}, "seed.x", "set as a whole too"),
     ({"optimizers": ["sgd"]}, "optimizers", "phase1 trains no weight; leave it out, or run phase3"),
@@ -79,11 +77,6 @@ def test_a_bad_value_is_named_with_its_key(phase, given, key, says):
     assert first.startswith(f"--set: {key}: ") and says in first
 
 
-def test_what_a_file_asks_for_may_be_impossible_with_an_override():
-    said = refusal("phase3", {"dtype": "fp16"})
-    assert said.startswith("params/linear/phases/phase3.yaml: optimizers: ") and "vanish in fp16" in said
-
-
 @pytest.mark.parametrize(
     ("text", "opens", "says"),
     [
@@ -100,14 +93,45 @@ def test_an_override_that_is_no_yaml_is_refused(text, opens, says):
     assert str(caught.value).startswith(f"{opens} ") and says in str(caught.value)
 
 
-def test_a_name_that_is_no_file_phase_or_preset_is_refused():
-    assert refusal("phase7").startswith("command line: phase: 'phase7' is no phase of linear; allowed: phase0, phase1")
+def test_a_name_that_is_no_file_phase_or_preset_or_a_folder_without_files_is_refused(tmp_path):
+    assert "empty/base.yaml: cannot be read: No such file" in refusal(root=tmp_path / "empty")
+    assert refusal("phase7").startswith("phase: 'phase7' is no phase of linear; allowed: phase0, phase1")
     for (kind, name), said in {
-        ("hardware", "cuda-2"): "layers.hardware: 'cuda-2' is no file of params/hardware; allowed: auto, cpu, cuda,",
-        ("mask", "../x"): "command line: mask: '../x' is no mask",
-        ("masc", "random"): "command line: layers.masc: unknown key; allowed: hardware, sweep",
+        ("hardware", "gpu"): "--hardware: 'gpu' is no file of params/hardware; allowed: auto, cpu, cuda, cuda-1,",
+        ("mask", "../x"): "--mask: '../x' is no mask",
+        ("masc", "random"): "--masc: the study linear has no such choice; allowed: hardware, sweep",
+        ("sweep", "phase1-cpx"): "--sweep: 'phase1-cpx' is no file of params/linear/sweeps; allowed: auto,",
     }.items():
-        assert said in refusal(choose={kind: name})
+        assert refusal(overrides={f"layers.{kind}": name}).startswith(said), "a flag, as the command passes it on"
+        said = said.removeprefix("--")
+        assert refusal(choose={kind: name}, said="settings").startswith(said), "an argument of open_run"
+        chosen = f"settings: layers.{said}"
+        assert refusal(overrides={f"layers.{kind}": name}, said="settings").startswith(chosen)
+
+
+def test_of_keys_that_do_not_go_together_the_one_that_was_typed_is_named():
+    def told(study, phase, given):
+        with pytest.raises(ParamsError) as caught:
+            params.load(studies.load(study), phase, given, choose={"hardware": "cpu"})
+        return str(caught.value)
+
+    assert told("gpt", "gpt_training", {"tracks": 3}).startswith("--set: tracks: 4 heads cannot be dealt")
+    assert told("gpt", "gpt_training", {"size.heads": 5}).startswith("--set: size.heads: 5 heads cannot share 64")
+    assert told("gpt", "gpt_latency", {"latency.widths": [100]}).startswith("--set: latency.widths: heads of 16 in 100")
+    given = {"layers.size": "25M", "hardware.world_size": 5}
+    assert told("gpt", "gpt_correctness", given).startswith("--size: '25M': 12 heads cannot be dealt")
+    bound = "'latency': 'no_sync' is a bound of time"
+    assert told("gpt", "gpt_training", {"layers.methods": "latency"}).startswith(f"--methods: {bound}")
+    assert told("gpt", "gpt_training", {"methods": "latency"}).startswith(f"--set: methods {bound}")
+    assert told("gallery", "gallery_speed", {"sweep.weights": [[100, 100]]}).startswith("--set: sweep.weights: blocks")
+    wide = {"layers.mask": "random", "layers.methods": "headline", "hardware.world_size": 8, "sweep.n": [320]}
+    assert told("linear", "phase1", wide).startswith("--set: sweep.n: 320 in_features")
+    assert told("linear", "phase3", {"dtype": "fp16"}).startswith("--set: dtype: adamw's squared gradients vanish")
+
+
+def test_a_study_is_no_phase_and_names_its_phases():
+    with pytest.raises(ParamsError, match=r"^'gpt' is a study; its phases: gpt_correctness, gpt_training, gpt"):
+        studies.of_phase("gpt")
 
 
 def test_every_problem_is_named_in_one_go():
@@ -115,20 +139,12 @@ def test_every_problem_is_named_in_one_go():
     assert sorted(line.split(": ")[1] for line in said.splitlines()) == ["bias", "sweep.b.0", "timing.samples"]
 
 
-def test_folder_without_files_is_refused(tmp_path):
-    assert "empty/base.yaml: cannot be read: No such file" in refusal(root=tmp_path / "empty")
-
-
+NINE = ["[{}]".format(", ".join([f"*a{level}"] * 9)) for level in range(9)]
 # Nine levels of nine: 387,420,489 values from 500 bytes, were aliases followed.
-BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
-)
-MERGING_BOMB = "a0: &a0 {x: 1}\n" + "".join(
-    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 10)
-)
+BOMB = "".join(f"a{i}: &a{i} {given}\n" for i, given in enumerate(["[x, x, x, x, x, x, x, x, x]", *NINE[:8]]))
+MERGING_BOMB = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: {given}}}\n" for i, given in enumerate(NINE, 1))
 BASE, STUDY, CPU = "base.yaml", "linear/base.yaml", "hardware/cpu.yaml"
 PHASE, SWEEP = "linear/phases/phase1.yaml", "linear/sweeps/phase1-cpu.yaml"
-UNIFORM = "mask: {{name: x, family: uniform, pattern: {}}}"
 OK = "bias: true\nprofile: last\n"  # what a phase's file must hold
 LIST = "sweep: {b: [16], "
 REST = "mask: checkerboard\nworkload: gaussian\nmethods: all\nproduct: auto\n"  # what the study's must
@@ -138,17 +154,22 @@ BAD_FILES = {
     "unknown_key": (PHASE, "colour: red", "colour", "unknown key; allowed: study, phase,"),
     "misspelt_key": (PHASE, "bias: true\nprofle: last", "profle", "mean 'profile'"),
     "misspelt_nested_key": (PHASE, "timing: {smples: 2}", "timing.smples", "mean 'samples'"),
-    "misspelt_key_of_a_mask": (STUDY, "mask: {famly: random}", "mask.famly", "name, family, pattern; did you mean"),
+    "keys_of_a_mask": (
+        STUDY,
+        REST.replace("checkerboard", "{famly: random}"),
+        "mask",
+        "{'famly': 'random'} is no mask",
+    ),
     "duplicate_key": (PHASE, "bias: true\nbias: false", "bias", "duplicate key (line 2)"),
     "duplicate_nested_key": (CPU, "timing: {samples: 2, groups: 1, samples: 3}", "timing.samples", "duplicate key"),
     "yes_for_a_bool": (PHASE, "bias: yes\nprofile: last", "bias", "'yes'; allowed: true or"),
-    "number_for_a_pattern": (PHASE, OK + UNIFORM.format(1100), "mask.pattern", "in quotes"),
+    "number_for_a_mask": (PHASE, OK + "mask: 1100", "mask", "1100 is no mask; allowed: uniform_1100"),
     "list_for_a_mapping": (PHASE, OK + "timing: [1]", "timing", "a mapping, with keys such as warmup, samples"),
     "nothing_for_a_mapping": (PHASE, OK + "limits:", "limits", "None; allowed: a mapping, with keys such as start"),
-    "missing_key": (PHASE, OK + "workload: {name: x}", "workload.distribution", "missing"),
+    "missing_key": (BASE, "seed: 0", "dtype", "missing"),
     "no_method": (STUDY, REST.replace("all", "[]"), "methods", "at least 1"),
     "size_not_a_multiple_of_64": (SWEEP, LIST + "n: [256, 4000]}", "sweep.n.1", "multiples of 64; nearest: 3968"),
-    "bad_mask": (SWEEP, LIST + "n: [256], masks: [{name: x, family: rndom}]}", "sweep.masks.0.family", "mean 'random'"),
+    "bad_mask": (SWEEP, LIST + "n: [256], masks: [rndom]}", "sweep.masks.0", "mean 'random'"),
     "unknown_name_of_a_mask": (PHASE, OK + "mask: checkerbord", "mask", "is no mask; allowed: uniform_1100"),
     "phase_that_a_file_says": (PHASE, OK + "phase: phase0", "phase", "the command says it"),
     "files_that_a_file_chooses": (PHASE, "layers: cpu", "layers", "the command says it"),

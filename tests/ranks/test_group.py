@@ -4,17 +4,14 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 
 import pytest
 
 from blockshock_lib.errors import LaunchError, RankError
-from blockshock_lib.files import ROOT
 from blockshock_lib.ranks import Lost, WorkerGroup, call, worker
 from tests.faults import failing
-from tests.processes import living, running, wait_for
+from tests.processes import living, pids_of, python, running, wait_for
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,14 +27,14 @@ def temporary(tmp_path_factory):
 def left_over(group):
     with pytest.raises(LaunchError, match="has ended"):
         group.call(failing.rank_and, seconds=1)
-    return living(group.pids)
+    return living(pids_of(group))
 
 
 def test_a_rank_is_a_process_with_one_thread_whose_print_is_in_its_log(pair):
     assert pair.call(failing.rank_and, "x", 2, seconds=30) == [(0, 2, "x", 2), (1, 2, "x", 2)]
     facts = pair.call(failing.process_facts, seconds=30)
     assert [f["threads"] for f in facts] == [1, 1] and [f["device"] for f in facts] == ["cpu", "cpu"]
-    assert [f["pid"] for f in facts] == pair.pids and os.getpid() not in pair.pids
+    assert [f["pid"] for f in facts] == pids_of(pair) and os.getpid() not in pids_of(pair)
     for rank in range(2):
         text = pair._logs[rank].read_text()
         assert f"said by rank {rank}" in text and "said by a program" in text
@@ -48,7 +45,7 @@ def test_two_groups_add_up_at_once_though_torchs_port_is_taken(pair, monkeypatch
         monkeypatch.setenv("MASTER_PORT", str(taken.address[1]))
         with WorkerGroup(3, threads=2) as other:
             for group, total in ((pair, 3.0), (other, 6.0), (pair, 3.0)):
-                assert [float(x) for x in group.call(failing.total, seconds=30)] == [total] * len(group.pids)
+                assert [float(x) for x in group.call(failing.total, seconds=30)] == [total] * len(pids_of(group))
             assert [f["threads"] for f in other.call(failing.process_facts, seconds=30)] == [2, 2, 2]
     assert not left_over(other) and pair.alive
 
@@ -129,13 +126,6 @@ def test_the_cause_is_told_from_what_it_knocked_over(failures):
     assert worker.root_cause(dict(enumerate(answers))) == 1
 
 
-def test_a_groups_files_lie_in_the_runs_scratch_folder(tmp_path, monkeypatch, light):
-    monkeypatch.setenv("BLOCKSHOCK_SCRATCH", str(tmp_path))
-    with WorkerGroup(1):
-        assert [path.name[:11] for path in tmp_path.iterdir()] == ["blockshock-"]
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_or_interrupted_parent_leaves_no_process_and_no_file(how, tmp_path, monkeypatch, light):
     (tmp_path / "scratch").mkdir()
@@ -144,7 +134,7 @@ def test_a_killed_or_interrupted_parent_leaves_no_process_and_no_file(how, tmp_p
 
     def program():
         group = WorkerGroup(2, logs=tmp_path)
-        tell.send(group.pids)
+        tell.send(pids_of(group))
         with pytest.raises(KeyboardInterrupt):
             group.call(failing.helper_then_sleep, seconds=600)  # each rank starts a program too
         tell.send(group.alive)
@@ -160,6 +150,7 @@ def test_a_killed_or_interrupted_parent_leaves_no_process_and_no_file(how, tmp_p
         assert wait_for(lambda: len(helpers()) == 2, 30)
         everyone += helpers()
         assert len(running(everyone)) == 4
+        assert [path.name[:11] for path in (tmp_path / "scratch").iterdir()] == ["blockshock-"]
         os.kill(parent.pid, how)
         assert how == signal.SIGKILL or said.recv() is False
         assert wait_for(lambda: not running(everyone), 1.0), running(everyone)
@@ -174,8 +165,7 @@ def test_a_killed_or_interrupted_parent_leaves_no_process_and_no_file(how, tmp_p
 def test_a_program_without_a_main_guard_is_told_what_it_lacks(tmp_path):
     script = tmp_path / "unguarded.py"
     script.write_text("import shutil\nfrom blockshock_lib.ranks import call\ncall(shutil.which, processes=1)\n")
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=60)
+    done = python(script)
     assert done.returncode == 1 and "unguarded.py starts groups, it needs `if __name__" in done.stderr
 
 

@@ -7,41 +7,20 @@ import numpy as np
 import pandas as pd
 
 from blockshock_lib.report.axes import Axes, Look, Work
+from tests import cases
 
-METHODS = (
-    *("dense", "row_parallel", "column_parallel", "masked_dense", "permuted_dense"),
-    *("block_shock", "block_shock_torch"),
-)
-# Kernel time of one product on an H200, ms: N -> B -> (dense half, 2:4).
-PRODUCT = {
-    4096: {16: (0.008, 0.0216), 64: (0.0085, 0.0218), 256: (0.0104, 0.0229), 1024: (0.028, 0.041)},
-    8192: {16: (0.0195, 0.0540), 64: (0.020, 0.047), 256: (0.0269, 0.0451), 1024: (0.095, 0.123)},
-    16384: {16: (0.0630, 0.1933), 64: (0.065, 0.17), 256: (0.0991, 0.1263), 1024: (0.38, 0.47)},
-    40960: {16: (0.395, 1.055), 64: (0.41, 0.95), 256: (0.616, 0.768), 1024: (2.40, 3.1)},
-}
-for size, times in {4096: (0.0957, 0.1231), 8192: (0.369, 0.467), 16384: (1.496, 1.846), 40960: (10.0, 12.7)}.items():
-    PRODUCT[size][4096] = times
+METHODS = (*cases.METHODS, "block_shock_torch")
 GIB = 2**30
 
 
-def reduce_ms(n: int, batch: int) -> float:
-    return 0.008 + n * batch * 2 / GIB * 3.9
-
-
-def h200(method: str, n: int, batch: int) -> dict[str, float]:
-    """Compute, reduce and host time (ms) of `method` on one of two GPUs."""
-    half, sparse = PRODUCT[n][batch]
+def times(method: str, n_in: int, n_out: int, batch: int) -> dict[str, float]:
+    """Compute, reduce and host time (ms) of `method`, nearly as on one of two H200s."""
+    half = 0.004 + n_in * n_out * max(2.3e-10, 1.4e-12 * batch)  # of a dense product
     of_half = {"dense": 1.97, "row_parallel": 1, "column_parallel": 1.01, "masked_dense": 1.98, "permuted_dense": 1.06}
+    sparse = 0.01 + n_in * n_out * max(5e-10, 1.8e-12 * batch)
+    reduce = 0.0 if method == "dense" else 0.008 + n_out * batch * 2 / GIB * 3.9
     host = {"block_shock_torch": 0.43, "dense": 0.012}.get(method, 0.045)
-    compute = of_half[method] * half if method in of_half else sparse
-    return {"compute": compute, "reduce": 0.0 if method == "dense" else reduce_ms(n, batch), "host": host}
-
-
-def cpu(method: str, n: int, batch: int) -> dict[str, float]:
-    """The same for two processes on a CPU: any plausible figure will do."""
-    factor = {"row_parallel": 0.5, "column_parallel": 0.5, "permuted_dense": 0.6, "block_shock": 1.6}
-    compute = 0.02 + n * n * batch / 5e6 * factor.get(method, 1.0)
-    return {"compute": compute, "reduce": 0.1 + n * batch / 1e7, "host": 0.05}
+    return {"compute": of_half[method] * half if method in of_half else sparse, "reduce": reduce, "host": host}
 
 
 RUN = dict(run="a", phase="phase1", device="cuda", emulated=False, world_size=2, seed=0)
@@ -73,14 +52,12 @@ def row(method, metric, unit, value, repeat=0, rank=-1, status="ok", reason="", 
 
 
 def _group(rng, case, methods, *, repeats, noise, group_effect, kernel, timed, speedup):
-    n_in, n_out, batch, on_cpu = case["in_features"], case["out_features"], case["batch"], case["device"] == "cpu"
-    n = n_in if on_cpu else min(PRODUCT, key=lambda known: abs(known - (n_in * n_out) ** 0.5))
-    rows = []
+    n_in, n_out, batch, rows = case["in_features"], case["out_features"], case["batch"], []
     for method in methods:
         why = ""
         if method == "permuted_dense" and case["mask"] != "checkerboard" and "uniform" not in case["mask"]:
             why = f"mask {case['mask']} is not periodic"
-        if method == "block_shock_torch" and on_cpu:
+        if method == "block_shock_torch" and case["device"] == "cpu":
             why = "the CPU has no 2:4 product"
         if why:
             rows.append(row(method, "check", "bool", 0, status="unsupported", reason=why))
@@ -90,7 +67,7 @@ def _group(rng, case, methods, *, repeats, noise, group_effect, kernel, timed, s
             rows.append(row(method, f"error_{metric}", "x" if least else "1", least + most * rng.random()))
         rows += _memory(method, case)
         if timed:
-            part = (cpu if on_cpu else h200)(method, n, batch)
+            part = times(method, n_in, n_out, batch)
             effect = np.exp(rng.normal(0, group_effect)) / speedup.get((method, n_in, batch), 1.0)
             for repeat in range(repeats):
                 shake = effect * np.exp(rng.normal(0, noise, 4))
@@ -128,15 +105,10 @@ def _memory(method, case):
 
 def _cost(method, case):
     flops = case["batch"] * case["in_features"] * case["out_features"] * (1 + (method in ("dense", "masked_dense")))
-    read, written = (
-        _weight(method, case) + 2 * case["batch"] * case["in_features"],
-        2 * case["batch"] * case["out_features"],
-    )
-    floor, sent = max(flops / 720e12, (read + written) / 4.3e12) * 1e3, 0 if method == "dense" else written
-    costs = {"flops": ("FLOP", flops), "bytes_read": ("B", read), "bytes_written": ("B", written)}
-    costs |= {"bytes_sent": ("B", sent), "floor_compute": ("ms", floor)}
-    costs["floor_forward"] = "ms", floor + sent / 300e9 * 1e3
-    return [row(method, name, *cost) for name, cost in costs.items()]
+    read, written = (2 * case["batch"] * case[f"{side}_features"] for side in ("in", "out"))
+    sent = 0 if method == "dense" else written
+    costs = {"bytes_read": _weight(method, case) + read, "bytes_written": written, "bytes_sent": sent}
+    return [row(method, "flops", "FLOP", flops), *(row(method, name, "B", cost) for name, cost in costs.items())]
 
 
 def where(frame, **wanted):
@@ -175,9 +147,8 @@ def sorting(**how) -> pd.DataFrame:
     """Its records: those of two methods of `make`, by other names."""
     frame = make(**({"ns": (4096, 8192), "bs": (16, 256), "methods": ("row_parallel", "block_shock")} | how))
     order = frame["batch"].map({16: "random", 256: "reversed"})
-    frame = frame.replace({"method": {"row_parallel": "merge", "block_shock": "radix"}}).assign(
-        order=order, phase="race"
-    )
+    names = {"row_parallel": "merge", "block_shock": "radix"}
+    frame = frame.replace({"method": names}).assign(order=order, phase="race")
     frame["metric"] = frame["metric"].str.replace("forward", "sort")
     return frame.drop(columns=["in_features", "out_features", "shape", "batch", "mask", "workload", "optimizer"])
 

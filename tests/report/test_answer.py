@@ -4,9 +4,9 @@ from blockshock_lib.report import answer, verdicts
 from blockshock_lib.studies.linear import STUDY
 from blockshock_lib.studies.linear.axes import AXES
 from tests.report import frames
-from tests.studies import toy
 
 SIZES = (4096, 8192)
+ALL = [(n, batch) for n in SIZES for batch in (16, 256)]
 SMALL = dict(ns=SIZES, bs=(16, 256), methods=("row_parallel", "masked_dense", "block_shock"), repeats=6)
 
 
@@ -18,10 +18,7 @@ def faster(*cells, by=4.0):
     ("cells", "said"),
     [
         ([], "Never here: slower than tensor parallelism (B1) in all 4 cases, by "),
-        (
-            [(n, b) for n in SIZES for b in (16, 256)],
-            "Always here: faster than tensor parallelism (B1) in all 4 cases, by ",
-        ),
+        (ALL, "Always here: faster than tensor parallelism (B1) in all 4 cases, by "),
         ([(4096, 16)], "Sometimes faster here than tensor parallelism (B1): of 4 cases 1 faster, by "),
     ],
 )
@@ -35,7 +32,7 @@ def test_the_answer_counts_the_cases_that_the_intervals_decide(cells, said):
 
 
 def test_an_undecided_case_is_no_loss_and_a_cpus_time_no_answer():
-    frame = frames.make(**SMALL | dict(bs=(16,)), noise=0.2, speedup={("block_shock", 4096, 16): 1.95})
+    frame = frames.make(**SMALL | dict(bs=(16,)), noise=0.2, speedup={("block_shock", 4096, 16): 1.67})
     text, cpu = answer.speed(frame, AXES), answer.speed(frames.make((256,), (16,), device="cpu"), AXES)
     assert text.startswith("Never surely faster here than B1 row-parallel: of 2 cases 1 slower, by ")
     assert "1 undecided" in text and cpu == "Not answered here (no claim about speed: CPU)."
@@ -43,9 +40,8 @@ def test_an_undecided_case_is_no_loss_and_a_cpus_time_no_answer():
 
 def test_what_failed_or_is_missing_comes_first_and_nothing_is_said_without_a_check():
     frame = faster()
-    failed = answer.sentence(
-        frames.fail(frame, "block_shock", n=4096), STUDY.answers["phase1"], " · 4 of 35 records missing"
-    )
+    failed = frames.fail(frame, "block_shock", n=4096)
+    failed = answer.sentence(failed, STUDY.answers["phase1"], " · 4 of 35 records missing")
     assert failed.startswith("6 of 36 checks failed. 4 of 35 records missing. Never here: slower than ")
     none = answer.sentence(frame[frame["metric"].ne("check")], STUDY.answers["phase1"])
     assert none == "Not answered: no check passed."
@@ -54,17 +50,7 @@ def test_what_failed_or_is_missing_comes_first_and_nothing_is_said_without_a_che
 def test_a_notebook_begins_with_the_sentence_and_checks_are_coloured_apart_from_hypotheses():
     frame = faster()
     page = answer.html("Never < here", frame, STUDY.hypotheses, "<img>")
-    assert (
-        page.index("Never &lt; here") < page.index("<img>") < page.index("Checks 36/36") < page.index("H1: Block-Shock")
-    )
+    places = [page.index(part) for part in ("Never &lt; here", "<img>", "Checks 36/36", "H1: Block-Shock")]
+    assert places == sorted(places)
     assert 'chip good"' in page and '<b class="claim refuted">refuted</b> H1: ' in page
     assert 'chip bad"' in answer.html("", frames.fail(frame, "block_shock", n=4096), {})
-
-
-def test_a_study_gives_its_own_words_or_takes_the_houses():
-    frame = frames.sorting(groups=3, repeats=4).assign(phase="sort_check")
-    assert (
-        answer.sentence(frame, toy.STUDY.answers["sort_check"])
-        == "Yes: every sort is right, in all 24 checks that could be made."
-    )
-    assert answer.speed(frame, frames.SORTING).startswith("Never here: slower than M merge sort in all ")

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from blockshock_lib.report import changes, grid_plots, machine_plots, tables, time_plots, verdicts
+from blockshock_lib.report import grid_plots, machine_plots, tables, time_plots, verdicts
 from blockshock_lib.studies.linear.methods import METHODS
-from tests.report.frames import SORTING, sorting, title, where, words
+from tests.report.frames import SORTING, sorting, where, words
 
 FIGURES = (time_plots.time_vs_n, grid_plots.ratio_heatmap, machine_plots.roofline)
 PEAK = {"peak": "peak_bytes"}
@@ -30,9 +30,6 @@ def test_sizes_memory_checks_and_kernels_come_from_the_axes(frame):
     assert tables.correctness_table(frame, SORTING).index.tolist() == [("random",), ("reversed",)]
     memory = tables.memory_table(frame, SORTING, PEAK)
     assert list(memory.columns[:5]) == ["n", "order", "dtype", "method", "peak (GiB)"] and len(memory) == 8
-    assert title(machine_plots.memory_bars(frame, SORTING, {"peak_bytes": "Peak"})).startswith(
-        "Memory at n=8192, order="
-    )
     assert "R radix sort, reversed: 6/6." in grid_plots.check_matrix(frame, SORTING).alt
 
 
@@ -40,20 +37,9 @@ def test_a_verdict_is_that_of_the_studys_two_methods(frame):
     verdict = verdicts.speed_verdict(frame, SORTING, "S1: radix beats merge.", "merge", "radix")
     assert verdict.line.startswith("S1 refuted: ") and "at n=8192, order=" in verdict.why
     assert "kernel time of the whole sort" in verdict.rule and "largest size" in verdict.rule
-    rules = {"race": (lambda rows: verdicts.speed_verdict(rows, SORTING, "S1: x", "merge", "radix"),)}
     failed = frame.assign(value=frame["value"].mask(where(frame, method="radix", metric="check"), 0.0))
-    line = verdicts.one_line(failed, SORTING, rules, lambda rows: ["and more"])
+    line = verdicts.one_line(failed, SORTING, {}, lambda rows: ["and more"])
     assert line.startswith("race: FAIL · checks: 12 passed, 12 failed") and line.endswith(" · and more")
-    assert "not run: R radix sort" in line and "no case holds valid times of both M merge sort and R" in line
-
-
-def test_two_runs_are_compared_by_the_studys_columns(frame):
-    slow = sorting(groups=3, repeats=4, speedup={("block_shock", 4096, 16): 0.1})
-    rows = changes.compare(frame, slow, SORTING).rows
-    bad = rows[rows["outcome"].eq(changes.REGRESSION)]
-    assert set(zip(bad["n"].astype(int), bad["order"], bad["method"], strict=True)) == {(4096, "random", "radix")}
-    assert changes.sentence(bad.iloc[0], SORTING).startswith("kernel time of R radix sort at n=4096, order=random: ")
-    assert {"n", "order", "b / a"} <= set(changes.readable(rows, SORTING))
 
 
 def test_methods_that_bring_no_look_differ_in_colour_and_marker_and_keep_theirs():

@@ -1,12 +1,12 @@
 """Two records frames in, what changed out; and what must not be said to have changed."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from blockshock_lib.report import changes
 from blockshock_lib.studies.linear.axes import AXES
 from tests.report import frames
+from tests.studies.linear.report.shipped import faster, shipped
 
 SMALL = dict(ns=(4096, 8192), bs=(16, 4096), methods=("dense", "row_parallel", "block_shock"), repeats=6, groups=5)
 
@@ -44,16 +44,6 @@ def test_another_run_of_the_same_code_shows_no_change_in_any_time(old):
         assert compared.each == pytest.approx(1 - 0.01 / 24)
 
 
-def test_the_ratio_is_the_newer_over_the_older_so_a_faster_one_is_no_regression(old):
-    fast = run(seed=1, speedup={("dense", 4096, 16): 2})
-    rows = compare(old, fast).rows
-    (row,) = that(rows, changes.IMPROVED).query("what == 'kernel time'").to_dict("records")
-    assert row["ratio"] == pytest.approx(0.5) and row["high"] < 1 and row["b"] == pytest.approx(row["a"] / 2)
-    assert that(rows).empty and not bad(fast, old).empty
-    same = compare(old, old).rows
-    assert np.allclose(same["ratio"].dropna(), 1) and that(same).empty
-
-
 @pytest.mark.parametrize("status", ["failed", "unsupported"])
 def test_a_check_that_passed_and_does_not_any_more_is_a_regression_with_its_reason(old, status):
     b = frames.fail(old, "block_shock", n=8192, batch=16, status=status, reason="planted")
@@ -62,13 +52,6 @@ def test_a_check_that_passed_and_does_not_any_more_is_a_regression_with_its_reas
     assert row["note"] == f"passed → {status}: planted" and np.isnan(row["ratio"])
     (row,) = that(compare(b, old).rows, changes.IMPROVED).to_dict("records")
     assert row["note"] == f"{status} → passed: planted"
-
-
-def test_what_fails_in_both_runs_is_no_regression(old):
-    both = frames.fail(old, "dense")
-    rows = compare(both, both).rows
-    assert that(rows).empty and len(that(rows, changes.NEITHER)) == 4
-    assert not (rows["method"].eq("dense") & rows["unit"].ne("")).any(), "no valid check, no number"
 
 
 @pytest.mark.parametrize("factor, outcome", [(1.002, "regression"), (1.0005, "same"), (0.99, "improved")])
@@ -123,22 +106,16 @@ def test_cases_of_other_dtypes_are_paired_only_where_told_and_where_it_is_clear_
     assert compare(a, run(groups=2, dtypes=("fp16", "fp32")), loose=["dtype"]).rows.empty
 
 
-def test_a_training_step_is_guarded_beside_its_forward_and_each_part_of_its_memory(old):
-    # As far as a comparison reads phase 3: the step's times are those of a forward.
-    times = old[old["metric"].isin(["forward_kernel", "forward_call"])]
-    held = old[old["metric"].eq("weight_bytes")]
-    parts = [held.assign(metric=f"{n}_bytes", value=k * held["value"]) for n, k in (("optimizer", 2), ("copies", 0))]
-    step = times.assign(metric=times["metric"].str.replace("forward", "step"))
-    a = pd.concat([old, step, *parts], ignore_index=True)
-    b = a.copy()
-    b.loc[frames.where(b, metric="step_kernel", method="block_shock", batch=16), "value"] *= 1.3
-    b.loc[frames.where(b, metric="copies_bytes", method="dense", batch=16), "value"] = 512.0
-    b.loc[frames.where(b, metric="optimizer_bytes", method="dense"), "value"] *= 1.01
+def test_a_training_step_is_guarded_beside_its_forward_and_each_part_of_its_memory():
+    a, read = shipped("phase3-cuda", repeats=2), ("check", "forward_kernel", "step_kernel", "copies_bytes")
+    a = a[a["in_features"].eq(4096) & a["metric"].isin([*read, "optimizer_bytes"])]
+    b = faster(faster(a, 1 / 1.3, "block_shock", batch=4096), 1 / 1.01, "row_parallel", "optimizer_bytes")
+    b.loc[frames.where(b, metric="copies_bytes", method="row_parallel"), "value"] = 512.0
     rows = bad(a, b).set_index("what")
     assert rows.groupby("what")["method"].agg(list).to_dict() == {
-        "kernel time, step": ["block_shock"] * 2,
-        "optimizer state": ["dense"] * 4,
-        "packed copies": ["dense"] * 2,
+        "kernel time, step": ["block_shock"] * 2,  # by either optimizer, of which SGD holds no state
+        "optimizer state": ["row_parallel"],
+        "packed copies": ["row_parallel"] * 2,
     }
     assert set(rows.loc["packed copies", "note"]) == {"0 B → 512 B"} and set(rows["work"]) == {"step", ""}
     assert bad(a, a).empty

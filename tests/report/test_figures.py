@@ -16,13 +16,12 @@ from tests.report import frames
 
 def embedded(fig):
     """What `show` makes of a figure: its alternative text, its kind and its bytes."""
-    alt, kind, data = re.search(
-        r'alt="([^"]*)".*src="data:image/([^;]+);base64,([^"]+)"', figures.show(fig).data
-    ).groups()
+    parts = r'alt="([^"]*)".*src="data:image/([^;]+);base64,([^"]+)"'
+    alt, kind, data = re.search(parts, figures.show(fig).data).groups()
     return html.unescape(alt), kind, base64.b64decode(data)
 
 
-def test_a_figure_is_an_svg_without_a_ground_with_its_alternative_text_escaped():
+def test_a_figure_is_an_svg_of_all_its_words_without_a_ground_with_its_alternative_text_escaped():
     fig = figures.empty('A "quoted" title', "t < 1 & nothing else")
     alt, kind, data = embedded(fig)
     assert alt == fig.alt and "t < 1 & nothing else" in alt
@@ -30,11 +29,7 @@ def test_a_figure_is_an_svg_without_a_ground_with_its_alternative_text_escaped()
     assert kind == "svg+xml" and "".join(root.itertext()).count("quoted") == 1
     filled = {style for one in root.iter() if "fill: #ffffff" in (style := one.get("style", ""))}
     assert not filled, "its ground is not transparent"
-
-
-def test_every_word_and_number_of_a_figure_is_in_its_svg():
-    frame = frames.make((4096, 8192), (16, 256), groups=3, repeats=4)
-    fig = STUDY.figures["speed over B1"](frame)
+    fig = STUDY.figures["speed over B1"](frames.make((4096, 8192), (16, 256), groups=3, repeats=4))
     wanted = {text.get_text() for text in fig.findobj(Text) if text.get_visible() and text.get_text().strip()}
     assert sum("×" in text and "." in text for text in wanted) >= 3
     drawn = "".join(ElementTree.fromstring(embedded(fig)[2]).itertext())

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from blockshock_lib.report.frames import checks, focus, samples
+from blockshock_lib.report.frames import focus, samples
 from blockshock_lib.studies.linear.axes import AXES
 from tests.report import frames
 
@@ -12,21 +12,15 @@ def small():
     return frames.make((4096, 8192), (16, 256), groups=2, repeats=3)
 
 
-def test_a_cell_whose_check_failed_gives_no_samples(small):
+def test_a_cell_whose_check_failed_in_a_group_or_was_never_made_gives_no_samples(small):
     rows = samples(frames.fail(small, "block_shock", n=4096, batch=16), "forward_kernel")
     ours = rows[rows["method"].eq("block_shock")]
     assert not (ours["in_features"].eq(4096) & ours["batch"].eq(16)).any()
     assert len(ours) == 3 * 2 * 3, "the other three cells keep their samples"
     assert rows["method"].eq("row_parallel").sum() == 4 * 2 * 3
-
-
-def test_a_check_that_failed_in_one_group_removes_the_cell_in_all_groups(small):
     hit = frames.where(small, method="dense", metric="check", group=1, batch=16)
     rows = samples(small.assign(value=small["value"].mask(hit, 0.0)), "forward_kernel")
     assert set(rows.loc[rows["method"].eq("dense"), "batch"]) == {256}
-
-
-def test_without_any_check_there_is_no_number(small):
     assert samples(small[~small["metric"].eq("check")], "forward_kernel").empty
 
 
@@ -45,9 +39,3 @@ def test_focus_prefers_real_gpus_and_names_what_it_left_out(small):
     rows, words = focus(pd.concat([cpu, small], ignore_index=True), AXES)
     assert set(rows["device"]) == {"cuda"}
     assert "2 GPUs, bf16, checkerboard mask" in words and "2 other settings not drawn" in words
-
-
-def test_the_worst_check_row_decides(small):
-    twice = pd.concat([small, frames.fail(small, "dense", status="oom", reason="asked for 3 GiB")], ignore_index=True)
-    outcome = checks(twice).set_index("method")["outcome"]
-    assert set(outcome["dense"]) == {"oom"} and set(outcome["row_parallel"]) == {"passed"}

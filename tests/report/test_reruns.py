@@ -92,6 +92,7 @@ def test_a_rerun_is_judged_by_the_interval_that_predicts_it(three):
     slow = changes.compare(three, run_of("d", 9, ratio=1.2), SORTING).rows
     bad = slow[slow["outcome"].eq(changes.REGRESSION)]
     assert set(bad["method"]) == {"radix"} and len(bad) == 16, "kernel and call time of 8 cells"
+    assert re.match(r"\w+ time of R radix sort at n=\d+, order=\w+: ", changes.sentence(bad.iloc[0], SORTING))
     inside, asked = reruns.foretold(three, run_of("d", 9), SORTING)
     assert asked == 16 and inside >= 15 and reruns.foretold(three, run_of("d", 9, ratio=1.2), SORTING) == (0, 16)
 

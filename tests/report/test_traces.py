@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import socket
 import struct
 import tempfile
 
@@ -41,23 +40,19 @@ def test_a_fresh_trace_is_what_perfetto_opens_and_names_neither_its_host_nor_a_p
     path = tmp_path / "traces" / "0123456789ab-dense-rank0.json.gz"
     profile.trace(torch.randn(64, 64).mm(torch.randn(64, 8)).relu, torch.device("cpu"), path)
     found = perfetto(path)
-    assert found.get("host_name", "") != socket.gethostname() and tempfile.gettempdir() not in json.dumps(found)
+    assert "host_name" not in found and tempfile.gettempdir() not in json.dumps(found)
 
 
-def test_every_shipped_trace_is_what_perfetto_opens():
-    assert SHIPPED
+def test_every_shipped_trace_is_what_perfetto_opens_and_the_runs_are_traced_on_every_rank():
+    assert {folder.name for folder in RUNS} == {f"phase{n}-{kind}" for n in (1, 2, 3) for kind in ("cpu", "cuda")}
     for path in SHIPPED:
         perfetto(path)
-
-
-def test_the_shipped_runs_are_traced_on_every_rank_with_one_clock():
-    assert {folder.name for folder in RUNS} == {f"phase{n}-{kind}" for n in (1, 2, 3) for kind in ("cpu", "cuda")}
     for folder in RUNS:
         work = traces.read(folder, AXES)
-        assert work.groupby("method")["rank"].nunique().drop("dense").eq(2).all()
-        assert set(work.attrs["clock"].values()) == {"shared", "one rank"} and work.attrs["damaged"] == []
-        assert set(work["device"]) == {"cuda" if "cuda" in folder.name else "cpu"}
-        assert work.groupby("method")["start_ms"].min().eq(0).all()
+        assert work.attrs["damaged"] == [] and work.empty == ("cpu" in folder.name)
+        if len(work):
+            assert work.groupby("method")["rank"].nunique().drop("dense").eq(2).all()
+            assert work.groupby("method")["start_ms"].min().eq(0).all()
 
 
 def read(folder, events):
@@ -98,55 +93,14 @@ def test_what_a_kernel_does_is_told_by_its_name(tmp_path, name, kind):
     assert list(read(tmp_path, [chrome.event(name, 1, 2)])["kind"]) == [kind]
 
 
-def test_on_a_cpu_work_is_collectives_and_the_operators_outside_of_them(tmp_path):
-    events = [
-        chrome.op("c10d::allreduce_", 10, 5),
-        chrome.op("aten::copy_", 11, 2),
-        chrome.gloo(20, 50),
-        chrome.op("aten::add_", 30, 10, tid=2),
-        chrome.op("my range", 0, 100, cat="user_annotation"),
-        chrome.op("aten::mm", 40, 20),
-        chrome.op("aten::t", 45, 5),
-        chrome.op("python", 0, 500, cat="python_function"),
-    ]
-    work = read(tmp_path, events)
-    rows = zip(work["name"], work["kind"], (1e3 * work["duration_ms"]).round(), strict=True)
-    sent = [("c10d::allreduce_", "communication", 5), ("gloo:all_reduce", "communication", 50)]
-    assert list(rows) == [*sent, ("operators", "compute", 20)]
-
-
-def two_ranks(folder, shift=0.0, bases=(chrome.BASE, chrome.BASE), hosts=("", ""), fewer=0):
-    """Both ranks meet in all-reduces that end together; rank 1's clock shows `shift` us more than it should, and it has
-    `fewer` of them.
-    """
-    for rank, (base, host) in enumerate(zip(bases, hosts, strict=True)):
-        start, compute = (1000, 90) if rank == 0 else (1010 + shift, 80)
-        events = []
-        for begin in range(int(start), int(start) + 300 - 100 * fewer * rank, 100):
-            events.append(chrome.event("gemm", begin, compute))
-            events.append(chrome.event("ncclDevKernel_AllReduce", begin + compute, 10))
-        chrome.write(folder, events, rank=rank, base=base, host_name=host)
-    return traces.read(folder, AXES)
-
-
-def first(work):
-    return list(1e3 * work.groupby("rank")["start_ms"].min())
-
-
-def test_ranks_share_a_clock_where_their_collectives_agree(tmp_path):
-    work = two_ranks(tmp_path)
-    assert set(work.attrs["clock"].values()) == {"shared"} and first(work) == pytest.approx([0, 10])
-
-
-BASES = [{"bases": (chrome.BASE, base)} for base in (None, "17", -1)]
-
-
-@pytest.mark.parametrize(
-    "wrong", [*BASES, {"hosts": ("one", "other")}, {"shift": 200.0}, {"shift": -200.0}, {"fewer": 1}], ids=str
-)
-def test_without_a_valid_common_clock_each_rank_counts_from_its_own_first_work(tmp_path, wrong):
-    work = two_ranks(tmp_path, **wrong)
-    assert set(work.attrs["clock"].values()) == {"own"} and first(work) == [0, 0]
+@pytest.mark.parametrize("shift", [0, 200, -200, 5_000_000])
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_the_ranks_clocks_are_set_by_the_end_of_their_first_collective(tmp_path, shift, fewer):
+    # Rank 1 begins 10 us later and multiplies faster; its clock shows `shift` us more, and it has `fewer` calls.
+    chrome.write(tmp_path, chrome.calls(1000, 90, 10))
+    chrome.write(tmp_path, chrome.calls(1010 + shift, 80, 10, 3 - fewer), rank=1)
+    work = traces.read(tmp_path, AXES)
+    assert list(1e3 * work.groupby("rank")["start_ms"].min()) == pytest.approx([0, 10])
 
 
 def pack(text):

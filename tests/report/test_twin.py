@@ -27,9 +27,14 @@ def with_twin(off=1.0, at=None, spread=0.0):
 def test_a_twin_that_is_the_same_says_so_and_a_difference_is_named():
     (said,) = verdicts.twin_sentences(with_twin(), SORTING)
     assert said.startswith("M again differs from M in 0 of 8 cells; smallest difference to claim: ")
-    (said,) = verdicts.twin_sentences(with_twin(1.2, 8192), SORTING)
+    other = with_twin(1.2, 8192)
+    (said,) = verdicts.twin_sentences(other, SORTING)
     assert "differs from M in 2 of 8 cells (0.8" in said and "8192" in said
-    assert verdicts.twin_sentences(with_twin(1.2, 8192).assign(emulated=True), SORTING) == []
+    assert verdicts.twin_sentences(other.assign(emulated=True), SORTING) == []
+    assert said in (line := verdicts.one_line(other, SORTING, {})) and "checks: 48 passed" in line
+    old = sorting(**SWEEP)
+    assert "again" not in verdicts.one_line(old, SORTING, {}) and verdicts.twin_sentences(old.iloc[:0], SORTING) == []
+    assert np.isnan(verdicts.twin(old, SORTING)[1])
 
 
 def test_the_smallest_difference_is_what_two_equal_methods_show_in_99_of_100_cells():
@@ -39,14 +44,6 @@ def test_the_smallest_difference_is_what_two_equal_methods_show_in_99_of_100_cel
     cells = reruns.cells(again, "merge", "again", "sort_kernel")
     logs = [run.mean() for cell in cells.values() for run in cell.values()]
     assert np.log1p(wide) == pytest.approx(3.355387 * np.sqrt(np.mean(np.square(logs)))), "t of 8 degrees of freedom"
-
-
-def test_the_last_line_has_it_beside_the_verdicts_and_older_records_draw_as_before():
-    line = verdicts.one_line(with_twin(1.2, 8192), SORTING, {})
-    assert "M again differs from M in 2 of 8 cells" in line and "checks: 48 passed" in line
-    old = sorting(**SWEEP)
-    assert "again" not in verdicts.one_line(old, SORTING, {}) and verdicts.twin_sentences(old.iloc[:0], SORTING) == []
-    assert np.isnan(verdicts.twin(old, SORTING)[1])
 
 
 def test_it_is_no_method_in_any_table():

@@ -9,7 +9,7 @@ import nbclient
 import nbformat
 import pytest
 
-from blockshock_lib import files
+from blockshock_lib import files, studies
 from blockshock_lib.runs import code, manifest, record
 from tests.small_runs import TINY
 
@@ -23,19 +23,19 @@ def project(tmp_path):
         path = tmp_path / "blockshock_lib" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {name}\n")
-    for name in ("notebooks", "outputs"):
-        (tmp_path / name).mkdir()
-    notebook(tmp_path, "n")
-    notebook(tmp_path, "others")
+    (tmp_path / "outputs").mkdir()
+    for name in ("n", "others"):
+        notebook(tmp_path / "notebooks" / f"{name}.ipynb")
     return tmp_path
 
 
-def notebook(folder, name, source="print(1)", asked="hardware = 'auto'", output="1"):
+def notebook(path, source="print(1)", asked="hardware = 'auto'", output="1", **metadata):
     cells = [
         {"cell_type": "code", "source": [asked], "metadata": {"tags": ["parameters"]}},
         {"cell_type": "code", "source": [source], "metadata": {}, "outputs": [output]},
     ]
-    (folder / "notebooks" / f"{name}.ipynb").write_text(json.dumps({"cells": cells}))
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"cells": cells, "metadata": metadata}))
 
 
 def edit(name):
@@ -53,9 +53,9 @@ OTHER = {
     "other study": edit("studies/gpt/other.py"),
     "new study": edit("studies/toy.py"),
     "table of studies": edit("studies/__init__.py"),
-    "notebook of another study": lambda project: notebook(project, "others", "print(2)"),
-    "output of a notebook": lambda project: notebook(project, "n", output="2"),
-    "what is asked for": lambda project: notebook(project, "n", asked="resume = 'latest'"),
+    "notebook of another study": lambda project: notebook(project / "notebooks/others.ipynb", "print(2)"),
+    "output of a notebook": lambda project: notebook(project / "notebooks/n.ipynb", output="2"),
+    "what is asked for": lambda project: notebook(project / "notebooks/n.ipynb", asked="resume = 'latest'"),
 }
 
 
@@ -72,6 +72,11 @@ def test_what_a_run_does_not_rest_on_leaves_its_fingerprint(project, change):
     before = code.version(LINEAR, project)
     OTHER[change](project)
     assert code.version(LINEAR, project) == before
+
+
+@pytest.mark.parametrize("name, file", [("attention", "hypotheses"), ("attention", "law"), ("gpt", "hypotheses")])
+def test_rules_that_are_named_before_they_are_loaded_are_in_the_digest(name, file):
+    assert f"blockshock_lib/studies/{name}/{file}.py" in code.rules(studies.load(name))["file"].split(", ")
 
 
 def test_the_changed_files_of_a_study_are_named(project, monkeypatch):
@@ -124,7 +129,7 @@ def test_a_run_is_dirty_where_code_or_parameters_differ_from_the_commit_and_by_n
     for what in OWN:
         assert dirty(OWN[what]), what
     assert dirty(new("params/x.yaml")) and dirty(new("blockshock_lib/ä b.cu"))
-    assert dirty(lambda project: notebook(project, "n", "print(2)"))
+    assert dirty(lambda project: notebook(project / "notebooks/n.ipynb", "print(2)"))
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ import pytest
 from blockshock_lib import files
 from blockshock_lib.errors import LaunchError
 from blockshock_lib.runs import lock, manifest, records
-from tests.processes import command, flags, listening, running, wait_for
+from tests.processes import command, flags, listening, python, running, wait_for
 from tests.small_runs import TINY
 
 OWNER = """
@@ -65,31 +65,25 @@ def owner(folder, alone, tmp_path):
                 os.kill(child, signal.SIGKILL)
 
 
-def test_a_run_whose_owner_was_killed_is_read_as_interrupted_and_can_be_owned_again(owner, folder):
-    process, *_ = owner
+def test_a_run_whose_owner_was_killed_is_read_as_interrupted_swept_and_can_be_owned_again(owner, folder):
+    process, child, scratch = owner
     assert manifest.read(folder)["status"] == "running" and lock.state(folder) == "held"
     with pytest.raises(LaunchError, match="this run is still going on"):
         lock.hold(folder)
+    lock.sweep_stale()
+    assert running([child]) and scratch.is_dir(), "its maker lives"
     process.kill()
     process.wait()
     ((where, noted),) = manifest.every(folder.parent)
     assert where == folder and noted["started"] == "2030"
     assert noted["verdict"] == "phase0 interrupted: the process that ran it ended before the run did"
+    with lock.scratch():
+        assert not scratch.exists() and wait_for(lambda: not running([child]), 2)
     lock.hold(folder)
     lock.hold(folder)  # the cell that opens it may be run again
     assert manifest.read(folder)["status"] == "running", "its owner knows better"
     assert not list(folder.rglob("*.tmp"))
     lock.release(folder)
-
-
-def test_what_a_killed_process_started_and_its_scratch_go_when_the_next_one_starts(owner):
-    process, child, scratch = owner
-    lock.sweep_stale()
-    assert running([child]) and scratch.is_dir(), "its maker lives"
-    process.kill()
-    process.wait()
-    with lock.scratch():
-        assert not scratch.exists() and wait_for(lambda: not running([child]), 2)
 
 
 def test_multiprocessing_keeps_its_tracker_from_scratch_to_scratch(tmp_path):
@@ -101,8 +95,7 @@ for _ in range(2):
         get_context("spawn").Lock()  # registers with the tracker, and starts it where none is
         print(resource_tracker._resource_tracker._pid)
 """
-    env = os.environ | {"PYTHONPATH": str(files.ROOT), "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    done = python("-c", program, TMPDIR=str(tmp_path))
     assert len(set(done.stdout.split())) == 1 and not done.stderr, done.stderr
 
 

@@ -19,19 +19,14 @@ GPU = {"name": "NVIDIA H200", "memory_bytes": 150 * 10**9, "capability": "9.0", 
 
 
 def card(gpus=0, unsupported=None):
-    return {
-        "title": "",
-        "gpus": [GPU | {"index": i} for i in range(gpus)],
-        "links": [],
-        "driver": "580",
-        "cpu": {"model": "m", "cores": 2},
-        "libraries": {"torch": "2.13.0"},
-        "unsupported": unsupported or {},
-    }
+    gpus = [GPU | {"index": i} for i in range(gpus)]
+    parts = dict(cpu={"model": "m", "cores": 2}, libraries={"torch": "2.13.0"}, unsupported=unsupported or {})
+    return dict(title="", gpus=gpus, links=[], driver="580", **parts)
 
 
 def asked(device="cuda", processes=2, backend="nccl"):
-    return SimpleNamespace(hardware=SimpleNamespace(device=device, processes=processes, backend=backend))
+    hardware = SimpleNamespace(name=device, device=device, processes=processes, backend=backend)
+    return SimpleNamespace(hardware=hardware, lacks=lambda: "")
 
 
 class NVMLError(Exception):
@@ -133,13 +128,10 @@ def test_each_gpu_gets_power_clock_and_the_throttle_reason_while_a_case_runs(nvm
         rows = {row["metric"]: row for row in wait_for(sampler.rows, 3)}
     assert rows["power"]["value"] == 650 and rows["sm_clock"]["value"] == 1500
     assert rows["throttle"]["value"] == 1 and "software power cap" in rows["throttle"]["detail"]
-
-
-def test_a_gpu_without_readings_gives_no_rows_and_neither_does_a_cpu(nvml):
     nvml("nvmlDeviceGetPowerUsage")
     with machine.Sampler("cuda", 1) as sampler, machine.Sampler("cpu", 2) as none:
         time.sleep(0.02)
-    assert sampler.rows() == none.rows() == []
+    assert sampler.rows() == none.rows() == [], "without readings, and on a CPU"
 
 
 @pytest.mark.parametrize("value, places", [(None, ["0", "1"]), ("3,5,7", ["3", "5"]), ("GPU-a", ["GPU-a"]), ("", [])])
@@ -170,8 +162,8 @@ def test_hardware_that_is_not_there_is_refused_with_the_reason():
     for fits, on in ((asked(), card(2)), (asked(processes=1), card(1)), (asked("cpu", 8), card(0, {"cuda": "none"}))):
         machine.admit(fits, on)
     for wrong, on, why in (
-        (asked(processes=4), card(2), "world_size: 4 ranks were asked for, this machine has 2 GPUs"),
-        (asked(), card(1), "this machine has 1 GPU$"),
+        (asked(processes=4), card(2), "hardware cuda: 4 ranks were asked for, GPUs here: 2$"),
+        (asked(), card(1), "GPUs here: 1$"),
         (asked(), card(0, {"cuda": "no GPU is visible"}), "cuda was asked for, but no GPU is visible"),
         (asked(), card(2, {"nccl": "this build has none"}), "nccl was asked for, but this build"),
     ):

@@ -1,6 +1,7 @@
 """Cases in, records out: a sweep goes on after every failure, and what a case has said survives a kill."""
 
 import multiprocessing
+from unittest import mock
 
 import pytest
 
@@ -18,6 +19,11 @@ def run(tmp_path, cases, **settings):
     named = dict(study=STUDY, run_name="r1", context=workers.CONTEXT, on_event=events.append)
     measure.run(workers.params(**settings), cases, tmp_path, task=workers.measure, **named)
     return records.load(tmp_path, strict=True), events
+
+
+def lone(*faults):
+    """Cases of one rank that are not timed, one a fault."""
+    return [workers.faulty(str(i), fault, phase="phase0", world_size=1) for i, fault in enumerate(faults)]
 
 
 def test_a_sweep_goes_on_after_every_kind_of_failure(tmp_path, light):
@@ -38,19 +44,16 @@ def test_a_sweep_goes_on_after_every_kind_of_failure(tmp_path, light):
     pids = frame[frame.metric == "flops"].value.tolist()
     assert pids[0] == pids[1] != pids[-1], "a healthy group is kept from case to case, a failed case ends it"
     assert not living(map(int, pids)) and not list(tmp_path.rglob("*.part"))
+    log = (tmp_path / "logs" / "rank0.log").read_text()
+    assert all(f"{fault} at" in log for fault in ("cuda oom", "raise")), "a fresh group goes on with the log"
 
 
 def test_untimed_cases_of_one_rank_run_side_by_side_and_one_that_dies_ends_no_other(tmp_path):
     """Each waits until another has begun, so that one after the other would hang; the whole group's case goes first."""
-    cases = [
-        workers.faulty(str(i), fault, phase="phase0", world_size=1)
-        for i, fault in enumerate(["meet", "meet", "kill", ""])
-    ]
     whole = workers.faulty("9", phase="phase0")
-    frame, events = run(tmp_path, [*cases, whole], processes=2, groups=2)
-    assert events[0]["case"] == whole.label and [e["done"] for e in events if e["status"] != "running"] == [
-        *range(1, 11)
-    ]
+    frame, events = run(tmp_path, [*lone("meet", "meet", "kill", ""), whole], processes=2, groups=2)
+    assert events[0]["case"] == whole.label
+    assert [e["done"] for e in events if e["status"] != "running"] == [*range(1, 11)]
     pids = frame[frame.metric == "flops"].groupby("case")["value"].agg(set)
     assert not pids["0" * 12] & pids["1".zfill(12)], "each device has a worker of its own"
     assert len(pids["9".zfill(12)]) == 2
@@ -68,12 +71,11 @@ def test_what_stops_one_lane_stops_all_and_leaves_no_worker_and_no_record_of_wha
         if event["status"] == "ok":
             raise Interrupted("enough")
 
-    cases = [
-        workers.faulty(str(i), fault, phase="phase0", world_size=1) for i, fault in enumerate(["hang", "", "", ""])
-    ]
-    named = dict(study=STUDY, run_name="r1", context=workers.CONTEXT, on_event=stop)
+    cases, named = lone("hang", "", "", ""), dict(study=STUDY, run_name="r1", context=workers.CONTEXT, on_event=stop)
+    named |= dict(task=workers.measure, finished={(cases[3].id, 1)})
     with pytest.raises(Interrupted, match="enough"):
-        measure.run(workers.params(processes=2), cases, tmp_path, task=workers.measure, **named)
+        measure.run(workers.params(processes=2, groups=2), cases, tmp_path, **named)
+    assert events[0]["done"] == 1 and events[0]["total"] == 8, "what is finished of a later group is done already"
     assert [path.name for path in (tmp_path / "records").glob("*.json")] == [f"{1:0>12}-0.json"]
     assert len(list(tmp_path.rglob("*.part"))) == 1, "what the stopped case has said is there to go on from"
     assert not [child for child in multiprocessing.active_children() if child.name.startswith("rank ")]
@@ -104,6 +106,16 @@ def test_a_hung_case_times_out_and_every_repeat_has_a_fresh_group(tmp_path, ligh
     times = frame[(frame.metric == "forward_kernel") & (frame.method == "row_parallel")]
     assert times.groupby("group").value.apply(list).to_dict() == {0: [1.5, 1.5], 1: [2.5, 2.5]}
     assert frame[frame.metric == "flops"].value.nunique() == 2
+
+
+def test_a_killed_case_keeps_what_it_can_go_on_from_until_it_comes_to_its_end(tmp_path):
+    cases = [workers.faulty(str(i), fault, world_size=1) for i, fault in enumerate(["kill late", "kill"])]
+    frame, _ = run(tmp_path, cases)
+    assert frame["reason"].str.contains("SIGKILL").all() and set(frame.status) == {"failed"}
+    kept = [path.name for path in sorted(tmp_path.glob("records/*")) if path.suffix != ".json"]
+    assert kept == ["000000000000-0.part", "000000000000-0.state"]
+    frame, _ = run(tmp_path, cases[:1])
+    assert set(frame[frame.case.eq(cases[0].id)].status) == {"ok"} and not list(tmp_path.glob("records/*[0-9].[ps]*t*"))
 
 
 CASE, CONTEXT = workers.faulty("0"), workers.CONTEXT
@@ -152,30 +164,23 @@ def test_only_what_is_whole_of_a_damaged_file_is_gone_on_with(damage, kept, part
 
 
 def test_what_the_heir_of_a_lost_rank_0_says_is_kept(tmp_path):
-    class Group:
-        alive = True
+    def call(*_, on_emit, **__):
+        on_emit(0, ROWS[:1])
+        on_emit(1, ROWS[1:])  # rank 0 is gone
+        raise KeyboardInterrupt
 
-        def __init__(self, *_, **__): ...
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_): ...
-
-        def call(self, *_, on_emit, **__):
-            on_emit(0, ROWS[:1])
-            on_emit(1, ROWS[1:])  # rank 0 is gone
-            raise KeyboardInterrupt
-
+    group = mock.MagicMock()
+    group.return_value.__enter__.return_value.call = group.return_value.call = call
     with pytest.raises(KeyboardInterrupt):
-        asked = dict(study=STUDY, run_name="r1", context=CONTEXT, group=Group)
+        asked = dict(study=STUDY, run_name="r1", context=CONTEXT, group=group)
         measure.run(workers.params(), [CASE], tmp_path, **asked)
     assert said(tmp_path) == ROWS
 
 
 @pytest.mark.parametrize("other", [{"code": {"sources": "abd"}}, {"code": {"sources": ""}}, {"machine": "another"}])
 def test_rows_of_other_code_or_another_machine_are_begun_anew(other, part, tmp_path):
-    assert said(tmp_path, CONTEXT | other) == []
+    part.with_suffix(".state").touch()
+    assert said(tmp_path, CONTEXT | other) == [] and not part.with_suffix(".state").exists()
 
 
 def test_a_part_that_cannot_be_written_says_so(tmp_path):

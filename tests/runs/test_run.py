@@ -1,19 +1,14 @@
 """A run that is stopped says so; resumed, it repeats nothing that stands, and everything that does not."""
 
-import os
-import signal
-import time
-
 import pytest
 
 from blockshock_lib import files
 from blockshock_lib.errors import Interrupted, LaunchError, ParamsError, RecordError
 from blockshock_lib.notebook import workbook
-from blockshock_lib.runs import code, machine, manifest, measure, record, records
+from blockshock_lib.runs import code, machine, manifest, measure, record
 from blockshock_lib.runs.open import latest
 from blockshock_lib.runs.run import new_folder
 from tests.cases import row, write
-from tests.processes import command, flags, wait_for
 from tests.small_runs import TINY, written
 
 SMALL = TINY | {"sweep.masks": ["checkerboard", "random"], "timing.groups": 2}
@@ -34,6 +29,7 @@ def measured(params, cases, folder, *, study, run_name, context, on_event, finis
                 on_event(event | {"done": done, "status": "running"})
                 rows = [row(method, "check", 1.0) for method in case.methods]
                 write(folder, run=run_name, case=case, group=group, rows=rows, context=context)
+                record.path_of(folder, case.id, group).with_suffix(".state").unlink(missing_ok=True)
             done += 1
             on_event(event | {"done": done, "status": "ok"})
 
@@ -57,14 +53,6 @@ def half(outputs, quick):
     return run
 
 
-def test_a_run_that_its_listener_interrupts_says_so_and_is_free(half):
-    noted = manifest.read(half.folder)
-    assert [noted[key] for key in ("status", "verdict")] == ["interrupted", "phase0 interrupted: enough"]
-    assert noted["ended"] >= noted["started"] and half.stopped == "interrupted"
-    with files.locked(half.folder, 0):
-        pass
-
-
 def test_ctrl_c_and_an_error_are_told_apart(outputs, monkeypatch):
     for error, status in ((KeyboardInterrupt(), "interrupted"), (LaunchError("no group\nmore"), "failed")):
 
@@ -82,7 +70,12 @@ def test_ctrl_c_and_an_error_are_told_apart(outputs, monkeypatch):
         assert status == "failed" or str(raised.value) == "run this cell again to go on"
 
 
-def test_measuring_again_goes_on_where_it_was_stopped(half):
+def test_a_run_that_its_listener_interrupts_says_so_and_measuring_again_goes_on_where_it_was_stopped(half):
+    noted = manifest.read(half.folder)
+    assert [noted[key] for key in ("status", "verdict")] == ["interrupted", "phase0 interrupted: enough"]
+    assert noted["ended"] >= noted["started"] and half.stopped == "interrupted"
+    with files.locked(half.folder, 0):
+        pass  # it is free
     before = {path: path.stat().st_mtime_ns for path in half.folder.glob("records/*.json")}
     assert len(before) == 2 and half.lost()
     line = half.conclude()
@@ -96,7 +89,7 @@ def test_measuring_again_goes_on_where_it_was_stopped(half):
     assert (noted["status"], noted["reason"]) == ("completed", "")
 
 
-def test_a_finished_run_is_never_measured_again(outputs, quick):
+def test_a_finished_run_is_never_measured_again_nor_resumed(outputs, quick):
     run = opened(outputs).measure(progress=False)
     for end in (lambda: None, run.conclude):
         end()
@@ -104,6 +97,13 @@ def test_a_finished_run_is_never_measured_again(outputs, quick):
         with pytest.raises(RecordError, match="measured already: open_run for a new folder"):
             run.measure(progress=False)
         assert {path: path.stat().st_mtime_ns for path in run.folder.rglob("*")} == before
+    for status in ("completed", "interrupted"):  # of a stopped run somebody may have packed the records
+        manifest.note(run.folder, status=status)
+        with pytest.raises(RecordError, match="is completed: nothing to resume"):
+            workbook.open_run("linear/phase0", resume=run.name, out=outputs)
+        assert manifest.read(run.folder)["status"] == status
+        with files.locked(run.folder, 0):
+            pass
 
 
 def rewritten(path, code=None, **context):
@@ -136,6 +136,7 @@ SPOILT = {
     "of a stale kernel": lambda path: rewritten(path, {"imported": OTHER}),
     "of another case": replaced,
     "of a killed rank": killed,
+    "cut off": lambda path: path.with_suffix(".state").touch(),
 }
 
 
@@ -150,6 +151,10 @@ def test_a_record_that_does_not_stand_is_measured_again(why, outputs, quick):
     assert run.finished() == {(c.id, g) for c in run.cases for g in (0, 1)} - {(case, int(group))}
 
     before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in kept}
+    if why == "cut off":
+        run.stopped = ""
+        run.conclude()
+        assert "1 of 4 records were cut off: --resume goes on" in manifest.read(run.folder)["reason"]
     again = workbook.open_run("phase0", resume=run.name, out=outputs)
     (noted,) = manifest.read(run.folder)["resumed"]
     assert noted["finished"] == 3 and noted["again"] == {"damaged" if why == "of another case" else why: 1}
@@ -163,25 +168,12 @@ def test_a_record_that_does_not_stand_is_measured_again(why, outputs, quick):
 def test_the_same_command_resumes_and_one_that_asks_for_something_else_is_refused(half, outputs):
     before = (half.folder / manifest.FILE).read_bytes()
     for more in ({"settings": SMALL | {"seed": 3}}, {"settings": SMALL, "hardware": "cuda-1"}, {"hardware": "cpu"}):
-        with pytest.raises(
-            ParamsError, match=r"goes on as it was begun, and this asks for other .*leave it out"
-        ) as said:
+        with pytest.raises(ParamsError, match=r"as it was begun, and this asks for other .*leave it out") as said:
             workbook.open_run("phase0", resume=half.name, out=outputs, **more)
         assert ("seed" in str(said.value)) == ("seed" in more.get("settings", ()))
         assert (half.folder / manifest.FILE).read_bytes() == before
     again = workbook.open_run("phase0", resume="latest", hardware="cpu", settings=SMALL, out=outputs)
     assert again.folder == half.folder and again.params == half.params
-
-
-def test_a_job_that_is_started_anew_goes_on_with_its_own_run(outputs, quick):
-    out = outputs / "jobs"
-    ours, other = opened(out), opened(out)
-    for run, name in ((ours, "job 1"), (other, "job 2")):
-        run._stop("failed", "planted")
-        manifest.note(run.folder, job=name)
-    assert latest(out, "phase0", "job 1") == ours.folder and latest(out, "phase0", "job 2") == other.folder
-    with pytest.raises(RecordError, match="nothing to resume"):
-        latest(out, "phase0", "job 3")
 
 
 def test_latest_is_the_newest_run_of_the_phase_that_is_not_completed(outputs, quick, monkeypatch):
@@ -196,6 +188,12 @@ def test_latest_is_the_newest_run_of_the_phase_that_is_not_completed(outputs, qu
         run._stop("failed", "planted")
     workbook.open_run("phase0", redraw=str(done.folder), out=out)
     assert workbook.open_run("phase0", resume="latest", out=out).folder == newer.folder
+    for run, name in ((older, "job 1"), (newer, "job 2")):  # a job that is started anew goes on with its own run
+        run._stop("failed", "planted")
+        manifest.note(run.folder, job=name)
+        assert latest(out, "phase0", name) == run.folder
+    with pytest.raises(RecordError, match="nothing to resume"):
+        latest(out, "phase0", "job 3")
 
 
 def test_what_cannot_be_resumed_is_refused_and_left_as_it_was(outputs, quick, half):
@@ -235,53 +233,6 @@ def test_a_library_edited_while_it_measures_is_in_the_records_that_come_after(ou
         run.measure(progress=False, on_event=edit)
     found = [record.read(path)["context"]["code"]["sources"] for path in run.folder.glob("records/*.json")]
     assert sorted(found) == sorted([made["sources"]] * 2 + [OTHER] * 2)
-
-
-@pytest.mark.long
-def test_a_killed_run_is_resumed_and_no_finished_case_is_repeated(outputs):
-    out, settings = outputs / "killed", {"sweep.n": [128]}
-    with command(os.environ, *flags(settings), "--out", out) as process:
-        assert wait_for(lambda: len(list(out.rglob("records/*.json"))) > 5, 90)
-        process.send_signal(signal.SIGKILL)
-    (folder,) = (path.parent for path in out.rglob(manifest.FILE))
-    assert wait_for(lambda: manifest.read(folder)["status"] == "interrupted", 2)
-    time.sleep(1.5)  # its kernel ends once it misses its parent
-    damaged, *kept = sorted(folder.glob("records/*.json"))
-    assert len(kept) < 30, "killed half way"
-    damaged.write_bytes(damaged.read_bytes()[:-40])
-    before = {path: path.read_bytes() for path in kept}
-    log = (folder / "logs" / "rank0.log").read_bytes()
-
-    outcome = workbook.execute("phase0", resume="latest", out=out)
-    assert outcome.ok and outcome.notebook.parent == folder, outcome
-    assert len(records.load(folder, strict=True)["case"].unique()) == 35
-    noted = manifest.read(folder)
-    assert noted["status"] == "completed" and noted["files"] == manifest.digests(folder)
-    (once,) = noted["resumed"]
-    assert once["again"] == {"damaged": 1, "missing": 34 - len(kept)} and once["finished"] == len(kept)
-    assert (folder / "logs" / "rank0.log").read_bytes().startswith(log)
-    whole, _ = records.scan(folder)
-    found = {record.path_of(folder, one["id"], one["group"]): record.encode(one) for one in whole}
-    assert found.items() >= before.items()
-
-
-def test_a_completed_run_ships_one_sealed_table_and_is_not_resumed(outputs, quick):
-    run = opened(outputs).measure(progress=False)
-    before, frame = sorted(path.name for path in run.folder.glob("records/*.json")), records.load(run.folder)
-    assert "-linear-phase0-cpu" in run.folder.name and len(before) == 4
-    run.conclude()
-    assert not (run.folder / "records").exists() and records.load(run.folder, strict=True).equals(frame)
-    noted = manifest.read(run.folder)
-    assert noted["files"] == manifest.digests(run.folder) and records.PARQUET in noted["files"]
-    assert (noted["study"], noted["phase"]) == ("linear", "phase0")
-    for status in ("completed", "interrupted"):  # of a stopped run somebody may have packed the records
-        manifest.note(run.folder, status=status)
-        noted = (run.folder / manifest.FILE).read_bytes()
-        with pytest.raises(RecordError, match="is completed: nothing to resume"):
-            workbook.open_run("linear/phase0", resume=run.name, out=outputs)
-        assert (run.folder / manifest.FILE).read_bytes() == noted
-        with files.locked(run.folder, 0):
-            pass
 
 
 @pytest.mark.parametrize("name", ["../../up", "a/b", "a\nb", "'; rm", "cuda-1"])

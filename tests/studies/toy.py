@@ -184,7 +184,7 @@ STUDY = Study(
         times={"sort": Work("a sort")},
     ),
     problem="tests.studies.toy:Sorting",
-    twin="whole",
+    twin=("whole",),
     defaults={"n": [64, 2048], "methods": list(METHODS), "profile": "last"},
     may_lose=lambda case: frozenset({1}) if case.order == "mortal" else frozenset(),
     hypotheses={"sort_time": (shared_is_right, shared_is_faster)},

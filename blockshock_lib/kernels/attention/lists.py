@@ -5,6 +5,7 @@ is full where each of its queries sees each of its keys; what a block beyond the
 such a block is partial. A partial block's bits are a tile; equal tiles are held once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -40,9 +41,10 @@ class BlockLists:
 
     @classmethod
     def of(cls, full: Tensor, partial: Tensor, tile: Tensor, planes: int, **rest: Any) -> "BlockLists":
-        """From each block's (plane, block of queries, block of keys), int64 [n, 3], in any order."""
+        """From blocks by number, (plane * blocks of queries + i) * blocks of keys + j, whole [n], in any order."""
         counts = [-(-rest[side] // rest["block"]) for side in ("q_len", "k_len")]
-        rows, columns = (_rows(full, partial, tile, planes, counts[way], way) for way in (0, 1))
+        rows = _rows((full, partial), tile, planes, *counts)
+        columns = _rows([_turned(found, *counts) for found in (full, partial)], tile, planes, *counts[::-1])
         return cls(rows=rows, columns=columns, **rest)
 
     def blocks(self) -> tuple[Tensor, Tensor]:
@@ -62,22 +64,12 @@ class BlockLists:
             new.append(place)
         kept, masks = [], []
         for found in self.blocks():
-            found = torch.stack((found[:, 0], new[0][found[:, 1]], new[1][found[:, 2]]), 1)
-            masks.append((found >= 0).all(1))
-            kept.append(found[masks[-1]])
-        lengths = (
-            length_of(blocks, self.block, whole) for blocks, whole in ((queries, self.q_len), (keys, self.k_len))
-        )
-        return BlockLists.of(
-            *kept,
-            self.rows.tile[masks[1]].long(),
-            self.planes,
-            block=self.block,
-            q_len=next(lengths),
-            k_len=next(lengths),
-            tiles=self.tiles,
-            plane=self.plane,
-        )
+            row, column = new[0][found[:, 1]], new[1][found[:, 2]]
+            masks.append((row >= 0) & (column >= 0))
+            kept.append(((found[:, 0] * len(queries) + row) * len(keys) + column)[masks[-1]])
+        q_len, k_len = length_of(queries, self.block, self.q_len), length_of(keys, self.block, self.k_len)
+        rest = {"block": self.block, "q_len": q_len, "k_len": k_len, "tiles": self.tiles, "plane": self.plane}
+        return BlockLists.of(*kept, self.rows.tile[masks[1]].long(), self.planes, **rest)
 
     @property
     def planes(self) -> int:
@@ -120,17 +112,18 @@ class BlockLists:
 
     def padded(self) -> list[tuple[Tensor, ...]]:
         """Of rows and of columns: counts int32 [B | 1, H | 1, n] and entries int32 [B | 1, H | 1, n, most], filled up
-        with 0, of the partial blocks, then both of the full ones.
+        with 0, of the partial blocks, then both of the full ones. Both are as wide as the longest row of either:
+        FlexAttention of PyTorch 2.11 reads the full ones by the strides of the partial ones.
         """
         made = []
         for way, blocks in ((self.rows, self.q_blocks), (self.columns, self.k_blocks)):
-            held = []
-            for at, entries in ((way.partial_at, way.partial), (way.full_at, way.full)):
-                counts = at.diff().view(self.planes, blocks)
-                listed = torch.arange(max(int(counts.max()), 1), device=at.device) < counts[..., None]
-                filled = torch.zeros(listed.shape, dtype=torch.int32, device=at.device)
+            held, counts = [], torch.stack([at.diff() for at in (way.partial_at, way.full_at)])
+            places = torch.arange(max(int(counts.max()), 1), device=counts.device)
+            for count, entries in zip(counts.view(2, self.planes, blocks), (way.partial, way.full), strict=True):
+                listed = places < count[..., None]
+                filled = torch.zeros(listed.shape, dtype=torch.int32, device=listed.device)
                 filled[listed] = entries
-                held += [each[self.plane.long()] for each in (counts.int(), filled)]
+                held += [each[self.plane.long()] for each in (count.int(), filled)]
             made.append(tuple(held))
         return made
 
@@ -145,8 +138,8 @@ class BlockLists:
 
 def pack(bits: Tensor) -> Tensor:
     """Bool [..., n], n a multiple of 32 -> int32 [..., n / 32], bit c of a word is element c of its 32."""
-    places = torch.arange(32, device=bits.device)
-    return (bits.unflatten(-1, (-1, 32)).long() << places).sum(-1).int()
+    places = torch.arange(32, dtype=torch.int32, device=bits.device)
+    return (bits.unflatten(-1, (-1, 32)).int() << places).sum(-1, dtype=torch.int32)
 
 
 def unpack(words: Tensor) -> Tensor:
@@ -161,14 +154,20 @@ def length_of(blocks: Tensor, block: int, whole: int) -> int:
     return len(blocks) * block - short
 
 
-def _rows(full: Tensor, partial: Tensor, tile: Tensor, planes: int, blocks: int, way: int) -> Rows:
-    held = []
-    for found in (full, partial):
-        row, entry = found[:, 0] * blocks + found[:, 1 + way], found[:, 2 - way]
-        at = torch.argsort(entry, stable=True)
-        at = at[torch.argsort(row[at], stable=True)]
-        held.append((torch.bincount(row, minlength=planes * blocks), entry[at].int(), at))
-    starts = [torch.nn.functional.pad(count.cumsum(0), (1, 0)).int() for count, _, _ in held]
-    work = (held[0][0] + held[1][0]).view(planes, blocks)
+def _turned(number: Tensor, rows: int, columns: int) -> Tensor:
+    """Blocks by number in the other direction."""
+    row = number // columns
+    return (row // rows).mul_(columns).add_(number % columns).mul_(rows).add_(row.remainder_(rows))
+
+
+def _rows(found: Sequence[Tensor], tile: Tensor, planes: int, blocks: int, others: int) -> Rows:
+    full, partial = found
+    partial, at = partial.sort()
+    first = torch.arange(planes * blocks + 1, dtype=full.dtype, device=full.device) * others
+    starts, entries = [], []
+    for numbers in (full.unique(), partial):  # none is there twice; a sort makes places too, which take twice the bytes
+        starts.append(torch.searchsorted(numbers, first, out_int32=True))
+        entries.append(numbers.remainder_(others).int())
+    work = (starts[0].diff() + starts[1].diff()).view(planes, blocks)
     order = torch.argsort(work, dim=1, descending=True, stable=True).int()
-    return Rows(starts[0], held[0][1], starts[1], held[1][1], tile[held[1][2]].int(), order)
+    return Rows(starts[0], entries[0], starts[1], entries[1], tile[at].int(), order)

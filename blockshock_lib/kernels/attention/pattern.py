@@ -35,7 +35,7 @@ class Pattern:
     made: dict[tuple, BlockLists] = field(default_factory=dict, repr=False)  # the lists asked for last
 
     def __and__(self, other: "Pattern") -> "Pattern":
-        return self._join(other, lambda a, b: tuple(x + tuple(y for y in z if y not in x) for x in a for z in b))
+        return self._join(other, lambda a, b: tuple(rules.both(x, y) for x in a for y in b))
 
     def __or__(self, other: "Pattern") -> "Pattern":
         return self._join(other, lambda a, b: a + tuple(term for term in b if term not in a))

@@ -9,7 +9,10 @@ them is looked at for all. None: each block may be another.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_, or_
 
 import torch
 from torch import Tensor
@@ -36,7 +39,8 @@ class Band(Atom):
         return (p - k >= self.low) & (p - k <= self.high)
 
     def bounds(self, p0, p1, k0, k1):
-        return (p1 - k0 >= self.low) & (p0 - k1 <= self.high), (p0 - k1 >= self.low) & (p1 - k0 <= self.high)
+        least, most = p0 - k1, p1 - k0
+        return (most >= self.low) & (least <= self.high), (least >= self.low) & (most <= self.high)
 
     def alike(self, p0, k0, block):
         # Far outside and well inside of the band all blocks are alike.
@@ -103,18 +107,28 @@ class FirstQueries(Atom):
 
 @dataclass(frozen=True)
 class Diagonal(Atom):
-    """p and k lie in one piece, all pieces of `size`."""
+    """p and k lie in one piece, all pieces of `size`, and at `first`, `first` + `rate`, ... of it."""
 
     size: int
+    rate: int = 1
+    first: int = 0
 
     def sees(self, p, k):
-        return p // self.size == k // self.size
+        one = p // self.size == k // self.size
+        if self.rate == 1:
+            return one
+        return one & (p % self.size % self.rate == self.first) & (k % self.size % self.rate == self.first)
 
     def bounds(self, p0, p1, k0, k1):
-        return _one_piece(p0 // self.size, p1 // self.size, k0 // self.size, k1 // self.size)
+        some, each = _one_piece(p0 // self.size, p1 // self.size, k0 // self.size, k1 // self.size)
+        return some, each & (self.rate == 1)
 
     def alike(self, p0, k0, block):
-        return p0 % self.size, (p0 - k0).clamp(-self.size - block, self.size + block)
+        if self.size < block:  # a block may hold several ends of pieces
+            return p0 % self.size, (p0 - k0).clamp(-self.size - block, self.size + block)
+        ends = [(self.size - x % self.size).clamp(max=block) for x in (p0, k0)]
+        steps = [x % self.size % self.rate for x in (p0, k0)] if self.rate > 1 else []
+        return (p0 // self.size - k0 // self.size).clamp(-2, 2), *ends, *steps
 
 
 class _Cells(Atom):
@@ -181,8 +195,25 @@ class Documents(Atom):
         number = self.number.to(p0.device)
         return _one_piece(number[p0], number[p1], number[k0], number[k1])
 
+    def alike(self, p0, k0, block):
+        # A side within one document is told by that one; where both are, it counts only whether theirs is the same.
+        number, told = self.number.to(p0.device), []
+        for begin in (p0, k0):
+            end = number[(begin + (block - 1)).clamp(max=len(number) - 1)]
+            told.append(torch.where(number[begin] == end, end, -1 - begin))
+        both = (told[0] >= 0) & (told[1] >= 0)
+        return *(side.masked_fill(both, 0) for side in told), told[0] == told[1]
+
 
 Rule = tuple[tuple[Atom, ...], ...]  # some term holds; a term holds where each of its atoms does
+
+
+def both(one: tuple[Atom, ...], other: tuple[Atom, ...]) -> tuple[Atom, ...]:
+    """The term that holds where both do; of its bands one is left, what they have in common."""
+    atoms = dict.fromkeys(one + other)
+    bands = [atom for atom in atoms if isinstance(atom, Band)]
+    shared = (Band(max(band.low for band in bands), min(band.high for band in bands)),) if bands else ()
+    return (*shared, *(atom for atom in atoms if not isinstance(atom, Band)))
 
 
 def on(rule: Rule, device: object) -> Rule:
@@ -192,25 +223,13 @@ def on(rule: Rule, device: object) -> Rule:
 
 def sees(rule: Rule, p: Tensor, k: Tensor) -> Tensor:
     """Bool, of the shape that p and k broadcast to."""
-    some = torch.zeros((), dtype=torch.bool, device=p.device)
-    for term in rule:
-        each = torch.ones((), dtype=torch.bool, device=p.device)
-        for atom in term:
-            each = each & atom.sees(p, k)
-        some = some | each
-    return some
+    return reduce(or_, (reduce(and_, (atom.sees(p, k) for atom in term)) for term in rule))
 
 
 def bounds(rule: Rule, p0: Tensor, p1: Tensor, k0: Tensor, k1: Tensor) -> tuple[Tensor, Tensor]:
     """(may, must) of blocks: bool, of the shape that the four broadcast to."""
-    may, must = torch.zeros(2, 1, 1, dtype=torch.bool, device=p0.device)
-    for term in rule:
-        term_may, term_must = torch.ones(2, 1, 1, dtype=torch.bool, device=p0.device)
-        for atom in term:
-            some, each = atom.bounds(p0, p1, k0, k1)
-            term_may, term_must = term_may & some, term_must & each
-        may, must = may | term_may, must | term_must
-    return may, must
+    terms = (reduce(_each(and_), (atom.bounds(p0, p1, k0, k1) for atom in term)) for term in rule)
+    return reduce(_each(or_), terms)
 
 
 def alike(rule: Rule, p0: Tensor, k0: Tensor, block: int) -> list[Tensor] | None:
@@ -224,6 +243,10 @@ def reach(rule: Rule) -> tuple[int, int]:
     spans = [[(atom.low, atom.high) for atom in term if isinstance(atom, Band)] or [(-FAR, FAR)] for term in rule]
     each = [(max(low for low, _ in span), min(high for _, high in span)) for span in spans]
     return min(low for low, _ in each), max(high for _, high in each)
+
+
+def _each(join: Callable) -> Callable:
+    return lambda one, other: tuple(map(join, one, other))
 
 
 def _told(values: Tensor) -> str:

@@ -13,30 +13,10 @@ from blockshock_lib.kernels.attention.triton_tiles import any_nan, first_row, he
 
 @triton.jit
 def _dkdv(
-    k,
-    v,
-    q,
-    dout,
-    q_by,
-    dout_by,
-    level,
-    delta,
-    q_len,
-    power,
-    lists,
-    plane,
-    plane_h,
-    k_blocks,
-    group,
-    block,
-    place,
-    D: constexpr,
-    BLOCK: constexpr,
-    BLOCK_M: constexpr,
-    BLOCK_N: constexpr,
-    RAGGED: constexpr,
-    GUARD: constexpr,
-):
+    k, v, q, dout, q_by, dout_by, level, delta, q_len, power, lists, plane, plane_h, k_blocks, group, block, place,
+    D: constexpr, BLOCK: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr,
+    RAGGED: constexpr, GUARD: constexpr,
+):  # fmt: skip
     PARTS: constexpr = BLOCK // BLOCK_M
     padded, m = (q_len + BLOCK - 1) // BLOCK * BLOCK, tl.arange(0, BLOCK_M)
     dk, dv = tl.zeros((BLOCK_N, k.shape[1]), tl.float32), tl.zeros((BLOCK_N, k.shape[1]), tl.float32)
@@ -69,38 +49,14 @@ def _dkdv(
 
 @triton.jit(do_not_specialize=["q_len", "k_len", "k_blocks", "heads", "group", "plane_b", "plane_h"])
 def by_columns(
-    dout,
-    q,
-    k,
-    v,
-    level,
-    delta,
-    dk,
-    dv,
-    dout_by,
-    q_by,
-    k_by,
-    v_by,
-    dk_by,
-    dv_by,
-    lists,
-    plane_b,
-    plane_h,
-    q_len,
-    k_len,
-    k_blocks,
-    heads,  # of queries
-    group,
-    scale,
-    bad,  # int32, of each program: 1 if its result holds a NaN
-    D: constexpr,
-    BLOCK: constexpr,
-    BLOCK_M: constexpr,
-    BLOCK_N: constexpr,
-    RAGGED: constexpr,  # q_len is no multiple of BLOCK
-    GUARD: constexpr,
-):
-    """Grid: k_blocks * BLOCK / BLOCK_N places of the order of a group's first query head, B H_kv heads."""
+    dout, q, k, v, level, delta, dk, dv, dout_by, q_by, k_by, v_by, dk_by, dv_by, lists, plane_b, plane_h,
+    q_len, k_len, k_blocks, heads, group, scale, bad,
+    D: constexpr, BLOCK: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, RAGGED: constexpr, GUARD: constexpr,
+):  # fmt: skip
+    """Grid: k_blocks * BLOCK / BLOCK_N places of the order of a group's first query head, B H_kv heads.
+
+    heads: of queries; bad: int32, of each program: 1 if its result holds a NaN; RAGGED: q_len is no multiple of BLOCK.
+    """
     k_heads = heads // group
     b, k_head = tl.program_id(1) // k_heads, tl.program_id(1) % k_heads
     h = k_head * group

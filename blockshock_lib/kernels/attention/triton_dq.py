@@ -14,20 +14,12 @@ from blockshock_lib.kernels.attention.triton_tiles import any_nan, first_row, he
 
 @triton.jit(do_not_specialize=["q_len", "heads"])
 def prepare(
-    dout,
-    out,
-    lse,  # fp32 [B, H, q_len]
-    dlse,  # the same, or None
-    delta,  # fp32 [B, H, q_blocks BLOCK], beyond q_len 0
-    level,  # the same, beyond q_len inf
-    dout_by,
-    out_by,
-    q_len,
-    heads,
-    D: constexpr,
-    ROWS: constexpr,
-):
-    """delta = sum of dout * out, less dlse; level = lse / ln 2, or inf, which makes each weight 0, if none is seen."""
+    dout, out, lse, dlse, delta, level, dout_by, out_by, q_len, heads, D: constexpr, ROWS: constexpr,
+):  # fmt: skip
+    """delta = sum of dout * out, less dlse; level = lse / ln 2, or inf, which makes each weight 0, if none is seen.
+
+    lse and dlse (or None) fp32 [B, H, q_len]; delta and level fp32 [B, H, q_blocks BLOCK], beyond q_len 0 and inf.
+    """
     b, h = tl.program_id(1) // heads, tl.program_id(1) % heads
     start = tl.program_id(0) * ROWS
     grad = tile(head(dout, dout_by, b, h), start, dout_by[2], q_len, ROWS, D, True).to(tl.float32)
@@ -45,25 +37,9 @@ def prepare(
 
 @triton.jit
 def _dq(
-    q,
-    dout,
-    level,
-    delta,
-    k,
-    v,
-    k_s,
-    v_s,
-    k_len,
-    power,
-    lists,
-    row,
-    place,
-    D: constexpr,
-    BLOCK: constexpr,
-    BLOCK_M: constexpr,
-    BLOCK_N: constexpr,
-    GUARD: constexpr,
-):
+    q, dout, level, delta, k, v, k_s, v_s, k_len, power, lists, row, place,
+    D: constexpr, BLOCK: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, GUARD: constexpr,
+):  # fmt: skip
     PARTS: constexpr = BLOCK // BLOCK_N
     dq = tl.zeros((BLOCK_M, q.shape[1]), tl.float32)
     for PARTIAL in tl.static_range(2):
@@ -88,32 +64,10 @@ def _dq(
 
 @triton.jit(do_not_specialize=["q_len", "k_len", "q_blocks", "heads", "group", "plane_b", "plane_h"])
 def by_rows(
-    dout,
-    q,
-    k,
-    v,
-    level,
-    delta,
-    dq,
-    dout_by,
-    q_by,
-    k_by,
-    v_by,
-    dq_by,
-    lists,
-    plane_b,
-    plane_h,
-    q_len,
-    k_len,
-    q_blocks,
-    heads,
-    group,
-    scale,
-    D: constexpr,
-    BLOCK: constexpr,
-    BLOCK_M: constexpr,
-    BLOCK_N: constexpr,
-):
+    dout, q, k, v, level, delta, dq, dout_by, q_by, k_by, v_by, dq_by, lists, plane_b, plane_h,
+    q_len, k_len, q_blocks, heads, group, scale,
+    D: constexpr, BLOCK: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr,
+):  # fmt: skip
     """dQ. Grid: q_blocks * BLOCK / BLOCK_M places of the order, B H heads."""
     b, h = tl.program_id(1) // heads, tl.program_id(1) % heads
     row, block, part = first_row(lists, b * plane_b + h * plane_h, q_blocks, BLOCK // BLOCK_M)

@@ -22,22 +22,10 @@ def _share(at, row):
 
 @triton.jit
 def _attend(
-    q,
-    k,
-    v,
-    k_s,
-    v_s,
-    k_len,
-    power,
-    lists,
-    row,  # of the lists
-    place,  # of the queries in their block
-    D: constexpr,
-    BLOCK: constexpr,
-    BLOCK_M: constexpr,
-    BLOCK_N: constexpr,
-    GUARD: constexpr,
-):
+    q, k, v, k_s, v_s, k_len, power, lists, row, place,
+    D: constexpr, BLOCK: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, GUARD: constexpr,
+):  # fmt: skip
+    """row: of the lists; place: of the queries in their block."""
     PARTS: constexpr = BLOCK // BLOCK_N
     acc = tl.zeros((BLOCK_M, q.shape[1]), tl.float32)  # sum of p v
     # The largest score so far, in powers of two, and the sum of p.
@@ -71,35 +59,24 @@ def _attend(
 
 @triton.jit(do_not_specialize=["q_len", "k_len", "q_blocks", "heads", "group", "plane_b", "plane_h"])
 def forward(
-    q,
-    k,
-    v,
-    out,  # [splits, B, H, q_len, D]
-    lse,  # fp32 [splits, B, H, q_len], in base e
-    q_by,  # strides of batch, head, position
-    k_by,
-    v_by,
-    out_by,  # of split, batch, head, position
-    lists,
-    plane_b,
-    plane_h,
-    q_len,
-    k_len,
-    q_blocks,
-    heads,
-    group,  # query heads of a head of keys
-    power,  # scale / ln 2
-    D: constexpr,
-    BLOCK: constexpr,
-    BLOCK_M: constexpr,
-    BLOCK_N: constexpr,
-):
-    """Grid: q_blocks * BLOCK / BLOCK_M places of the order, B H heads, splits."""
+    q, k, v, out, lse, q_by, k_by, v_by, out_by, lists, plane_b, plane_h,
+    q_len, k_len, q_blocks, heads, group, power, bad,
+    D: constexpr, BLOCK: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr,
+):  # fmt: skip
+    """Grid: q_blocks * BLOCK / BLOCK_M places of the order, B H heads, splits.
+
+    out [splits, B, H, q_len, D]; lse fp32 [splits, B, H, q_len], in base e; of each tensor the strides of (split,)
+    batch, head, position; group: query heads of a head of keys; power: scale / ln 2; bad: None, or int32
+    [B, H, q_blocks * BLOCK / 64]: where it is 0, there is nothing to do.
+    """
     b, h, split = tl.program_id(1) // heads, tl.program_id(1) % heads, tl.program_id(2)
     row, block, part = first_row(lists, b * plane_b + h * plane_h, q_blocks, BLOCK // BLOCK_M)
     start, place = block * BLOCK + part * BLOCK_M, part * BLOCK_M
     if start >= q_len:
         return
+    if bad is not None:  # noqa: SIM102  # that one is decided as the kernel is compiled
+        if tl.load(bad + tl.program_id(1).to(tl.int64) * (q_blocks * (BLOCK // 64)) + start // 64) == 0:
+            return
     queries = tile(head(q, q_by, b, h), start, q_by[2], q_len, BLOCK_M, D, True)
     k, v = head(k, k_by, b, h // group), head(v, v_by, b, h // group)
     acc, top, total = _attend(

@@ -45,7 +45,7 @@ Rows = Mapping[str, ModuleType]
 
 def auto(rows: Rows, call: Call) -> ModuleType:
     """The fastest right one of what was kept, else the first that can; none that was found wrong."""
-    kept = nearest(call) if gpu(call.q.device) else {}
+    kept = nearest(call)
     names = [way.name for way in sorted(kept, key=kept.get) if isinstance(way, Backend)]
     names += ["triton", "flex"] if call.q.is_cuda else []
     wrong = {way.name for way in kept if isinstance(way, Wrong)}  # as tuples, ways of two kinds may be equal
@@ -58,10 +58,10 @@ def auto(rows: Rows, call: Call) -> ModuleType:
 def with_cuts(rows: Rows, name: str, ways: Iterable) -> Any:
     """The backend; the Triton kernels as these ways cut them."""
     cuts = {way.kernel: way for way in ways if isinstance(way, triton.Config)}
-    if name != "triton" or not cuts:
+    if name not in ("triton", "gluon") or not cuts:
         return rows[name]
     own = {each: functools.partial(getattr(rows[name], each), cuts=cuts) for each in ("attend", "forward", "backward")}
-    return SimpleNamespace(refuse=rows[name].refuse, **own)
+    return SimpleNamespace(refuse=rows[name].refuse, cuts=cuts, **own)
 
 
 def tuned(finder: Search, call: Call) -> dict[str, float]:
@@ -109,7 +109,13 @@ def problem_of(call: Call) -> dict:
 
 def nearest(call: Call) -> dict:
     """Ways -> milliseconds, of the kept problem that differs least."""
-    return _kept(tuple(problem_of(call).items()))
+    return _kept(tuple(problem_of(call).items())) if gpu(call.q.device) else {}
+
+
+def is_kept(call: Call) -> bool:
+    """Whether this very problem was tuned, as the file says now."""
+    _kept.cache_clear()  # another process may have kept it
+    return bool(STORE.find(problem_of(call), versions()))
 
 
 @functools.cache  # further calls ask no file
@@ -127,7 +133,7 @@ def gpu(device: torch.device) -> str:
 @functools.cache
 def versions() -> dict[str, str]:
     names = ("triton", "flash-attn-4", "nvidia-cudnn-frontend")
-    sources = sorted(Path(__file__).parent.glob("triton*.py"))
+    sources = sorted(each for of in ("triton", "gluon") for each in Path(__file__).parent.glob(f"{of}*.py"))
     return store.versions(*sources, **{name: version(name) for name in names})
 
 

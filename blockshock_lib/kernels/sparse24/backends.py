@@ -23,6 +23,8 @@ from blockshock_lib.kernels.sparse24.plans import Setting
 from blockshock_lib.kernels.sparse24.small import Config
 from blockshock_lib.kernels.sparse24.tune import tune
 
+_COLUMNS = 1024  # of a weight, that are read off its packed form at once
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -48,6 +50,15 @@ class Backend:
     too_large: Callable[[tuple[int, ...]], str] = lambda shape: ""
     tune: Callable[[Tensor, Packed], None] = lambda x, packed: None
     pack_both: Callable[[Tensor, Pattern], tuple[Packed, Packed]] | None = None
+
+    def unpacked(self, packed: Packed) -> Tensor:
+        """What it holds, dense [N, K], by its products with the columns of the identity."""
+        columns = packed.shape[1]
+        dense = torch.empty(packed.shape, dtype=packed.dtype, device=packed.values.device)
+        for start in range(0, columns, _COLUMNS):
+            one = torch.eye(min(_COLUMNS, columns - start), columns, dtype=dense.dtype, device=dense.device)
+            dense[:, start : start + one.shape[0]] = self.linear(one.roll(start, 1), packed).t()
+        return dense
 
     def __reduce__(self) -> tuple:
         return choose, (self.name, "cpu")  # a pickled layer names it

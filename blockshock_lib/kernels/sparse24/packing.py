@@ -75,22 +75,23 @@ def check_weight(weight: Tensor, mask: Tensor) -> None:
 
 def check_input(x: Tensor, packed: Packed, out: Tensor | None = None, bias: Tensor | None = None) -> None:
     """ValueError where x [B, K], out [B, N] or bias [N] does not fit: the raw ops would read past its end."""
-    rows, (n, k) = x.shape[0] if x.dim() == 2 else 0, packed.shape
-    if rows < 1 or x.shape[1] != k:
+    shape, (n, k), device = x.shape, packed.shape, packed.data[0].device
+    if len(shape) != 2 or shape[1] != k or not shape[0]:
         raise ValueError(f"the input must be [B, {k}], not {list(x.shape)}")
-    device = packed.data[0].device
     if x.dtype != packed.dtype or x.device != device:
         raise ValueError(f"the input must be {packed.dtype} on {device} as the weight is, not {x.dtype} on {x.device}")
-    for name, given, shape in (("out", out, (rows, n)), ("the bias", bias, (n,))):
-        if given is not None:
-            check_place(name, given, x, shape)
-    if out is not None and not aligned(out):
-        raise ValueError(f"out must begin at a multiple of {ALIGNMENT} bytes")
+    if bias is not None:
+        check_place("the bias", bias, x, (n,))
+    if out is not None:
+        check_place("out", out, x, (shape[0], n))
+        if not aligned(out):
+            raise ValueError(f"out must begin at a multiple of {ALIGNMENT} bytes")
 
 
 def check_place(name: str, given: Tensor, like: Tensor, shape: tuple[int, ...]) -> None:
     """ValueError unless it is contiguous, of this shape, and of the other's dtype and device."""
-    if (given.shape, given.dtype, given.device) != (shape, like.dtype, like.device) or not given.is_contiguous():
+    placed = given.shape == shape and given.dtype == like.dtype and given.device == like.device
+    if not (placed and given.is_contiguous()):
         found = f"{given.dtype} {list(given.shape)} with strides {given.stride()} on {given.device}"
         raise ValueError(f"{name} must be contiguous {like.dtype} {list(shape)} on {like.device}, not {found}")
 

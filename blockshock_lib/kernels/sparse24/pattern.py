@@ -36,8 +36,8 @@ class Tables(NamedTuple):
 @lru_cache
 def _tables(device: torch.device) -> Tables:
     # Made once a device: a CUDA graph could not copy them from the host.
-    words = _words_of(TILES.reshape(-1, 4)).view(-1)
-    columns = _words_of(TILES.transpose(1, 2).reshape(-1, 4)).view(-1)
+    words = words_of(TILES.reshape(-1, 4)).view(-1)
+    columns = words_of(TILES.transpose(1, 2).reshape(-1, 4)).view(-1)
     numbers = torch.full((1 << 16,), _NO_TILE, dtype=torch.uint8)
     numbers[words.long() & 0xFFFF] = torch.arange(len(TILES), dtype=torch.uint8)
     moves = torch.zeros(len(TILES), dtype=torch.int32)
@@ -49,7 +49,7 @@ def _tables(device: torch.device) -> Tables:
     return Tables(words.to(device), columns.to(device), moves.to(device), numbers.to(device))
 
 
-def _words_of(keep: Tensor) -> Tensor:
+def words_of(keep: Tensor) -> Tensor:
     """The metadata of each tile of a bool mask [4 n, 4 m]: int16 [n, m]."""
     row0, row1, row2, row3 = nibbles(keep).view(-1, 4, keep.shape[1] // 4).unbind(1)
     return torch.stack((row0 | row1 << 4, row2 | row3 << 4), -1).view(torch.int16).squeeze(-1)
@@ -84,7 +84,7 @@ class Pattern:
         words = torch.empty(rows // 4, columns // 4, dtype=torch.int16, device=keep.device)
         tiles = torch.empty_like(words, dtype=torch.uint8)
         for part in _parts(words):
-            words[part] = _words_of(keep[4 * part.start : 4 * part.stop])
+            words[part] = words_of(keep[4 * part.start : 4 * part.stop])
             tiles[part] = numbers[words[part].long() & 0xFFFF]
         return _of_tiles(words if bool((tiles == _NO_TILE).any()) else tiles)
 

@@ -71,14 +71,6 @@ class Found:
     def trial(self, way: Way) -> Trial | None:
         return next((trial for trial in self.trials if same(trial.way) == same(way)), None)
 
-    @property
-    def wrong(self) -> int:
-        return sum(trial.wrong for trial in self.trials)
-
-    @property
-    def refused(self) -> int:
-        return sum(bool(trial.refused) for trial in self.trials)
-
 
 def same(way: Way) -> tuple[type, Way]:
     """What two ways that are the same have in common; as tuples, ways of two kinds may be equal too."""

@@ -5,7 +5,8 @@ j mod r, j mod r + r, ... only. Every head runs every pair; what the pairs give 
 So a key that two pairs hold counts twice, by design: the result is one softmax weighted by how often a key is held.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -69,10 +70,13 @@ def checked_pairs(segment_lengths: Sequence[int], dilation_rates: Sequence[int])
     return pairs
 
 
+@lru_cache(maxsize=16)  # made on the host, which a CUDA graph could not capture
+@torch.inference_mode(False)  # training may save them later
 def gathered(
     heads: int, size: int, length: int, rate: int, device: torch.device, first: int = 0
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> list[tuple[Tensor, Tensor]]:
     """Parts of equal shape of one pair's work: (heads int64 [h], positions int64 [h, segments, rows])."""
+    found = []
     offset = torch.arange(first, first + heads, device=device) % rate
     whole = size // length * length
     for begin, end in ((0, whole), (whole, size)):  # segments of `length`, then the shorter last one
@@ -81,7 +85,8 @@ def gathered(
         for count in sorted(set(counts.tolist()) - {0}) if end > begin else ():
             mine = (counts == count).nonzero()[:, 0]
             rows = offset[mine][:, None] + torch.arange(count, device=device) * rate
-            yield mine, starts[None, :, None] + rows[:, None]
+            found.append((mine, starts[None, :, None] + rows[:, None]))
+    return found
 
 
 def _take(x: Tensor, heads: Tensor, places: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from blockshock_lib.comm import Group
-from blockshock_lib.comm.top_k import TopK, top_k
 from blockshock_lib.errors import allowed
 from blockshock_lib.kernels.attention.pattern import Pattern, block_diagonal, causal, columns, random
 from blockshock_lib.layers.attention.dilated import checked_pairs, dilated_attention
 from blockshock_lib.layers.attention.parallel import ContextParallelAttention
 from blockshock_lib.layers.attention.sparse import sparse_attention
+from blockshock_lib.layers.attention.top_k import TopK, top_k
 
 VARIANTS = ("base", "dilated", "ring", "ring_dilated")
 

@@ -19,8 +19,7 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers.attention.sparse import sparse_attention
 from blockshock_lib.layers.block_shock import BlockShockLinear
 from blockshock_lib.layers.guards import refuse_unequal
-from blockshock_lib.layers.parts import equal_shard
-from blockshock_lib.layers.share import cut
+from blockshock_lib.layers.parts import cut, equal_shard
 
 MLPS = ("dense", "block_shock")
 HYBRID_1024 = {"width": 1024, "heads": 8}  # keyword arguments of a block of a common size

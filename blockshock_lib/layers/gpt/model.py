@@ -18,7 +18,7 @@ from blockshock_lib.layers.gpt.schedules import named
 from blockshock_lib.layers.gpt.streams import Streams
 from blockshock_lib.layers.gpt.tracks import column, row
 from blockshock_lib.layers.guards import refuse_unequal
-from blockshock_lib.layers.share import Share, cut
+from blockshock_lib.layers.parts import ReadLinear, Share, cut
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,12 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.size = config.width // config.heads
-        self.norm, self.qkv = nn.LayerNorm(config.width), nn.Linear(config.width, 3 * config.width)
-        self.out = nn.Linear(config.width, config.width)
+        self.norm, self.qkv = nn.LayerNorm(config.width), ReadLinear(config.width, 3 * config.width)
+        self.out = ReadLinear(config.width, config.width)
 
-    def forward(self, x: Tensor, tracks: int, apart: bool, cache: "Cache | None" = None) -> Tensor:
+    def forward(
+        self, x: Tensor, tracks: int, apart: bool, out: Tensor | None = None, cache: "Cache | None" = None
+    ) -> Tensor:
         heads = column(self.norm(x), self.qkv).unflatten(-1, (-1, 3, self.size))
         q, k, v = (one.flatten(0, -4).transpose(1, 2) for one in heads.unbind(-2))  # [n B, heads, S, size]
         mask, new = None, q.shape[2]
@@ -80,7 +82,7 @@ class Attention(nn.Module):
             if new > 1 and cache.length:
                 mask = torch.ones(new, k.shape[2], dtype=torch.bool, device=k.device).tril(cache.length)
         y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=new == k.shape[2]).transpose(1, 2).flatten(2)
-        return row(y.unflatten(0, heads.shape[:-4]), self.out, tracks, apart)
+        return row(y.unflatten(0, heads.shape[:-4]), self.out, tracks, apart, out)
 
 
 class MLP(nn.Module):
@@ -88,11 +90,11 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.norm, self.up = nn.LayerNorm(config.width), nn.Linear(config.width, config.hidden)
-        self.out = nn.Linear(config.hidden, config.width)
+        self.norm, self.up = nn.LayerNorm(config.width), ReadLinear(config.width, config.hidden)
+        self.out = ReadLinear(config.hidden, config.width)
 
-    def forward(self, x: Tensor, tracks: int, apart: bool) -> Tensor:
-        return row(F.gelu(column(self.norm(x), self.up), approximate="tanh"), self.out, tracks, apart)
+    def forward(self, x: Tensor, tracks: int, apart: bool, out: Tensor | None = None) -> Tensor:
+        return row(F.gelu(column(self.norm(x), self.up), approximate="tanh"), self.out, tracks, apart, out)
 
 
 class GPT(nn.Module):
@@ -188,7 +190,8 @@ class GPT(nn.Module):
         for what, which in self.schedule.operations:
             if what == "run":
                 apart, kept = self.schedule.steps[which].private, () if which % 2 or cache is None else (cache,)
-                streams.made[which] = sublayers[which](streams.read(), self.tracks, apart, *kept)
+                out = streams.room((which,))
+                streams.made[which] = sublayers[which](streams.read(), self.tracks, apart, out, *kept)
             elif what == "show":
                 streams.show(which, sublayers[which].out.bias)
             elif what == "start":

@@ -3,29 +3,26 @@
 Sublayers are numbered s = 0 .. 2 layers - 1: attention 2i, MLP 2i + 1; 2 layers is the end, the final norm and head.
 o[t][r] is what rank r of n makes of sublayer t, without its bias. On rank r sublayer s reads
     x = embedding + sum over t of   late_t * sum over j of o[t][j]   where lands_t <= s
-                                    early_t * o[t][r]                where own_t <= s < lands_t
+                                    o[t][r]                          where own_t <= s < lands_t
                                     bias_t                           where own_t <= s
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-
-from blockshock_lib.errors import allowed
-
-# What multiplies a partial result, by the number of ranks.
-WEIGHTS: dict[str, Callable[[int], float]] = {"1": lambda n: 1.0, "1/n": lambda n: 1 / n, "sqrt(n)": lambda n: n**0.5}
 
 
 @dataclass(frozen=True)
 class Step:
     """Of a sublayer's partial result: `own`, the first sublayer that reads this rank's; `lands`, the first that reads
-    all ranks' sum, `own` at the earliest. `early` and `late` of WEIGHTS multiply it before and after it lands.
+    all ranks' sum, `own` at the earliest. `mean`: what lands is the ranks' mean, `late` 1 / n, in the place of 1.
     """
 
     own: int
     lands: int
-    early: str = "1"
-    late: str = "1"
+    mean: bool = False
+
+    def late(self, ranks: int) -> float:
+        return 1 / ranks if self.mean else 1.0
 
     @property
     def private(self) -> bool:
@@ -99,9 +96,6 @@ def _operations(steps: tuple[Step, ...], syncs: tuple[Sync, ...]) -> tuple[tuple
 
 
 def _wrong(s: int, step: Step, end: int) -> str:
-    for weight in (step.early, step.late):
-        if weight not in WEIGHTS:
-            return f"has the unknown weight {weight!r}; {allowed(weight, WEIGHTS)}"
     if not step.lands <= end:
         return f"never lands: sublayer {step.lands} is beyond the end, {end}"
     if not s < step.own <= step.lands:
@@ -109,14 +103,14 @@ def _wrong(s: int, step: Step, end: int) -> str:
     return ""
 
 
-def dropping(layers: int, dropped: Collection[int], late: str = "1") -> tuple[Step, ...]:
-    """The next sublayer reads each partial result at once. The sums of `dropped` sublayers, each times `late`, are made
+def dropping(layers: int, dropped: Collection[int], mean: bool = False) -> tuple[Step, ...]:
+    """The next sublayer reads each partial result at once. The sums of `dropped` sublayers, or their means, are made
     with the next one that keeps its own; the last one always does.
     """
     steps, lands = [], 2 * layers
     for s in reversed(range(2 * layers)):
         lands = lands if s in dropped else s + 1
-        steps.append(Step(s + 1, lands, late=late if lands > s + 1 else "1"))
+        steps.append(Step(s + 1, lands, mean and lands > s + 1))
     return tuple(reversed(steps))
 
 

@@ -1,10 +1,11 @@
 """What the ranks read: the sum that all know, and beside it what each has made by itself and is not summed yet."""
 
+import torch
 from torch import Tensor
 
 from blockshock_lib.comm import Group
 from blockshock_lib.layers.gpt.ranks import Sum
-from blockshock_lib.layers.gpt.schedule import WEIGHTS, Schedule
+from blockshock_lib.layers.gpt.schedule import Schedule
 
 
 class Streams:
@@ -15,17 +16,16 @@ class Streams:
     """
 
     def __init__(self, schedule: Schedule, x: Tensor, ranks: int, group: Group):
-        self.schedule, self.shared, self.group = schedule, x, group
-        self.weights = {name: weight(ranks) for name, weight in WEIGHTS.items()}
+        self.schedule, self.shared, self.ranks, self.group = schedule, x, ranks, group
         self.made: dict[int, Tensor] = {}  # by sublayer: partial results that are not in `own` and not all summed
-        self.own: dict[tuple[int, str, str], Tensor] = {}  # (lands, early, late): the sum of those that are read
+        self.own: dict[tuple[int, bool], Tensor] = {}  # (lands, mean): the sum of those that are read
         self.sums: dict[int, tuple[Sum, Tensor]] = {}
 
     def read(self) -> Tensor:
         """[B, S, W], or on one device [n, B, S, W] where the tracks differ."""
         x = self.shared
-        for (_, early, _), own in self.own.items():
-            x = x + self._times(early, own)
+        for own in self.own.values():
+            x = x + own
         return x
 
     def show(self, t: int, bias: Tensor) -> None:
@@ -33,15 +33,26 @@ class Streams:
         step = self.schedule.steps[t]
         self.shared = self.shared + bias
         if step.private:
-            key, own = (step.lands, step.early, step.late), self.made.pop(t)
+            key, own = (step.lands, step.mean), self.made.pop(t)
             # One of 16 bits stays as it is, several are added in the stream's own dtype.
             self.own[key] = self.own[key].to(self.shared.dtype) + own if key in self.own else own
+
+    def room(self, members: tuple[int, ...]) -> Tensor | None:
+        """Where what `members` make, [B S, W], is written best, so that its sum copies nothing; None where no sum is of
+        these alone and waits for nothing else, or gradients are wanted, which writes into given memory do not have.
+        """
+        x = self.shared
+        if self.group.world_size == 1 or torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
+            return None
+        waits = any(sync.members == members and not sync.overlap for sync in self.schedule.syncs)
+        return self.group.buffer(x.shape[0] * x.shape[1], x.shape[2], x.dtype, x.device) if waits else None
 
     def start(self, i: int) -> None:
         """Begins the sum of all that syncs[i] brings together."""
         sync, steps = self.schedule.syncs[i], self.schedule.steps
-        parts = [self._times(late, own) for (lands, _, late), own in self.own.items() if lands == sync.lands]
-        parts += [self._times(steps[t].late, self.made[t]) for t in sync.members if t in self.made]
+        parts = [(mean, own) for (lands, mean), own in self.own.items() if lands == sync.lands]
+        parts += [(steps[t].mean, self.made[t]) for t in sync.members if t in self.made]
+        parts = [x / self.ranks if mean else x for mean, x in parts]
         dtype = self.made[sync.start].dtype  # what 16-bit products have added up to in fp32 travels in 16 bits
         for t in sync.members:
             if not steps[t].private:
@@ -49,7 +60,9 @@ class Streams:
         if self.group.world_size == 1:
             self.sums[i] = None, _total([x for x in parts if x.dim() == 3] + _over_tracks(parts))
             return
-        x = _total(parts).to(dtype)
+        *first, last = parts
+        room = self.room(sync.members) if first else None
+        x = _total(parts).to(dtype) if room is None else torch.add(_total(first), last, out=room.view_as(last))
         kept = any(x is other for other in (*self.own.values(), *self.made.values()))
         over_ranks = Sum(self.group, sync.overlap > 0)
         self.sums[i] = over_ranks, over_ranks.start(x.clone() if kept else x)
@@ -59,10 +72,6 @@ class Streams:
         over_ranks, started = self.sums.pop(i)
         self.shared = self.shared + (over_ranks.land(started) if over_ranks else started)
         self.own = {key: own for key, own in self.own.items() if key[0] != self.schedule.syncs[i].lands}
-
-    def _times(self, weight: str, x: Tensor) -> Tensor:
-        number = self.weights[weight]
-        return x if number == 1 else x * number
 
 
 def _total(parts: list[Tensor]) -> Tensor:

@@ -18,10 +18,12 @@ def column(x: Tensor, linear: nn.Linear) -> Tensor:
     return torch.baddbmm(bias, x.flatten(1, 2), weight.mT).unflatten(1, x.shape[1:3])
 
 
-def row(x: Tensor, linear: nn.Linear, tracks: int, apart: bool) -> Tensor:
+def row(x: Tensor, linear: nn.Linear, tracks: int, apart: bool, out: Tensor | None = None) -> Tensor:
     """A row-parallel product without its bias, of x [B, S, K] or [n, B, S, K / n]: each track's part of the sum, of
-    [n, B, S, N], where they are wanted `apart`, else the sum, [B, S, N].
+    [n, B, S, N], where they are wanted `apart`, else the sum, [B, S, N], in `out` [B S, N] where that is given.
     """
+    if out is not None:
+        return torch.mm(x.flatten(0, 1), linear.weight.T, out=out).unflatten(0, x.shape[:2])
     if tracks == 1 or not apart:
         return F.linear(x if x.dim() == 3 else x.movedim(0, 2).flatten(2), linear.weight)
     x = x.unflatten(2, (tracks, -1)).movedim(2, 0) if x.dim() == 3 else x

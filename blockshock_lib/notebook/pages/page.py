@@ -6,10 +6,12 @@ A page fetches nothing, and a browser runs no script of it but ours: its policy 
 import base64
 import datetime as dt
 import hashlib
+import os
 import re
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from urllib.parse import quote
 
 import nbformat
 from bs4 import BeautifulSoup, Tag
@@ -23,8 +25,10 @@ from pygments.lexers import PythonLexer
 
 from blockshock_lib import files
 from blockshock_lib.errors import RecordError, first_line
-from blockshock_lib.notebook.pages import links, sanitise
-from blockshock_lib.runs import manifest
+from blockshock_lib.files import ROOT
+from blockshock_lib.notebook.pages import sanitise
+from blockshock_lib.runs import manifest, records
+from blockshock_lib.runs.run import OUTPUTS
 
 _HERE = Path(__file__).parent
 _environment = Environment(
@@ -52,7 +56,7 @@ def render(source: Path, alone: bool = False) -> str:
     outline = _Outline()
     cells = [_cell(cell, outline, source.parent) for cell in nbformat.read(source, as_version=4).cells]
     answered = any('class="answer"' in output for cell in cells for output in cell["outputs"])
-    given = dict(contents=outline.contents, cells=cells, links=links.of(source, alone), **_verdict(source.parent))
+    given = dict(contents=outline.contents, cells=cells, links=_links(source, alone), **_verdict(source.parent))
     if answered and not given["state"]:
         given["verdict"] = []
     return document("page.html", outline.title or source.stem, **given)
@@ -110,6 +114,35 @@ class _Outline:
         )
         if self._level == 2:
             self.contents.append((tag["id"], text))
+
+
+def _links(notebook: Path, alone: bool) -> list[tuple[str, str]]:
+    """Where a reader can go from the page of a run, to all runs, the findings and the files beside it: (word, link)
+    relative to the page; `alone`: only to files of the run, as a zip holds them.
+    """
+    folder = notebook.resolve().parent
+    found = {}
+    home = next((one for one in folder.parents if (one / "index.html").is_file() or one == OUTPUTS.resolve()), None)
+    if home is not None and not alone:
+        shipped = [place / "findings" / "findings.html" for place in (home, home / "reference")]
+        every = [path for path in (*shipped, *sorted(home.glob("*/*-findings/findings.html"))) if path.is_file()]
+        found["Runs"] = home / "index.html"
+        found |= {"Findings": every[-1]} if every and every[-1].parent != folder else {}
+    found["Notebook"] = folder / notebook.name
+    try:
+        facts = manifest.read(folder)
+    except RecordError:
+        facts = {}
+    else:
+        source = ROOT / facts["redrawn_from"] if facts.get("redrawn_from") else folder
+        if facts["phase"] != "findings" and not (alone and source != folder):
+            # A run that ends well packs its records once its page is made.
+            packed = (source / records.PARQUET).exists() or facts["status"] == "running"
+            found["Records"] = source / (records.PARQUET if packed else "records")
+        if (source / "traces").is_dir() and not (alone and source != folder):
+            found["Traces"] = source / "traces"
+        found["Manifest"] = folder / manifest.FILE
+    return [(word, quote(Path(os.path.relpath(path, folder)).as_posix())) for word, path in found.items()]
 
 
 def _verdict(folder: Path) -> dict[str, object]:

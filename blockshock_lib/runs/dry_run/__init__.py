@@ -33,15 +33,12 @@ def dry_run(study: Study, params: RunParams, card: dict, out: Path | None = None
     time = "not known: no earlier run of this study tells"
     if guess := estimate(study, params, card, out):
         time = f"about {span(guess[0])}: an estimate, scaled from {guess[1]}."
-    about = (
-        f"cases: {len(cases)}, in {groups} groups of fresh processes: {len(cases) * groups} records. run: the methods "
-    )
-    about += "that can run, of those asked for. memory: the most that the case needs at once, an upper estimate."
+    about = f"cases: {len(cases)}, in {groups} groups of fresh processes: {len(cases) * groups} records. run: methods"
+    about += " that can run, of those asked for. memory: the most that the case needs at once, an upper estimate."
     (largest, need), room = max(zip(cases, needs, strict=True), key=lambda pair: pair[1].bytes), []
     if any(sizes):
-        there = (
-            f"{byte_text(limit)} {'on the smallest GPU' if largest.device == 'cuda' else 'free here'}" if limit else ""
-        )
+        there = "on the smallest GPU" if largest.device == "cuda" else "free here"
+        there = f"{byte_text(limit)} {there}" if limit else ""
         pairs = [(case.label, size) for case, size in zip(cases, sizes, strict=True) if limit and size > limit]
         room = [f"{one} needs up to {byte_text(size)} of {there}: it cannot be expected to fit." for one, size in pairs]
         end = f"every case fits: at most {byte_text(max(sizes))} of {there} (an upper estimate)."
@@ -49,7 +46,7 @@ def dry_run(study: Study, params: RunParams, card: dict, out: Path | None = None
     blocks = [
         _head(study, params, card),
         _fold("Cases", about),
-        _columns(_case_lines(study, cases, needs, sizes, limit)),
+        _columns(_case_lines(cases, needs, sizes, limit)),
         _fold("Methods", f"bytes a rank in the largest case, {largest.label}."),
         _columns(_methods(study, need)),
         _fold("Time", time),
@@ -82,25 +79,14 @@ def _head(study: Study, params: RunParams, card: dict) -> str:
     return "\n".join(lines)
 
 
-def _case_lines(
-    study: Study, cases: Sequence[Any], needs: Sequence[Need], sizes: Sequence[int], limit: int | None
-) -> pd.DataFrame:
-    """A line for all cases that differ in the first of the study's settings alone."""
-    axes, lines = study.axes, []
-    first, *others = axes.settings or ("",)
+def _case_lines(cases: Sequence[Any], needs: Sequence[Need], sizes: Sequence[int], limit: int | None) -> pd.DataFrame:
+    lines = []
     for case, need, size in zip(cases, needs, sizes, strict=True):
-        own = study.columns(case.as_dict())
-        line = {axes.header(name): str(own[name]) for name in (axes.x, axes.y)} | {"dtype": case.dtype}
-        line |= {axes.header(name): axes.word(name, own[name]) if own[name] != "" else "none" for name in others}
-        line["run"] = f"{sum(not why for why in need.unsupported.values())}/{len(need.unsupported)}"
-        line["memory"] = byte_text(size) if size else "?"
-        line["fits"] = "?" if limit is None or not size else "yes" if size <= limit else "NO"
-        lines.append(line | {axes.header(first): axes.word(first, own[first]) if first else ""})
-    frame = pd.DataFrame(lines)
-    alike = [name for name in map(axes.header, others) if frame[name].nunique() == 1]
-    *keys, last = frame.columns.drop([*alike, "memory"])
-    merged = frame.groupby(keys, sort=False).agg({"memory": "last", last: ", ".join}).reset_index()
-    return merged[[*keys[:-1], "memory", "fits", last]]
+        can = [not why for why in need.unsupported.values()]
+        fits = "?" if limit is None or not size else "yes" if size <= limit else "NO"
+        memory = byte_text(size) if size else "?"
+        lines.append({"case": case.label, "run": f"{sum(can)}/{len(can)}", "fits": fits, "memory": memory})
+    return pd.DataFrame(lines)
 
 
 def _methods(study: Study, need: Need) -> pd.DataFrame:

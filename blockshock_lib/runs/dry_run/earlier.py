@@ -58,18 +58,12 @@ def _every(out: Path | None) -> Iterator[Earlier]:
                 yield Earlier(folder, found, phase, title, hardware, folder.is_relative_to(REFERENCE))
 
 
-class Known(NamedTuple):
-    ceilings: Ceilings
-    machine: str
-    source: str  # the run that measured them
-    note: str  # what differs from what was asked
-
-
 def known_ceilings(
-    device: str, dtype: str, *, machine: str = "", ranks: int = 2, out: Path | None = None
-) -> Known | None:
+    device: str, dtype: str, *, machine: str = "", out: Path | None = None
+) -> tuple[Ceilings, str] | None:
     """The newest ceilings of that machine, else of a shipped run of that device kind, in the asked dtype where it has
-    it. Medians over a run's fresh groups, each of which measures them once and repeats them in each record.
+    it; and which run measured them, where and how. Medians over a run's fresh groups, each of which measures them once
+    and repeats them in each record.
     """
     for run in (run for run in runs(device, machine=machine, out=out) if run.phase.timed):
         frame = records.load(run.folder)
@@ -78,14 +72,9 @@ def known_ceilings(
         first = rows[same if same.any() else ~same].drop_duplicates(["group", "metric"])
         middle = first.groupby("metric")["value"].median()
         if {"copy_bandwidth", "gemm_rate"} <= set(middle.index):
-            linked, measured_in = run.hardware["world_size"], first["dtype"].iloc[0]
-            notes = {
-                f"of another machine, {run.machine}": run.machine != machine,
-                f"measured in {measured_in}, not {dtype}": measured_in != dtype,
-                f"the link's between {linked} ranks, not {ranks}": linked != ranks,
-            }
+            how = f"{first['dtype'].iloc[0]}, {run.hardware['world_size']} ranks"
             found = Ceilings(*(float(middle.get(name, 0.0)) for name in Ceilings._fields))
-            return Known(found, run.machine, shown(run.folder), "; ".join(text for text, so in notes.items() if so))
+            return found, f"{shown(run.folder)} on {run.machine}, {how}"
     return None
 
 

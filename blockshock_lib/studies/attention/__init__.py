@@ -8,6 +8,7 @@ from blockshock_lib.studies.attention.params import PRESETS, Case, Params, colum
 from blockshock_lib.studies.attention.phases import METRICS, PHASES
 
 _SCALING = "studies.attention.scaling"
+_PROMISES = "studies.attention.promises"
 
 _HYPOTHESES = {
     "attention_speed": (late("studies.attention.hypotheses:a1"), late("studies.attention.hypotheses:a2")),
@@ -31,17 +32,21 @@ STUDY = Study(
     columns=columns,
     plan=({"pattern": "pattern"}, {"lengths": "length", "shape": "heads", "block": "block", "dtype": "dtype"}),
     axes=AXES,
-    twin=AXES.over,
+    twin=(AXES.over,),
     hypotheses=_HYPOTHESES,
     problem="blockshock_lib.studies.attention.problem:AttentionProblem",
+    need="blockshock_lib.studies.attention.need:need",
     presets=PRESETS,
     defaults={"methods": "all", "profile": "none"},
     answers={
+        "": late("studies.attention.report:answer"),
         "attention_correctness": late("report.answer:checked", "every pattern is right by every kernel"),
         "attention_speed": late("studies.attention.report:answer"),
         "attention_scaling": late(f"{_SCALING}_report:answer"),
     },
     summary=late("studies.attention.report:summary"),
+    results=late(f"{_PROMISES}:page"),
+    joined=True,
     tables={
         "correctness": late("report.tables:correctness_table", AXES),
         "reasons": late("report.tables:reasons", AXES),
@@ -49,6 +54,10 @@ STUDY = Study(
         "times": late("studies.attention.report:times"),
         "break-even": late("studies.attention.report:break_even"),
         "lists": late("studies.attention.report:lists"),
+        "over FlexAttention": late(f"{_PROMISES}:rivals"),
+        "auto": late(f"{_PROMISES}:choices"),
+        "auto, shares": late(f"{_PROMISES}:shares"),
+        "dilated": late(f"{_PROMISES}:gathered"),
         "speed-ups": late(f"{_SCALING}_report:speeds"),
         "parts of a step": late(f"{_SCALING}_report:waterfall"),
         "memory": late(f"{_SCALING}_report:memory"),

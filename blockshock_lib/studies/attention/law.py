@@ -97,11 +97,14 @@ def _law(own: pd.DataFrame, dense: pd.DataFrame) -> tuple[Law, dict[str, dict[tu
     density, ms = own["density"].to_numpy(float), own["median"].to_numpy(float)
     slope, overhead = line(density, ms)
     worst = float(np.abs((slope * density + overhead) / ms - 1).max())
-    shared = set.intersection(*(set(logs) for logs in [*own["logs"], *dense["logs"]]))
     each = {"even": {}, "kept": {}}
-    for key in sorted(shared):
-        a, b = line(density, np.exp([logs[key] for logs in own["logs"]]))
-        each["even"][key] = (np.exp(np.mean([logs[key] for logs in dense["logs"]])) - b) / a
+    for key in sorted(set().union(*own["logs"])):  # runs may hold other cells
+        here = np.array([key in logs for logs in own["logs"]])
+        level = [logs[key] for logs in dense["logs"] if key in logs]
+        if not level or len(set(density[here])) < 2:
+            continue
+        a, b = line(density[here], np.exp([logs[key] for logs in own["logs"][here]]))
+        each["even"][key] = (np.exp(np.mean(level)) - b) / a
         each["kept"][key] = (a + b) / (a + b / DOWN_TO)
     return Law(slope, overhead, worst, NEVER, NEVER), each
 

@@ -24,6 +24,7 @@ class Method(Look):
     layer: str = ""
     dealt: str = ""  # "": one rank works; "replicas": DataParallel; "batch": DDP; "sequence": a ring
     hook: str = ""
+    gathered: bool = False  # LongNet's: each pair of segment and rate by itself, not the union of them as a mask
 
 
 _ROWS = (
@@ -32,6 +33,9 @@ _ROWS = (
     Method("Best dense kernel (SDPA)", "dense", "#000000", "s", name="dense", backend="sdpa", dense=True),
     Method("Reference", "reference", "#999999", "o", name="reference", backend="reference"),
     Method("Block-Shock's Triton kernel", "Triton", "#882255", "h", name="triton", backend="triton"),
+    Method("Block-Shock's Gluon forward", "Gluon", "#AA4499", ">", name="gluon", backend="gluon"),
+    Method("What was kept as the fastest", "auto", "#117733", "*", name="auto"),
+    Method("LongNet's dilated attention", "dilated", "#44AA99", "X", name="dilated", backend="auto", gathered=True),
     Method("FlexAttention", "Flex", "#E69F00", "^", name="flex", backend="flex"),
     Method("FlexAttention, max-autotune", "Flex tuned", "#B8860B", "<", name="flex_tuned", backend="flex", tuned=True),
     Method("FlashAttention 4", "FA4", "#56B4E9", "v", name="fa4", backend="fa4"),

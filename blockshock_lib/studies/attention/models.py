@@ -11,19 +11,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from blockshock_lib.comm import Group
-from blockshock_lib.comm.top_k import TopK, top_k
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.engine.timing import Work
 from blockshock_lib.layers.attention import BlockSparseAttention, ContextParallelAttention, HybridTransformerBlock
-from blockshock_lib.layers.attention.placement import placed
+from blockshock_lib.layers.attention.top_k import TopK, top_k
 from blockshock_lib.ranks.worker import use_loopback
 from blockshock_lib.studies.attention import scaling, truth
 from blockshock_lib.studies.attention.methods import METHODS
+from blockshock_lib.studies.attention.works import REPEATS, clocked
 
 START = 2  # steps that hooks sum whole; so the step that is checked is exact
 DENSITY = 0.01  # of what top-k sends
@@ -57,21 +55,6 @@ def _host() -> dist.ProcessGroup:
     return dist.new_group(backend="gloo")
 
 
-class Sent(TorchDispatchMode):
-    """Counts what this rank's collectives of `ranks` send, in bytes, by the algorithm of a ring."""
-
-    def __init__(self, ranks: int):
-        super().__init__()
-        self.ranks, self.bytes = ranks, 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func.namespace == "c10d":
-            share = {"allreduce_": 2 / self.ranks, "allgather_": 1.0}[func._schema.name.split("::")[1]]
-            given = args[1] if "allgather" in func._schema.name else args[0]
-            self.bytes += sum(x.nbytes for x in tree_leaves(given)) * share * (self.ranks - 1)
-        return func(*args, **(kwargs or {}))
-
-
 class Exact(torch.autograd.Function):
     """The truth of attention, with its gradients: whole rows of scores in q's dtype."""
 
@@ -103,12 +86,6 @@ def unsupported(problem: Problem, of: Any) -> str:
         return "DDP needs a process group, which ranks that are threads have not"
     if of.dealt in ("batch", "replicas") and case.batch % ranks:
         return f"a batch of {case.batch} cannot be dealt evenly to {ranks} ranks"
-    if of.dealt == "heads" and case.heads % ranks:
-        return f"{case.heads} heads cannot be dealt whole to {ranks} ranks"
-    try:
-        placed(problem.lists, ranks if of.dealt == "sequence" else 1, "zigzag")
-    except ValueError as error:
-        return str(error)
     return ""
 
 
@@ -232,13 +209,15 @@ class LayerRunner(Runner):
         if done:
             return
         yield from scaling.samples(self)
+        if self.method.dealt == "replicas":
+            for step in range(REPEATS):  # what its calls pay beside DataParallel, for the other ranks to stand by
+                yield Sample("wait_call", clocked(self.problem.device, self.alone(lambda: None))[0], step)
         if self.method.dealt == "batch":
             hook = self._hook(self.group.handle)
             for _ in range(START):
                 exact = hook().clone()
-            with Sent(self.group.world_size) as sent:
-                made = hook()
-            yield Sample("sent_bytes", sent.bytes)
+            made, size = scaling.sent(self.group.world_size, hook)
+            yield Sample("sent_bytes", size)
             yield Sample("gradient_error", ((made - exact).norm() / exact.norm()).item())
 
     def _hook(self, group: dist.ProcessGroup) -> Callable[[], Tensor]:

@@ -1,24 +1,25 @@
 """Parameters of the attention study, and the cases that they expand into. No torch here."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from blockshock_lib.engine import study
 from blockshock_lib.errors import allowed
-from blockshock_lib.params.models import Count, DType, Frozen, RunParams, by_name, wrong
+from blockshock_lib.params.models import Count, DType, Frozen, Positive, RunParams, by_name, wrong
 from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.phases import PHASES
 
 NAMES = (
     *("full", "causal", "window", "dilated_window", "global_local", "documents", "packed_windows"),
-    *("block_diagonal", "strided", "random", "nearly_empty", "pairs", "by_head", "blocks", "quarter"),
+    *("block_diagonal", "strided", "random", "nearly_empty", "pairs", "by_head", "blocks", "quarter", "longnet"),
 )
 """Those of patterns.PATTERNS, which needs torch."""
-_PLAIN = [m for m in METHODS.values() if not m.layer and m.placement == "zigzag" and m.name != "alone"]
+_NAMED = ("alone", "auto", "dilated")  # not in a set of all kernels: the first two are one of them
+_PLAIN = [m for m in METHODS.values() if not m.layer and m.placement == "zigzag" and m.name not in _NAMED]
 _ONE = ("dense", "alone")
 SETS = {
     "all": tuple(m.name for m in _PLAIN if not (m.dense or m.tuned)),
@@ -54,8 +55,14 @@ class Shape(Frozen):
         return self
 
 
+Methods = Annotated[tuple[str, ...], BeforeValidator(by_name("set of methods", SETS))]
+
+
 class Sweep(Frozen):
-    """What is varied. `cover`: "all" combinations, or "pairs", as few as hold each pair of values once."""
+    """What is varied. `cover`: "all" combinations, or "pairs", as few as hold each pair of values once. `methods`: of
+    these cases; none: those of the run. `tuned`: kernels are tuned for each case; others take what was kept for the
+    nearest.
+    """
 
     patterns: Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], Field(min_length=1)]
     lengths: Annotated[tuple[Annotated[tuple[Count, ...], Field(min_length=1, max_length=2)], ...], Field(min_length=1)]
@@ -65,6 +72,8 @@ class Sweep(Frozen):
     ]
     dtypes: tuple[DType, ...] = ()
     cover: Literal["all", "pairs"] = "all"
+    methods: Methods = ()
+    tuned: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="after")
     def _enough_keys(self) -> "Sweep":
@@ -76,21 +85,28 @@ class Sweep(Frozen):
 
 
 class Params(RunParams):
-    """`batch`: sequences of a case."""
+    """`batch`: sequences of a case. `more`: further sweeps, measured after the first. `tune_seconds`: after which no
+    further cut of a kernel is tried.
+    """
 
     study: Literal["attention"] = "attention"
     phase: Literal[tuple(PHASES)]
-    methods: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(by_name("set of methods", SETS))]
+    methods: Annotated[Methods, Field(min_length=1)]
     batch: Count = 1
     sweep: Sweep
+    more: tuple[Sweep, ...] = ()
+    tune_seconds: Positive = 60.0
 
     @model_validator(mode="after")
     def _known_methods(self) -> "Params":
-        for place, name in enumerate(self.methods):
-            if name not in METHODS:
-                raise wrong(f"methods.{place}", f"{name!r} is not allowed; {allowed(name, METHODS)}")
-            if name in self.methods[:place]:
-                raise wrong("methods", f"{name!r} is listed twice; keep one of them")
+        places = {"methods": self.methods, "sweep.methods": self.sweep.methods}
+        places |= {f"more.{i}.methods": one.methods for i, one in enumerate(self.more)}
+        for where, names in places.items():
+            for place, name in enumerate(names):
+                if name not in METHODS:
+                    raise wrong(f"{where}.{place}", f"{name!r} is not allowed; {allowed(name, METHODS)}")
+                if name in names[:place]:
+                    raise wrong(where, f"{name!r} is listed twice; keep one of them")
         return self
 
 
@@ -106,6 +122,8 @@ class Case(study.Case):
     q_len: int
     k_len: int
     block: int
+    tuned: bool = False
+    later: ClassVar = {"tuned": False}
 
     @property
     def label(self) -> str:
@@ -128,19 +146,29 @@ def lengths(case: Mapping[str, Any]) -> str:
 
 
 def expand(params: Params) -> tuple[Case, ...]:
-    """The sweep's cases: by pattern as listed, the shortest first. No "blocks" with less than a block a row."""
-    sweep, hardware = params.sweep, params.hardware
+    """The cases of one sweep after the other, each once: by pattern as listed, the shortest first. No "blocks" with
+    less than a block a row.
+    """
+    found = {}
+    for sweep in (params.sweep, *params.more):
+        for case in _expanded(params, sweep):
+            found.setdefault((*columns(vars(case)).values(), case.dtype), case)
+    return tuple(found.values())
+
+
+def _expanded(params: Params, sweep: Sweep) -> Iterator[Case]:
+    hardware = params.hardware
     axes = [sweep.patterns, sweep.lengths, sweep.shapes, sweep.blocks, sweep.dtypes or (params.dtype,)]
     rows = list(itertools.product(*axes)) if sweep.cover == "all" else covering(axes)
     rows = [row for row in rows if not row[0].startswith("blocks ") or density(row[0]) * (row[1][-1] // row[3]) >= 1]
     place = {name: at for at, name in enumerate(sweep.patterns)}
     rows.sort(key=lambda row: (place[row[0]], row[1][-1], row[1][0]))
-    general = {"phase": params.phase, "methods": params.methods, "seed": params.seed, "batch": params.batch}
+    general = {"phase": params.phase, "methods": sweep.methods or params.methods, "seed": params.seed}
+    general |= {"batch": params.batch, "tuned": sweep.tuned}
     general |= {key: getattr(hardware, key) for key in ("device", "world_size", "emulated")}
-    return tuple(
-        Case(**general, dtype=dtype, pattern=name, **dict(shape), q_len=pair[0], k_len=pair[-1], block=block)
-        for name, pair, shape, block, dtype in rows
-    )
+    for name, pair, shape, block, dtype in rows:
+        size = {"q_len": pair[0], "k_len": pair[-1], "block": block, **dict(shape)}
+        yield Case(**general, dtype=dtype, pattern=name, **size)
 
 
 def covering(axes: Sequence[Sequence]) -> list[tuple]:

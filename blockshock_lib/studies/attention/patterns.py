@@ -1,8 +1,12 @@
 """The patterns that the study runs, by name: (case, density) -> pattern."""
 
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+
 import torch
 
-from blockshock_lib.kernels.attention.rules import Band
+from blockshock_lib.kernels.attention.rules import FAR, Band, Diagonal
 from blockshock_lib.layers import attention
 from blockshock_lib.layers.attention import Pattern
 from blockshock_lib.studies.attention.params import Case, density
@@ -18,6 +22,31 @@ def dense(pattern: Pattern) -> Pattern:
     terms = [term for rule in pattern.rules for term in rule]
     past = all(any(isinstance(atom, Band) and atom.low >= 0 for atom in term) for term in terms)
     return attention.causal() if past else attention.full()
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How many of several patterns let a query see a key, in the place of a pattern's rule."""
+
+    patterns: tuple[Pattern, ...]
+
+    def sees(self, *place) -> torch.Tensor:
+        return sum(each.sees(*place).int() for each in self.patterns)
+
+
+def longnet(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Segments and rates of LongNet (arXiv:2307.02486): of 32K positions as there, of others in the same proportion."""
+    return tuple(max(1, case.k_len * 2**i // 16) for i in range(5)), (1, 2, 4, 6, 12)
+
+
+def pairs_of(case: Case) -> tuple[Pattern, ...]:
+    """What each pair of a segment and a rate alone lets each head see, as dilated_attention gathers it."""
+    return tuple(
+        attention.by_head(
+            [Pattern((((Diagonal(length, rate, head % rate), Band(0, FAR)),),)) for head in range(case.heads)]
+        )
+        for length, rate in zip(*longnet(case), strict=True)
+    )
 
 
 def _window(case: Case, share: int) -> Pattern:
@@ -67,5 +96,6 @@ PATTERNS = {
     "pairs": lambda case, _: _pairs(case),  # single pairs: no block is full
     "by_head": _by_head,
     "blocks": _blocks,
+    "longnet": lambda case, _: reduce(or_, pairs_of(case)),
     "quarter": lambda case, _: attention.window(case.k_len // 8 + 1),  # so many keys on either side
 }

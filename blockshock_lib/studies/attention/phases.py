@@ -52,10 +52,12 @@ METRICS = CORE | {
     "first_call": Metric("ms", zero=False),  # a forward, with what the backend makes of the lists and compiles
     **dict.fromkeys(("density", "block_density"), Metric("1")),  # pairs that see each other; blocks that are visited
     "lists_bytes": Metric("B"),
+    "kernel": Metric("1"),  # detail: the backend that ran, and how its kernels are cut
     # Of a step over ranks, each measured alone: all but what travels; what travels; the merges of partial results.
     **{f"{part}_call": Metric("ms", zero=False) for part in PARTS},
     "balance": Metric("1", zero=False),  # of a rank's own work: the mean over ranks over the slowest
     **dict.fromkeys(("sent_bytes", "peak_bytes_formula", "rank_peak_bytes", "memory_bytes"), Metric("B")),
+    "wait_call": Metric("ms", zero=False),  # of a call for which all ranks but one only wait
     "compress_call": Metric("ms", zero=False),  # a hook alone on all gradients, without other ranks
     "gradient_error": Metric("1"),  # of what a hook gives, over the RMS of the mean gradient
     **{f"{piece}_call": Metric("ms", zero=False) for piece in ("attention", "mlp", "reduce")},

@@ -1,5 +1,7 @@
 """Figures of the speed of block-sparse attention: time over density with its law, and the share of the dense rate."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -49,9 +51,7 @@ def time_over_density(frame: pd.DataFrame, work: str = "forward") -> Figure:
             ax.set_xlabel("blocks visited (share)")
         for ax in grid.ravel()[len(lengths) :]:
             ax.set_axis_off()
-        methods = AXES.ordered(table["method"])
-        handles = [grid[0, 0].plot([], [], label=AXES.label(method), **_look(method))[0] for method in methods]
-        _legend(grid[0, -1], handles)
+        _legend(grid[0, -1], {AXES.label(method): _look(method) for method in AXES.ordered(table["method"])})
     return fig
 
 
@@ -60,7 +60,8 @@ def _look(method: str) -> dict:
     return dict(color=look.colour, marker=look.marker, markersize=5.5, markeredgecolor="white", linewidth=1.2)
 
 
-def _legend(ax: Axes, handles: list) -> None:
+def _legend(ax: Axes, looks: Mapping[str, dict]) -> None:
+    handles = [ax.plot([], [], label=name, **look)[0] for name, look in looks.items()]
     ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
 
 
@@ -124,6 +125,5 @@ def share_of_dense(frame: pd.DataFrame) -> Figure:
             ax.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
             ax.grid(True, axis="x", color=MUTED, alpha=0.2)
         figures.lines(grid[0, 0], patterns)
-        handles = [grid[0, 0].plot([], [], label=AXES.label(m), **_look(m) | dict(linestyle=""))[0] for m in methods]
-        _legend(grid[0, -1], handles)
+        _legend(grid[0, -1], {AXES.label(method): _look(method) | dict(linestyle="") for method in methods})
     return fig

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,15 +12,16 @@ from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.roofline import Ceilings
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.engine.timing import Work
-from blockshock_lib.kernels.attention import backends
+from blockshock_lib.errors import BlockShockError
+from blockshock_lib.kernels.attention import backends, tune
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
-from blockshock_lib.layers.attention import ContextParallelAttention, Pattern
+from blockshock_lib.layers.attention import ContextParallelAttention, Pattern, dilated_attention
 from blockshock_lib.layers.attention.placement import placed
 from blockshock_lib.studies.attention import models, scaling, truth, works
 from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.params import Case, Params
-from blockshock_lib.studies.attention.patterns import dense, made
+from blockshock_lib.studies.attention.patterns import Counted, dense, longnet, made, pairs_of
 from blockshock_lib.studies.attention.phases import PHASES
 from blockshock_lib.studies.attention.truth import Made
 
@@ -66,8 +68,9 @@ class AttentionProblem(Problem):
 
     def expected(self, method: str) -> tuple[Made, Made]:
         """The truth and the baseline of what the method computes, at `places`."""
-        pattern = self.asked(method)
-        own = pattern.rules != self.pattern.rules
+        pattern, gathered = self.asked(method), METHODS[method].gathered
+        own = "gathered" if gathered else pattern.rules != self.pattern.rules
+        pattern = Counted(pairs_of(self.case)) if gathered else pattern
         if own not in self._made:
             given = self.q, self.k, self.v, self.dout, pattern, self.scale
             self._made[own] = tuple(
@@ -96,17 +99,19 @@ class AttentionProblem(Problem):
         of = METHODS[method]
         if of.tuned and self.device.type == "cpu":
             return "its settings are searched for on GPUs only"
-        if of.layer:
-            return models.unsupported(self, of)
-        if not of.strategy:  # without gradients a method's forward is timed, alone
+        if of.gathered and self.case.pattern != "longnet":
+            return "it is one pattern, LongNet's"
+        if of.layer and (why := models.unsupported(self, of)):
+            return why
+        if not (of.strategy or of.layer):  # without gradients a method's forward is timed, alone
             return self.refusal(method, grad=not self.phase.timed)
         if self.case.q_len != self.case.k_len:
             return "ranks share a sequence of as many queries as keys"
         ranks, heads = self.group.world_size, (self.case.heads, self.case.kv_heads)
-        if of.strategy == "heads" and any(count % ranks for count in heads):
+        if "heads" in (of.strategy, of.dealt) and any(count % ranks for count in heads):
             return f"{heads[0]} heads over {heads[1]} cannot be dealt whole to {ranks} ranks"
         try:
-            placed(self.lists, ranks, of.placement)
+            placed(self.lists, ranks if of.strategy or of.dealt == "sequence" else 1, of.placement)
         except ValueError as error:
             return str(error)
         return ""
@@ -116,11 +121,10 @@ class AttentionProblem(Problem):
         one that "auto" takes on one.
         """
         of = METHODS[method]
-        if not self.phase.timed or of.backend != "auto":
+        if not self.phase.timed or self.phase.lists or of.backend != "auto":
             return of.backend
         call = Call(self.q, self.k, self.v, self.pattern, self.lists, self.scale)
-        chosen = backends.explicit("auto", call)
-        return next(name for name, row in backends.BACKENDS.items() if row.refuse is chosen.refuse)
+        return backends.name_of(backends.explicit("auto", call))
 
     def build(self, method: str) -> Runner:
         return models.LayerRunner(self, method) if METHODS[method].layer else AttentionRunner(self, method)
@@ -157,9 +161,42 @@ class AttentionRunner(Runner):
     def attend(self, operands: Sequence[torch.Tensor], lse: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self.layer is not None:
             return self.layer(*operands), None
-        call = Call(*operands, self.pattern, self.lists, self.problem.scale, lse)
+        if self.method.gathered:
+            scale, block = self.problem.scale, self.problem.case.block
+            made = dilated_attention(
+                *operands, *longnet(self.problem.case), True, self.backend, scale, True, block=block
+            )
+            return made if lse else (made[0], None)
+        call = self.call(operands, lse)
         run = works.attend_tuned if self.method.tuned else backends.chosen(self.backend, call).attend
         return run(call)
+
+    def call(self, operands: Sequence[torch.Tensor], lse: bool = False) -> Call:
+        return Call(*operands, self.pattern, self.lists, self.problem.scale, lse)
+
+    def tune(self) -> None:
+        """Kernels for this very problem, forward alone and with gradients; where it was done, nothing."""
+        if not self.problem.case.tuned or self.method.backend not in ("auto", "triton") or not self.dout.is_cuda:
+            return
+        for grad in (False, True):
+            whole = [x.detach().requires_grad_(grad) for x in (self.problem.q, self.problem.k, self.problem.v)]
+            with torch.set_grad_enabled(grad):
+                if tune.is_kept(call := self.call(whole)):
+                    continue
+                try:
+                    backends.tuned(call, self.problem.params.tune_seconds)
+                except BlockShockError as error:  # what is not tuned runs at its defaults, and the record says so
+                    warnings.warn(str(error), stacklevel=2)
+
+    def kernel(self) -> str:
+        """The backend that runs, and how its kernels are cut."""
+        with torch.enable_grad():
+            call = self.call([x.detach().requires_grad_(not self.lacks) for x in self.operands])
+            row = backends.chosen(self.backend, call)
+            here = self.problem.case.tuned and tune.is_kept(call)  # the search may have failed
+        cuts = getattr(row, "cuts", {}).values()
+        each = [f"{cut.kernel} {cut.block_m}x{cut.block_n}, {cut.warps} warps, {cut.stages} stages" for cut in cuts]
+        return "; ".join([backends.name_of(row), *each, *["tuned here"] * here])
 
     def checks(self, run: CaseRun) -> Iterator[Check]:
         with run.weighed():
@@ -208,7 +245,7 @@ class AttentionRunner(Runner):
         return {name: None if x is None else self.layer.gather(x) for name, x in made.items()}
 
     def weigh(self) -> dict[str, float]:
-        if self.method.dense:
+        if self.method.dense or self.method.gathered:
             return {}
         lists = self.problem.lists
         return {"lists_bytes": lists.bytes, "density": lists.density, "block_density": lists.block_density}
@@ -216,6 +253,8 @@ class AttentionRunner(Runner):
     def samples(self, run: CaseRun, done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
         if not self.problem.phase.timed or done:
             return
+        if self.method.name in ("auto", "triton", "alone"):
+            yield Sample("kernel", 1.0, detail=self.kernel())
         if not self.problem.phase.lists:
             yield from scaling.samples(self)
             return
@@ -229,9 +268,11 @@ class AttentionRunner(Runner):
 
     def works(self, run: CaseRun, copies: Sequence["AttentionRunner"]) -> list[Work]:
         found = works.of(run, copies, self.problem.phase.works)
-        return found + (scaling.parts(run, self) if self.layer is not None else [])
+        return found + (scaling.parts(run, copies) if self.layer is not None else [])
 
     def facts(self, ceilings: Ceilings) -> dict[str, float]:
+        if self.method.gathered:  # what its parts visit is in no list of the case
+            return {}
         found = works.floors(self, ceilings)
         return found if self.problem.phase.lists else found | {"peak_bytes_formula": scaling.peak_formula(self)}
 

@@ -1,11 +1,16 @@
 """The parts of a step over ranks, each measured alone: what a rank does by itself, what travels, and the merges."""
 
+import contextlib
 import copy
 import statistics
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from blockshock_lib.comm import Group
@@ -79,6 +84,23 @@ def samples(runner: Runner) -> Iterator[Sample]:
         yield Sample("memory_bytes", memory.total(runner.problem.device))
 
 
+def sent(ranks: int, fn: Callable[[], Tensor]) -> tuple[Tensor, float]:
+    """What fn gives, and the bytes that this rank's collectives of `ranks` send for it, by the algorithm of a ring. On
+    all threads: with gloo a hook's later collectives start on another, when the first are done.
+    """
+    lock, found = threading.Lock(), []
+
+    def counted(real: Callable, place: int, share: float, *args: Any, **options: Any) -> Any:
+        with lock:
+            found.append(args[place].nbytes * share * (ranks - 1))
+        return real(*args, **options)
+
+    with contextlib.ExitStack() as stack:
+        for name, place, share in (("all_reduce", 0, 2 / ranks), ("all_gather", 1, 1.0)):
+            stack.enter_context(mock.patch.object(dist, name, partial(counted, getattr(dist, name), place, share)))
+        return fn(), sum(found)
+
+
 def peaks(runner: Runner) -> Iterator[Sample]:
     """By rank, what `runner.peaks` says of the step that was checked: of a rank's own GPU, or of all that it used."""
     told = runner.problem.group.gather_objects(runner.peaks)
@@ -88,11 +110,18 @@ def peaks(runner: Runner) -> Iterator[Sample]:
             yield Sample("rank_peak_bytes", peak, rank, f"rank {rank}")
 
 
-def parts(run: CaseRun, runner: Runner) -> list[Work]:
-    """The works of the parts of a step, as an eager user pays them."""
-    own = run.agree(partial(quiet, runner))
-    found = [Work("own_call", [works.step(own)], eager=True)]
-    found.append(Work("moved_call", [own.layer.group.again], eager=True))
+def parts(run: CaseRun, copies: Sequence[Runner]) -> list[Work]:
+    """The works of the parts of a step, as an eager user pays them; over copies that do not fit in the cache, as the
+    step itself.
+    """
+    runner, own = copies[0], [run.agree(partial(quiet, one)) for one in copies]
+
+    def drop() -> None:
+        for one in copies:
+            del one.silent
+
+    found = [Work("own_call", [works.step(one) for one in own], eager=True, release=drop)]
+    found.append(Work("moved_call", [one.layer.group.again for one in own], eager=True))
     if runner.method.strategy == "ring":
         sources = [runner.layer.selected(at, blocks) for at, blocks in enumerate(runner.layer.placement.blocks)]
         count = sum(bool(len(lists.rows.full) + len(lists.rows.partial)) for lists in sources)

@@ -1,6 +1,7 @@
 """What is claimed of several GPUs: A3, each claim of the seeds (A4) and A5; rules written before any time of a GPU."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from operator import truediv
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from blockshock_lib.report.tables import GIB
 from blockshock_lib.report.verdicts import FASTER, NOT_APPLICABLE, REFUTED, SLOWER, SUPPORTED, UNDECIDED, Verdict
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.methods import METHODS
+from blockshock_lib.studies.attention.report import against, speed
 
 HEADLINE = {"pattern": "causal", "shape": "16 heads of 128", "block": 128, "dtype": "bf16"}
 RANKS, SHARE = (2, 4), 0.9  # A3: of so many GPUs at least so much of a proportional speed-up
@@ -50,31 +52,12 @@ def real(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[gpu] if any(gpu) else frame
 
 
-def speed(frame: pd.DataFrame, over: str, under: str, work: str = "step") -> pd.DataFrame:
-    """`verdicts.ratio` of a work: in kernel time where both have one, else in call time."""
-    frame = frames.complete(frame, AXES)
-    kernel, call = (verdicts.ratio(frame, AXES, over, under, f"{work}_{kind}") for kind in ("kernel", "call"))
-    more = call[~call["case"].isin(kernel["case"])]
-    return (
-        pd.concat([part for part in (kernel, more) if len(part)], ignore_index=True)
-        if len(kernel) + len(more)
-        else call
-    )
-
-
 def where(frame: pd.DataFrame, **values: object) -> pd.DataFrame:
     """The rows with these values; a tuple: one of them."""
     frame = frames.complete(frame, AXES)
     for name, value in values.items():
         frame = frame[frame[name].isin(value if isinstance(value, tuple) else (value,))]
     return frame
-
-
-def against(frame: pd.DataFrame, over: str, methods: Iterable[str], work: str = "step") -> pd.DataFrame:
-    """The rows of `speed` of several methods, with `method`."""
-    found = [speed(frame, over, name, work).assign(method=name) for name in methods if name != over]
-    none = speed(frame.iloc[:0], over, over, work).assign(method=over)
-    return pd.concat([one for one in found if len(one)] or [none], ignore_index=True)
 
 
 def best(frame: pd.DataFrame, over: str = "alone") -> pd.DataFrame:
@@ -199,22 +182,13 @@ def _saved(whole: pd.Series, share: pd.Series) -> pd.Series:
     return (whole - share) / GIB
 
 
+_DP = "dp rank 0", "dp rank 1"
 _CLAIMS = (
     Stated("A4a", "at 4K DataParallel has 0.22x of one GPU's speed.", 0.22, _speed("model", "dp", 4096)),
     Stated("A4b", "at 8K DataParallel has 0.15x of one GPU's speed.", 0.15, _speed("model", "dp", 8192)),
     Stated("A4c", "at 16K DataParallel has 2.21x of one GPU's speed.", 2.21, _speed("model", "dp", 16384)),
-    Stated(
-        "A4d",
-        "of DataParallel GPU 0 holds 144.2 MB, GPU 1 8.1 MB.",
-        144.2 / 8.1,
-        _peaks("dp rank 0", "dp rank 1", lambda a, b: a / b, 16384),
-    ),
-    Stated(
-        "A4e",
-        "95% sparse on 2 GPUs takes 40x less memory.",
-        40,
-        _peaks("dense rank 0", "ring rank 0", lambda a, b: a / b),
-    ),
+    Stated("A4d", "of DataParallel GPU 0 holds 144.2 MB, GPU 1 8.1 MB.", 144.2 / 8.1, _peaks(*_DP, truediv, 16384)),
+    Stated("A4e", "95% sparse on 2 GPUs takes 40x less memory.", 40, _peaks("dense rank 0", "ring rank 0", truediv)),
     Stated("A4f", "pruned blocks take 0.13 ms for 0.23 ms at N=128.", 0.23 / 0.13, _pruned),
     Stated("A4g", "at 8K 2 GPUs take 74 ms for 146 ms.", 146 / 74, _speed("model", "model_ring", 8192)),
     Stated("A4h", "at 32K a ring of 2 saves 1 GB a GPU.", 1, _peaks("alone rank 0", "ring rank 0", _saved, 32768)),
@@ -224,8 +198,4 @@ _CLAIMS = (
 )
 CLAIMS = {one.name: one for one in _CLAIMS}
 K = 1024
-ADVICE = {
-    "A4l": ("dp", 16 * K, 32 * K),
-    "A4m": ("ddp", 32 * K, 100 * K),
-    "A4n": ("model_ring", 100 * K, 1 << 24),
-}
+ADVICE = {"A4l": ("dp", 16 * K, 32 * K), "A4m": ("ddp", 32 * K, 100 * K), "A4n": ("model_ring", 100 * K, 1 << 24)}

@@ -11,7 +11,7 @@ from blockshock_lib.report import figures, frames
 from blockshock_lib.report.figures import INK, milliseconds
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.plots import _legend, _look
-from blockshock_lib.studies.attention.scaling_hypotheses import against
+from blockshock_lib.studies.attention.report import against
 from blockshock_lib.studies.attention.scaling_report import PARTS, STRATEGIES, answer, parts
 
 _COLOURS = dict(zip(PARTS, ("#3B6FA0", "#8FB4D9", "#882255", "#BBBBBB", "#E6A23C"), strict=True))
@@ -39,14 +39,12 @@ def _drawn(
 ) -> Figure:
     patterns, height = list(dict.fromkeys(table["pattern"])), 0.9 + 0.27 * table["method"].nunique()
     size = 3.6 + 2.9 * len(patterns), max(2.7, height)
-    with figures.drawing(*size, *words, frames.no_claim(table), columns=len(patterns), sharey=True, **how) as (
-        fig,
-        grid,
-    ):
+    how |= {"columns": len(patterns), "sharey": True}
+    with figures.drawing(*size, *words, frames.no_claim(table), **how) as (fig, grid):
         for ax, pattern in zip(grid[0], patterns, strict=True):
             panel(ax, table[table["pattern"].eq(pattern)])
             ax.set_title(pattern)
-        _legend(grid[0, -1], [ax.plot([], [], label=name, **look)[0] for name, look in looks.items()])
+        _legend(grid[0, -1], looks)
     return fig
 
 

@@ -2,12 +2,13 @@
 
 import pandas as pd
 
-from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report import frames
 from blockshock_lib.report.axes import CEILING
 from blockshock_lib.report.tables import ABSENT, GIB, rounded, shown, smallest_first
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.methods import METHODS
-from blockshock_lib.studies.attention.scaling_hypotheses import against, best, where
+from blockshock_lib.studies.attention.report import told
+from blockshock_lib.studies.attention.scaling_hypotheses import best, where
 
 _CASE = ["k_len", "pattern", "world_size"]
 PARTS = ("a share of one rank's time", "pieces", "merges", "imbalance", "exposed communication")
@@ -18,35 +19,39 @@ _MODELS = tuple(name for name, method in METHODS.items() if method.layer == "mod
 
 def speeds(frame: pd.DataFrame) -> pd.DataFrame:
     """What several ranks add, a row a (case, strategy): the speed of a forward and of a step over one rank with the
-    same kernel and over the best dense kernel on one, kernel time where both have it; 99% intervals.
+    same kernel, which is named, and over the best dense kernel on one, kernel time where both have it; 99% intervals.
     """
-    return _against(frame, STRATEGIES, {"one rank": "alone", "best dense": "dense"})
+    rows = frames.complete(frame, AXES)
+    kernels = rows[rows["metric"].eq("kernel")].drop_duplicates("case").set_index("case")["detail"]
+    return _against(frame, STRATEGIES, {"one rank": "alone", "best dense": "dense"}, kernel=kernels)
 
 
 def models(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same of a model on all ranks over one that has the whole batch, call time."""
+    """The same of a model on all ranks over one that has the whole batch, call time. Waiting: what a call of
+    DataParallel pays beside it here, for the other ranks to stand by.
+    """
     return _against(frame, _MODELS[1:], {"one rank": "model"})
 
 
-def _against(frame: pd.DataFrame, methods: tuple[str, ...], overs: dict[str, str]) -> pd.DataFrame:
+def _against(
+    frame: pd.DataFrame, methods: tuple[str, ...], overs: dict[str, str], **of_case: pd.Series
+) -> pd.DataFrame:
+    """`of_case`: further columns, of each case."""
     names = {f"{work} (ms)": f"{work}_call" for work in ("forward", "step")}
+    names |= {"waiting (ms)": "wait_call"} if frames.complete(frame)["metric"].eq("wait_call").any() else {}
     table = frames.medians(where(frame, method=(*methods, *overs.values())), AXES, **names)
     table = table[table["method"].isin(methods)]
     if table.empty:
         return pd.DataFrame({"speed-up": ["none was measured"]})
     columns = list(names)
+    for name, known in of_case.items():
+        columns.append(name)
+        table[name] = [known.get(case, ABSENT) for case in table["case"]]
     for work in ("forward", "step"):
         for words, over in overs.items():
             columns.append(f"{work}, over {words}")
-            table[columns[-1]] = _told(frame, table, over, work)
+            table[columns[-1]] = told(frame, table, over, work)
     return rounded(shown(smallest_first(table, AXES), AXES, [*_CASE, "method", *columns]))
-
-
-def _told(frame: pd.DataFrame, table: pd.DataFrame, over: str, work: str) -> list[str]:
-    """Of each row of `table` the speed of its method over `over`."""
-    rows = against(frame, over, set(table["method"]), work).to_dict("records")
-    found = {(row["case"], row["method"]): f"{verdicts.interval_text(row)} {row['outcome']}" for row in rows}
-    return [found.get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
 
 
 def parts(frame: pd.DataFrame) -> pd.DataFrame:
@@ -114,7 +119,7 @@ def gradients(frame: pd.DataFrame) -> pd.DataFrame:
     links = frames.valid(frame)
     links = links[links["method"].eq(CEILING) & links["metric"].eq("allreduce_bandwidth")]
     table["link (GB/s)"] = table["world_size"].map(links.groupby("world_size")["value"].median())
-    table["over DDP"] = _told(frame, table, "ddp", "step")
+    table["over DDP"] = told(frame, table, "ddp", "step")
     table["sent (MiB)"], table["error of the gradient"] = table["sent"] / 2**20, table["error"]
     columns = ["step (ms)", "over DDP", "hook (ms)", "sent (MiB)", "error of the gradient", "breaks even (GB/s)"]
     return rounded(shown(smallest_first(table, AXES), AXES, [*_CASE, "method", *columns, "link (GB/s)"]))

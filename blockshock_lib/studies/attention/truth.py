@@ -53,6 +53,8 @@ def attention(
     """Attention and its gradients for `dout` at the places `at`, from whole rows of scores in `dtype`: float64 is the
     truth.
 
+    A `pattern` may count how often a query sees a key: so often the key stands in the softmax.
+
     In q's own dtype it is the baseline: plain PyTorch with each product rounded, and the mean of the scores' gradients
     from the rounded output, as flash kernels have it.
     """
@@ -69,10 +71,13 @@ def attention(
             of = place.get(h // group)
             keys_, values = k[b, h // group].to(dtype), v[b, h // group].to(dtype)
             for rows in (at.rows if of is None else whole).split(max(1, ENTRIES // k.shape[2])):
-                seen = pattern.sees(rows[:, None], keys, size, k.shape[2], b, h).expand(len(rows), k.shape[2])
+                times = pattern.sees(rows[:, None], keys, size, k.shape[2], b, h).expand(len(rows), k.shape[2])
+                seen = times.bool()
                 queries, upstream = q[b, h, rows].to(dtype), dout[b, h, rows].to(dtype)
                 none = ~seen.any(1)
-                scores = (queries @ keys_.T * scale).masked_fill(~seen, -math.inf).masked_fill(none[:, None], 0)
+                scores = queries @ keys_.T * scale
+                scores = scores if times.dtype == torch.bool else scores + times.to(sums).log().to(dtype)
+                scores = scores.masked_fill(~seen, -math.inf).masked_fill(none[:, None], 0)
                 weights = scores.softmax(1).masked_fill(none[:, None], 0)
                 made = weights @ values
                 delta = (upstream.to(sums) * made.to(sums)).sum(1, keepdim=True)

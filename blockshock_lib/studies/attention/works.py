@@ -14,10 +14,9 @@ from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.roofline import Ceilings
 from blockshock_lib.engine.study import Problem, Runner, Sample
 from blockshock_lib.engine.timing import Work
-from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.kernels.attention import flex
 from blockshock_lib.kernels.attention.lists import BlockLists
-from blockshock_lib.kernels.graph import Graph
+from blockshock_lib.kernels.graph import try_capture
 
 REPEATS = 5  # of what is timed once a case
 BACKWARD = 2.5  # the products of a backward, of which a forward has two: scores again, dV, dP, dQ and dK
@@ -117,15 +116,9 @@ def _again(one: Runner, name: str, made: Any) -> Iterator:
 
 
 def captured(run: CaseRun, one: Runner, make: Callable) -> bool:
-    """True; UnsupportedError where a call cannot be captured. It is tried alone, before others depend on it."""
+    """True; UnsupportedError as `try_capture`."""
     if one.active and run.timer.pool is not None:
-        try:
-            Graph([make(one)], run.device, keeps=False).release()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            torch.cuda.synchronize(run.device)
-            raise UnsupportedError(f"it cannot be captured in a CUDA graph: {first_line(error)}") from error
+        try_capture(make(one), run.device)
     return True
 
 
@@ -133,14 +126,14 @@ def list_times(problem: Problem) -> Iterator[Sample]:
     """The building of a case's lists, whole, and the sorting of found blocks into both directions alone."""
     case, lists, works_here = problem.case, problem.lists, problem.group.rank == 0
     size = case.q_len, case.k_len, case.block, problem.device
-    full, partial_ = lists.blocks()
+    found = [(each[:, 0] * lists.q_blocks + each[:, 1]) * lists.k_blocks + each[:, 2] for each in lists.blocks()]
     rest = {name: getattr(lists, name) for name in ("block", "q_len", "k_len", "tiles", "plane")}
 
     def build() -> BlockLists:
         return replace(problem.pattern, made={}).lists(*size)
 
     def sort() -> BlockLists:
-        return BlockLists.of(full, partial_, lists.rows.tile.long(), lists.planes, **rest)
+        return BlockLists.of(*found, lists.rows.tile.long(), lists.planes, **rest)
 
     for metric, make in (("list_build", build), ("list_sort", sort)):
         meter = memory.Peak(problem.device)

@@ -22,8 +22,9 @@ STUDY = Study(
         {"timed": "timed", "seed": "seed", "dtype": "dtype"},
     ),
     axes=AXES,
-    twin=AXES.over,
+    twin=(AXES.over,),
     problem="blockshock_lib.studies.gpt.latency:opened",
+    need="blockshock_lib.studies.gpt.need:need",
     presets=PRESETS,
     defaults={"methods": "all", "profile": "none"},
     hypotheses={
@@ -34,8 +35,11 @@ STUDY = Study(
         "gpt_correctness": late("report.answer:checked", "every schedule is its equation and syncs as it says"),
         "gpt_training": late("studies.gpt.report:answer"),
         "gpt_latency": late("studies.gpt.saved:answer"),
+        "": late("studies.gpt.results:answer"),
     },
-    summary=late("studies.gpt.report:summary"),
+    summary=late("studies.gpt.saved:summary"),
+    results=late("studies.gpt.results:page"),
+    joined=True,
     tables={
         "correctness": late("report.tables:correctness_table", AXES),
         "reasons": late("report.tables:reasons", AXES),
@@ -44,6 +48,7 @@ STUDY = Study(
         "losses": late("studies.gpt.report:losses"),
         "rates": late("studies.gpt.report:rates"),
         "times": late("studies.gpt.saved:times"),
+        "headline": late("studies.gpt.results:headline"),
         "extrapolated": late("studies.gpt.saved:extrapolated"),
     },
     figures={

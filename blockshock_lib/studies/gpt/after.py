@@ -18,7 +18,7 @@ from blockshock_lib.engine.study import Sample
 from blockshock_lib.layers.gpt import GPT, Schedule
 from blockshock_lib.layers.gpt.schedule import dropping
 from blockshock_lib.layers.gpt.streams import Streams
-from blockshock_lib.studies.gpt.training import Trainer, validate
+from blockshock_lib.layers.gpt.training import Trainer, validate
 
 RATE = 1e-4  # AdamW's in distillation, falling to 0
 ROUNDS = 8  # of dealing neurons to heads and heads to neurons

@@ -20,7 +20,8 @@ from blockshock_lib.studies.gpt.params import COLUMNS, LAYERS
 
 BASELINE = AXES.over
 LEAST = 4  # paired seeds; fewer are points without an interval
-SAME = [*COLUMNS, "trained", "dtype", "corpus"]  # of arms that may be compared
+LEAST_WIDTH = 384  # a smaller GPT shows that the code runs
+SAME = [*COLUMNS, "trained", "dtype", "recipe", "corpus"]  # of arms that may be compared
 
 
 class Gap(NamedTuple):
@@ -67,7 +68,8 @@ def curves(frame: pd.DataFrame, metric: str = "validation_loss") -> pd.DataFrame
 def finals(frame: pd.DataFrame) -> pd.DataFrame:
     """`curves` at the last step of arms that came to it: a row a (arm, seed)."""
     rows = curves(frame)
-    return rows[rows["repeat"].eq(rows["trained"] // (rows["batch"] * rows["context"]))].reset_index(drop=True)
+    steps = (rows["trained"] // (rows["batch"] * rows["context"])).clip(lower=1)  # as training takes at least one
+    return rows[rows["repeat"].eq(steps)].reset_index(drop=True)
 
 
 def paired(rows: pd.DataFrame, method: str, other: str = BASELINE) -> pd.Series:
@@ -78,42 +80,63 @@ def paired(rows: pd.DataFrame, method: str, other: str = BASELINE) -> pd.Series:
     return (table[method] - table[other]).dropna()
 
 
+def settings(rows: pd.DataFrame) -> list[pd.DataFrame]:
+    """`rows` by what may be compared, the widest first."""
+    parts = [part for _, part in rows.groupby(SAME, sort=False)]
+    return sorted(parts, key=lambda part: (int(part["width"].iloc[0]), len(part)), reverse=True)
+
+
 def setting(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the setting that most can be said of: the widest with LEAST seeds of two arms, else the widest with
-    most arms.
-    """
-    best, chosen = (-1,), rows.iloc[:0]
-    for _, part in rows.groupby(SAME, sort=False):
-        counts = part.groupby("method")["seed"].nunique()
-        width = int(part["width"].iloc[0])
-        if (found := (bool(counts.ge(LEAST).sum() > 1), width, int(counts.sum()))) > best:
-            best, chosen = found, part
-    return chosen
+    """The rows of the setting that most can be said of: with most arms of LEAST seeds, of several such the widest."""
+    told = lambda part: int(part.groupby("method")["seed"].nunique().ge(LEAST).sum())  # noqa: E731
+    return max(settings(rows), key=told, default=rows)
+
+
+def size_of(rows: pd.DataFrame) -> str:
+    """ "384 wide, 100M tokens"."""
+    return f"{rows['width'].iloc[0]} wide, {rows['trained'].iloc[0] / 1e6:.3g}M tokens"
+
+
+def words_of(rows: pd.DataFrame) -> str:
+    """Of one setting: "384 wide, 100M tokens, 4 ranks, bf16, corpus 1a2b3c4d5e6f, 4 seeds at most"."""
+    one = rows.iloc[0]
+    words = f"{size_of(rows)}, {one['ranks']} ranks, {one['dtype']}, corpus {one['corpus'][:12]}"
+    return f"{words}, {rows['seed'].nunique()} seeds at most"
+
+
+def along(frame: pd.DataFrame, rows: pd.DataFrame, metric: str = "validation_loss") -> pd.DataFrame:
+    """`curves` of the setting of `rows`."""
+    return curves(frame, metric).merge(rows[SAME].drop_duplicates(), on=SAME)
+
+
+def after(frame: pd.DataFrame, rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """`along`, of losses of trained models that lost syncs; `cost`: less that of the same model with all of them."""
+    own = rows[rows["method"].eq(BASELINE)].set_index("seed")["value"]
+    table = along(frame, rows, metric)
+    return table.assign(cost=table["value"] - table["seed"].map(own)).dropna(subset="cost")
 
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row an arm of one setting, the most syncs first: `method`, `syncs`, `loss` (mean, nats), `gap` (a Gap), and the
-    smallest gap that these seeds could show: half the interval's width.
+    """A row an arm of one setting, the most syncs first: `method`, `syncs`, its `gap`, the `seeds` that tell it, and
+    the means over these of its `loss` and of the `base`line's.
     """
-    found = []
+    found, wide = [], rows.pivot_table(index="seed", columns="method", values="value")
     for method in AXES.ordered(rows["method"]):
-        own = gap(paired(rows, method)) if method != BASELINE else Gap(0.0, 0.0, 0.0, rows["seed"].nunique())
-        loss = rows.loc[rows["method"].eq(method), "value"].mean()
-        found.append({"method": method, "syncs": syncs(method), "loss": loss, "gap": own, "seeds": own.seeds})
-    return pd.DataFrame(found, columns=["method", "syncs", "loss", "gap", "seeds"])
+        own, less = wide[method].dropna(), paired(rows, method)
+        seeds = list(own.index if method == BASELINE else less.index)
+        about = {"syncs": syncs(method), "seeds": seeds, "loss": own[seeds].mean(), "gap": gap(less)}
+        found.append({"method": method, **about, "base": about["loss"] - about["gap"].mean})
+    return pd.DataFrame(found, columns=["method", "syncs", "seeds", "loss", "gap", "base"])
 
 
-def tokens_to(curve: pd.DataFrame, loss: float) -> float:
-    """Optimizer steps at which the mean curve of the baseline came to `loss`, linear between validations; nan where it
-    never did.
+def steps_to(curve: pd.DataFrame, loss: float) -> float:
+    """Optimizer steps at which the mean of the curves came to `loss`, linear between validations; nan where it never
+    did.
     """
     mean = curve.groupby("repeat")["value"].mean().sort_index()
     under = mean[mean.le(loss)]
     if under.empty:
         return np.nan
-    after = under.index[0]
-    before = mean.index[mean.index < after]
-    if before.empty:
-        return float(after)
-    last = before[-1]
-    return float(last + (after - last) * (mean[last] - loss) / (mean[last] - mean[after]))
+    before = mean[mean.index < under.index[0]].iloc[-1:]
+    ends = [(float(value), float(at)) for part in (under.iloc[:1], before) for at, value in part.items()]
+    return float(np.interp(loss, *zip(*ends, strict=True)))

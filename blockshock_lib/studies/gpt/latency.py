@@ -6,13 +6,14 @@ case's dtype; a training step is whole, embeddings and head too, with weights of
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from blockshock_lib.comm import Group, Pending
 from blockshock_lib.engine.case_run import CaseRun
@@ -23,9 +24,8 @@ from blockshock_lib.layers.gpt.ranks import Sum
 from blockshock_lib.layers.gpt.schedule import Step
 from blockshock_lib.studies.gpt import truth
 from blockshock_lib.studies.gpt.methods import METHODS
-from blockshock_lib.studies.gpt.params import Case, Params
+from blockshock_lib.studies.gpt.params import Case, Params, Training
 from blockshock_lib.studies.gpt.problem import DTYPES, LOOSER, GPTProblem, seed
-from blockshock_lib.studies.gpt.training import BETAS
 
 NEGLIGIBLE_LR = 1e-12  # no weight moves, so a timed step can be checked; its time is any rate's
 CHECKED = 64  # positions of a step that is held to the equation, gradients and all
@@ -72,7 +72,7 @@ class LatencyProblem(Problem):
             self.shares[mine] = copy.deepcopy(first) if first else GPT.of(self.whole, self.group)
             if self.trains:
                 cuda, weights = self.device.type == "cuda", self.shares[mine].parameters()
-                adam = torch.optim.AdamW(weights, lr=NEGLIGIBLE_LR, betas=BETAS, fused=cuda, capturable=cuda)
+                adam = torch.optim.AdamW(weights, lr=NEGLIGIBLE_LR, betas=Training.betas, fused=cuda, capturable=cuda)
                 self.optimizers[mine] = adam
         model = copy.copy(self.shares[mine])
         model.schedule = named(METHODS[method].schedule, self.case.layers)
@@ -94,8 +94,9 @@ class LatencyProblem(Problem):
         if bound:  # each rank goes on with its own parts, which never land
             steps = [Step(s + 1, len(steps) + 1) for s in range(len(steps))]
         dtype = torch.float32 if self.trains else self.dtype
-        state = Cast(dict(self.whole.named_parameters()), dtype if half else torch.float64)
-        streams = partial(truth.streams, state, steps=steps, heads=case.heads, ranks=self.ranks)
+        state = Cast(self.whole, dtype if half else torch.float64)
+        again = partial(checkpoint, truth.partial, use_reentrant=False)  # what a backward needs is cast once more
+        streams = partial(truth.streams, state, steps=steps, heads=case.heads, ranks=self.ranks, part=again)
         if not self.trains:
             new = 1 if case.work == "decode" else case.length
             return {"stream": streams(self.x.to(state.dtype))[self.group.rank][:, -new:].flatten(0, 1)}
@@ -115,7 +116,7 @@ class LatencyProblem(Problem):
 class LatencyRunner(Runner):
     def __init__(self, problem: LatencyProblem, method: str):
         self.problem, self.name, self.bound = problem, method, METHODS[method].bound
-        self.again: dict[str, Tensor] = {}  # of a step, as it was when admitted
+        self.again: list[Tensor] = []  # what a step gave when it was admitted
         self.place(0)
 
     def place(self, at: int) -> None:
@@ -130,11 +131,13 @@ class LatencyRunner(Runner):
         if not self.bound:
             self.problem.group.tune(self.x.numel() * self.problem.dtype.itemsize, self.problem.device)
 
-    def forward(self, model: GPT) -> Tensor:
-        """[S, W], of the new tokens."""
+    def call(self, model: GPT) -> tuple[Tensor, ...]:
+        """What is timed: a step on all its tokens, or the stream of a forward's new tokens, [S, W]."""
+        if self.problem.trains:
+            return self.step(model, self.problem.ids)
         if self.cache is not None:
             self.cache.length = self.problem.case.length
-        return model.streamed(self.x, self.cache).flatten(0, 1)
+        return (model.streamed(self.x, self.cache).flatten(0, 1),)
 
     def step(self, model: GPT, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Loss, and the gradient of positions, to which all others have led; the optimizer has made its step."""
@@ -145,50 +148,41 @@ class LatencyRunner(Runner):
         loss.backward()
         model.sum_gradients()
         optimizer.step()
-        return loss.detach(), model.positions.weight.grad
-
-    def call(self, model: GPT) -> Tensor | tuple[Tensor, Tensor]:
-        return self.step(model, self.problem.ids) if self.problem.trains else self.forward(model)
+        return loss.detach().view(1, 1), model.positions.weight.grad
 
     def checks(self, run: CaseRun) -> Iterator[Check]:
+        """Of a step a few positions; what all of its tokens give is what a timed one must give again."""
         if self.problem.trains:
             ids = self.problem.ids[:1, : CHECKED + 1]
             loss, grad = self.step(self.model, ids)
-            yield from self.compared(self.named((loss, grad[: ids.shape[1] - 1])))
+            yield from self.compared((loss, grad[: ids.shape[1] - 1]))
         with run.weighed():
-            made = self.named(self.call(self.model))
+            made = self.call(self.model)
         if self.problem.trains:
-            self.again = {name: x.double() for name, x in made.items()}
+            self.again = [x.to(self.problem.dtype).double() for x in made]
         else:
             yield from self.compared(made)
 
-    def named(self, made: Any) -> dict[str, Tensor]:
+    def compared(self, made: Sequence[Tensor]) -> Iterator[Check]:
         """A step's in the dtype in which it multiplies, by which it is judged."""
-        if not self.problem.trains:
-            return {"stream": made}
-        return {"loss": made[0].view(1, 1).to(self.problem.dtype), "d positions": made[1].to(self.problem.dtype)}
-
-    def compared(self, made: Mapping[str, Tensor]) -> Iterator[Check]:
         (true, baseline), depth = self.problem.expected(self.name), 2 * self.problem.case.layers
-        for name, mine in made.items():
-            plain = None if name == "loss" else baseline[name].to(mine.dtype)  # one number has no ratio of errors
-            yield Check(name, mine, plain, true[name], "" if name == "stream" else name, looser=LOOSER, depth=depth)
+        for name, mine in zip(true, made, strict=True):
+            plain = None if name == "loss" else baseline[name].to(self.problem.dtype)  # one number has no ratio
+            held = mine.to(self.problem.dtype), plain, true[name], "" if name == "stream" else name
+            yield Check(name, *held, looser=LOOSER, depth=depth)
 
-    def recheck(self, made: Any) -> Iterator[Check]:
+    def recheck(self, made: tuple[Tensor, ...]) -> Iterator[Check]:
         if not self.problem.trains:
-            yield from self.compared(self.named(made))
+            yield from self.compared(made)
             return
-        for name, mine in self.named(made).items():
-            yield Check(f"{name} of what was timed", mine, None, self.again[name])
+        for name, mine, then in zip(("loss", "d positions"), made, self.again, strict=True):
+            yield Check(f"{name} of what was timed", mine.to(self.problem.dtype), None, then)
 
     def operand_bytes(self) -> int:
         """Of a forward; a step's weights, gradients and moments are beyond any cache."""
-        held = [p for module in self.model.sublayers for p in module.parameters()]
-        return (
-            0
-            if self.problem.trains
-            else sum(x.nbytes for x in (*held, *(self.cache.held.values() if self.cache else ())))
-        )
+        kept = self.cache.held.values() if self.cache else ()
+        held = [*kept, *(p for module in self.model.sublayers for p in module.parameters())]
+        return 0 if self.problem.trains else sum(x.nbytes for x in held)
 
     def works(self, run: CaseRun, copies: Sequence["LatencyRunner"]) -> list[Work]:
         """The whole as kernels and as calls; the same with its sums left out; and these alone, in a row."""
@@ -206,19 +200,24 @@ class LatencyRunner(Runner):
     def sums(self) -> Work:
         """The schedule's sums, each awaited before the next: of a step those of its backward too, and of gradients."""
         problem, both = self.problem, (False, True) if self.problem.trains else (False,)
-        x = torch.randn(self.x.shape, device=problem.device).to(problem.dtype)
+        whole = torch.randn(self.x.shape, device=problem.device).to(problem.dtype).flatten(0, 1)
+        # A forward makes its products where they are added up; a step, which wants gradients, copies them there.
+        room = None if problem.trains else problem.group.buffer(*whole.shape, whole.dtype, whole.device)
+        own = whole.clone()
         every = [Sum(problem.group, sync.overlap > 0) for _ in both for sync in self.model.schedule.syncs]
         split = self.model._split()
         shared = sum(p.numel() for p in self.model.parameters() if id(p) not in split) if problem.trains else 0
-        bucket, whole = torch.randn(shared, device=problem.device), x.clone()
+        bucket = torch.randn(shared, device=problem.device)
 
         def restart() -> None:  # what is added up in place time after time grows to infinity
-            x.copy_(whole)
+            for place in (own, room):
+                if place is not None:
+                    place.copy_(whole)
             bucket.normal_()
 
         def run() -> None:
             for one in every:
-                one.begin(x)
+                one.begin(own if one.overlapped or room is None else room)
                 one.wait()
             if shared:
                 problem.group.all_reduce(bucket)
@@ -226,20 +225,14 @@ class LatencyRunner(Runner):
         return Work("sums_kernel", [run], before=restart)
 
 
-class Cast(Mapping):
-    """Weights in another dtype, each as it is asked for: in float64 all at once would not fit."""
+class Cast(dict):
+    """Weights in another dtype, each as it is asked for and kept nowhere: in float64 all at once would not fit."""
 
-    def __init__(self, weights: Mapping[str, Tensor], dtype: torch.dtype):
-        self.weights, self.dtype = weights, dtype
+    def __init__(self, whole: GPT, dtype: torch.dtype):
+        self.weights, self.dtype = dict(whole.named_parameters()), dtype
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __missing__(self, name: str) -> Tensor:
         return self.weights[name].detach().to(self.dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.weights)
-
-    def __len__(self) -> int:
-        return len(self.weights)
 
 
 class Silent:

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from blockshock_lib.engine import study
 from blockshock_lib.errors import allowed
+from blockshock_lib.files import ROOT, canonical, sha256
 from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, wrong
 from blockshock_lib.studies.gpt.methods import METHODS
 from blockshock_lib.studies.gpt.phases import PHASES
@@ -37,21 +38,25 @@ class Size(Frozen):
     @model_validator(mode="after")
     def _whole_heads(self) -> "Size":
         if self.width % self.heads:
-            raise wrong("heads", f"{self.heads} heads cannot share {self.width} features evenly; allowed: its divisors")
+            raise wrong("heads|width", f"{self.heads} heads cannot share {self.width} features; allowed: its divisors")
         return self
 
 
 class Training(Frozen):
     """`tokens` are trained on in batches of `batch` sequences, by AdamW at `learning_rate` after a rise over `warmup`
-    of the steps, falling to a tenth of it. `validations`: how often the loss on `validation_tokens` is taken, the last
-    time at the end. `after`: whether the syncs of the trained tensor-parallel model are dropped one by one, and half of
-    them made up for by distillation on `distill_tokens`.
+    of the steps, falling to a tenth of it; too short a rise spoils schedules unequally (docs/gpt.md). `validations`:
+    how often the loss on `validation_tokens` is taken, the last time at the end. `after`: whether the syncs of the
+    trained tensor-parallel model are dropped one by one, and half of them made up for by distillation on
+    `distill_tokens`.
     """
+
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.95)  # AdamW's
+    final: ClassVar[float] = 0.1  # of the learning rate, at the last step
 
     tokens: Annotated[int, Field(strict=True, ge=1, le=1 << 40)]
     batch: Count
     learning_rate: Positive
-    warmup: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.02
+    warmup: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.1
     weight_decay: NotNegative = 0.1
     clip: Positive = 1.0
     validations: Count = 10
@@ -63,8 +68,8 @@ class Training(Frozen):
 
 class Latency(Frozen):
     """What is timed, of `layers` blocks of random weights with heads of `head` features: at each of `widths` a forward
-    of so many tokens at once (`prefill`) and of one token behind so many in a cache (`decode`), at `step_widths`
-    training steps of so many tokens, in sequences of at most 1024 (`step`).
+    of so many tokens at once (`prefill`) and of one token behind so many in a cache (`decode`); and training steps,
+    each (width, tokens), in sequences of at most 1024 (`step`).
     """
 
     layers: Count = LAYERS
@@ -72,16 +77,13 @@ class Latency(Frozen):
     widths: tuple[Count, ...] = (768,)
     prefill: tuple[Count, ...] = (16,)
     decode: tuple[Count, ...] = ()
-    step: tuple[Count, ...] = ()
-    step_widths: tuple[Count, ...] = ()
+    step: tuple[tuple[Count, Count], ...] = ()
 
     def rows(self) -> list[tuple[str, int, int]]:
         """(work, width, length) of each case."""
-        found = []
-        for work in ("prefill", "decode", "step"):
-            widths = self.step_widths if work == "step" else self.widths
-            found += [(work, width, length) for width in widths for length in getattr(self, work)]
-        return found
+        forwards = (("prefill", self.prefill), ("decode", self.decode))
+        found = [(work, width, length) for work, asked in forwards for width in self.widths for length in asked]
+        return found + [("step", width, length) for width, length in self.step]
 
 
 class Params(RunParams):
@@ -116,13 +118,18 @@ class Params(RunParams):
     def _heads_over_ranks(self) -> "Params":
         ranks, head = self.ranks, self.latency.head
         if self.phase != "gpt_latency" and self.size.heads % ranks:
-            raise wrong("size.heads", f"{self.size.heads} heads cannot be dealt whole to {ranks} ranks")
+            keys = "size.heads|tracks" if self.phase == "gpt_training" else "size.heads|hardware.world_size"
+            raise wrong(keys, f"{self.size.heads} heads cannot be dealt whole to {ranks} ranks")
         for _, width, _ in self.latency.rows() if self.phase == "gpt_latency" else ():
             if width % (head * ranks):
-                raise wrong("latency.head", f"heads of {head} in {width} cannot be dealt whole to {ranks} ranks")
+                keys = "latency.head|latency.widths|latency.step|hardware.world_size"
+                raise wrong(keys, f"heads of {head} in {width} cannot be dealt whole to {ranks} ranks")
         if self.phase == "gpt_latency" and not self.latency.rows():
             raise wrong("latency", "nothing is asked: name widths, and lengths of prefill, decode or step")
         return self
+
+    def lacks(self) -> str:
+        return f"data: no folder {self.data} is there" if self.data and not (ROOT / self.data).is_dir() else ""
 
     @property
     def ranks(self) -> int:
@@ -135,7 +142,7 @@ class Case(study.Case):
     `work` of `length`: "prefill" of so many tokens, "decode" behind so many, "step" of so many.
     """
 
-    later: ClassVar[Mapping[str, Any]] = {"work": "", "layers": LAYERS, "length": 0, "link": "fast"}
+    later: ClassVar[Mapping[str, Any]] = {"work": "", "layers": LAYERS, "length": 0, "link": "fast", "recipe": ""}
 
     width: int
     heads: int
@@ -148,6 +155,7 @@ class Case(study.Case):
     layers: int = LAYERS
     length: int = 0
     link: str = "fast"
+    recipe: str = ""  # digest of all that a training is done by, besides the fields above
 
     @property
     def label(self) -> str:
@@ -173,7 +181,11 @@ def expand(params: Params) -> tuple[Case, ...]:
         general |= {"world_size": hardware.world_size, "emulated": hardware.emulated, "seed": params.seed, "tokens": 0}
         general |= {"methods": params.methods, "layers": params.latency.layers, "link": hardware.link}
         return tuple(Case(**general | _timed(params.latency, *row)) for row in params.latency.rows())
+    how = train.model_dump(exclude={"validations", "after", "batch", "tokens"})
+    how |= {"betas": train.betas, "final": train.final}
+    how |= {"compiled": train.compiled and hardware.device == "cuda", "device": hardware.device}
     place = {"world_size": 1, "emulated": False, "batch": train.batch, "tokens": train.tokens}
+    place |= {"recipe": sha256(canonical(how))[:8]}
     every = range(params.seed, params.seed + params.seeds)
     return tuple(Case(**general, **place, seed=seed, methods=(name,)) for seed in every for name in params.methods)
 
@@ -182,6 +194,11 @@ def _timed(latency: Latency, work: str, width: int, length: int) -> dict[str, An
     batch = -(-length // 1024) if work == "step" else 1
     shape = {"width": width, "heads": width // latency.head, "context": length // batch + (work == "decode")}
     return shape | {"batch": batch, "work": work, "length": length}
+
+
+def weights(width: int, vocab: int) -> int:
+    """Of a GPT of LAYERS layers, its tied head once; without the embeddings of positions, which multiply nothing."""
+    return LAYERS * (12 * width**2 + 13 * width) + 2 * width + vocab * width
 
 
 LATER = tuple(Case.later)

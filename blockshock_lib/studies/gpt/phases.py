@@ -16,6 +16,11 @@ PHASES = {
         "How many all-reduces can a tensor-parallel GPT drop before its loss shows it?",
         False,
         figures=("gap over syncs", "loss over tokens"),
+        unit="M tokens",
+        amount=lambda case: case.tokens / 1e6,
+        reached=lambda case, row: (
+            row["repeat"] * case.batch * case.context / 1e6 if row["metric"] == "train_loss" else 0
+        ),
     ),
     "gpt_latency": Phase(
         "gpt_latency",

@@ -8,57 +8,62 @@ from blockshock_lib.report import figures
 from blockshock_lib.report.figures import INK, MUTED
 from blockshock_lib.studies.gpt import gaps
 from blockshock_lib.studies.gpt.axes import AXES
-from blockshock_lib.studies.gpt.report import words_of
+from blockshock_lib.studies.gpt.gaps import words_of
 
 _NONE = "no arm was trained to its end beside tensor parallelism"
 
 
 def gap_over_syncs(frame: pd.DataFrame) -> Figure:
     """Each arm's loss less tensor parallelism's, paired by seed, over its all-reduces a forward: intervals where there
-    are seeds enough, else a point a seed.
+    are seeds enough, else a point a seed. A panel a size, the widest first.
     """
-    rows = gaps.setting(gaps.finals(frame))
-    table, title = gaps.table(rows), "Loss gap over synchronisations"
-    table = table[table["method"].ne(gaps.BASELINE) & table["seeds"].gt(0)]
-    if table.empty:
+    panels, title = [], "Loss gap over synchronisations"
+    for rows in gaps.settings(gaps.finals(frame)):
+        table = gaps.table(rows)
+        table = table[table["method"].ne(gaps.BASELINE) & table["seeds"].map(len).gt(0)]
+        panels += [(rows, table)] if len(table) else []
+    if not panels:
         return figures.empty(title, _NONE)
-    worst = table.loc[table["gap"].map(lambda one: one.mean).idxmax()]
-    title = f"{AXES.short(worst['method'])} costs most: {worst['gap'].mean:+.3f} nats"
+    every = [row for _, table in panels for row in table.itertuples()]
+    worst = max(every, key=lambda row: row.gap.mean)
+    counts = sorted({row.syncs for row in every}, reverse=True)
     with figures.drawing(
-        *(7.5, 3.6, title, words_of(rows)),
-        alt=" ".join(f"{AXES.short(r.method)}, {r.syncs} syncs: {r.gap} nats." for r in table.itertuples()),
+        *(4.4 * len(panels) + 3.1, 3.6, f"{AXES.short(worst.method)} costs most: {worst.gap.mean:+.3f} nats"),
+        "; ".join(words_of(rows) for rows, _ in panels),
+        alt=" ".join(f"{AXES.short(row.method)}, {row.syncs} syncs: {row.gap} nats." for row in every),
         note="Gap: validation loss less tensor parallelism's of the same seed. Bars: 99% intervals over seeds; open "
         f"marks: single seeds, of which fewer than {gaps.LEAST} make no interval.",
+        columns=len(panels),
+        sharey=True,
     ) as (fig, grid):
-        ax = grid[0, 0]
-        ax.axhline(0, color=INK, linewidth=1)
-        places = {count: at for at, count in enumerate(sorted(table["syncs"].unique(), reverse=True))}
-        beside = table.groupby("syncs").cumcount() - (table.groupby("syncs")["syncs"].transform("size") - 1) / 2
-        for row, aside in zip(table.itertuples(), beside, strict=True):
-            look, x = AXES.look(row.method), places[row.syncs] + 0.16 * aside
-            kind = dict(color=look.colour, marker=look.marker, linestyle="", markersize=6)
-            if np.isnan(row.gap.low):
-                each = gaps.paired(rows, row.method)
-                ax.plot([x] * len(each), each, **kind | {"markerfacecolor": "none"}, label=look.label)
-            else:
-                ax.errorbar(x, row.gap.mean, row.gap.half, **kind, capsize=3, elinewidth=1.2, label=look.label)
-        ax.set_xticks(list(places.values()), [str(count) for count in places])
-        ax.set(xlabel="all-reduces a forward, of 12 layers", ylabel="loss gap (nats)")
-        ax.grid(True, axis="y")
-        ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+        for ax, (rows, table) in zip(grid[0], panels, strict=True):
+            ax.axhline(0, color=INK, linewidth=1)
+            beside = table.groupby("syncs").cumcount() - (table.groupby("syncs")["syncs"].transform("size") - 1) / 2
+            for row, aside in zip(table.itertuples(), beside, strict=True):
+                look, x = AXES.look(row.method), counts.index(row.syncs) + 0.16 * aside
+                kind = dict(color=look.colour, marker=look.marker, linestyle="", markersize=6, label=look.label)
+                if np.isnan(row.gap.low):
+                    ax.plot([x] * len(row.seeds), gaps.paired(rows, row.method), **kind, markerfacecolor="none")
+                else:
+                    ax.errorbar(x, row.gap.mean, row.gap.half, **kind, capsize=3, elinewidth=1.2)
+            ax.set_xticks(range(len(counts)), map(str, counts))
+            ax.set(xlabel="all-reduces a forward, of 12 layers", title=gaps.size_of(rows) * (len(panels) > 1))
+            ax.grid(True, axis="y")
+        grid[0, 0].set_ylabel("loss gap (nats)")
+        most = max(grid[0], key=lambda ax: len(ax.get_legend_handles_labels()[0]))
+        grid[0, -1].legend(*most.get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
     return fig
 
 
 def loss_over_tokens(frame: pd.DataFrame) -> Figure:
     """Validation loss over tokens, the mean of the seeds with their range, and beside it each arm's gap on the way."""
-    rows = gaps.curves(frame)
     best = gaps.setting(gaps.finals(frame))
     title = "Loss over tokens"
     if best.empty:
         return figures.empty(title, _NONE)
-    rows = rows.merge(best[gaps.SAME].drop_duplicates(), on=gaps.SAME)
+    rows = gaps.along(frame, best)
     rows = rows.assign(tokens=rows["repeat"] * rows["batch"] * rows["context"] / 1e6)
-    methods = AXES.ordered(rows["method"])
+    wide = rows.pivot_table(index="tokens", columns=["method", "seed"], values="value")
     with figures.drawing(
         *(9, 3.6, title, words_of(best)),
         alt=" ".join(f"{AXES.short(r.method)} ends at {r.loss:.3f} nats." for r in gaps.table(best).itertuples()),
@@ -67,19 +72,15 @@ def loss_over_tokens(frame: pd.DataFrame) -> Figure:
         columns=2,
     ) as (fig, grid):
         for ax, less in zip(grid[0], (False, True), strict=True):
-            for method in methods:
-                values = rows[rows["method"].eq(method)].pivot_table(index="tokens", columns="seed", values="value")
+            for method in AXES.ordered(rows["method"]):
+                values = wide[method]
                 if less:
-                    base = rows[rows["method"].eq(gaps.BASELINE)].pivot_table(
-                        index="tokens", columns="seed", values="value"
-                    )
-                    values = (values - base).dropna(how="all").dropna(axis=1, how="all")
+                    values = values - wide[gaps.BASELINE] if gaps.BASELINE in wide else values * np.nan
                 look = AXES.look(method)
                 kind = dict(color=look.colour, marker=look.marker, markersize=3.5, linewidth=1.2)
                 ax.plot(values.index, values.mean(axis=1), **kind, label=look.label)
-                ax.fill_between(
-                    values.index, values.min(axis=1), values.max(axis=1), color=look.colour, alpha=0.15, lw=0
-                )
+                low, high = values.min(axis=1), values.max(axis=1)
+                ax.fill_between(values.index, low, high, color=look.colour, alpha=0.15, lw=0)
             ax.set(xlabel="tokens (million)", ylabel="gap (nats)" if less else "validation loss (nats)")
             ax.grid(True, axis="y")
         ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
@@ -91,19 +92,13 @@ def dropped(frame: pd.DataFrame) -> Figure:
     order costs, before and after distillation.
     """
     title = "Syncs dropped after training"
-    alone, after = gaps.curves(frame, "sensitivity"), gaps.curves(frame, "dropped_loss")
     rows = gaps.finals(frame)
-    rows = gaps.setting(rows[rows["case"].isin(after["case"])])
+    rows = gaps.setting(rows[rows["case"].isin(gaps.curves(frame, "dropped_loss")["case"])])
     if rows.empty:
         return figures.empty(title, "no trained model lost its syncs")
-    alone, after, taught = (
-        part.merge(rows[gaps.SAME].drop_duplicates(), on=gaps.SAME)
-        for part in (alone, after, gaps.curves(frame, "distilled_loss"))
-    )
-    own = rows.set_index("seed")["value"]
-    after, taught = (part.assign(cost=part["value"] - part["seed"].map(own)) for part in (after, taught))
-    alone = alone.assign(place=alone["detail"].astype(int))
-    means = alone.groupby("place")["value"].agg(["mean", "min", "max"])
+    after, taught = (gaps.after(frame, rows, f"{how}_loss") for how in ("dropped", "distilled"))
+    alone = gaps.along(frame, rows, "sensitivity")
+    means = alone.groupby(alone["detail"].astype(int))["value"].agg(["mean", "min", "max"])
     with figures.drawing(
         *(9, 3.2, title, words_of(rows)),
         alt=f"The sync of sublayer {means['mean'].idxmax()} is worth most, {means['mean'].max():.3g} nats.",

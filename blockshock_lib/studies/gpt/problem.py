@@ -9,14 +9,16 @@ import torch
 import torch.nn.functional as F
 
 from blockshock_lib.comm import Group
+from blockshock_lib.engine import roofline
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
-from blockshock_lib.files import ROOT
-from blockshock_lib.layers.gpt import GPT, GPTConfig, Schedule
-from blockshock_lib.studies.gpt import after, corpus, shards, store, truth
+from blockshock_lib.engine.timing import Timer
+from blockshock_lib.errors import first_line
+from blockshock_lib.layers.gpt import GPT, GPTConfig, Schedule, corpus, shards
+from blockshock_lib.layers.gpt.training import Trainer
+from blockshock_lib.studies.gpt import after, truth
 from blockshock_lib.studies.gpt.methods import METHODS
 from blockshock_lib.studies.gpt.params import LAYERS, Case, Params
-from blockshock_lib.studies.gpt.training import Trainer
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Gradients are compared in these parts: where one kind is small, another must not hide what it lacks.
@@ -28,6 +30,7 @@ PARTS = {
 }
 # A model of 12 layers rounds at other places than its formula, which is written rank by rank.
 LOOSER = 2.0
+LEAD_IN_S = 0.5  # of the dense product that a training's rate is weighed by
 CHECKED = 64  # positions of a trained model that are checked before its training
 
 
@@ -39,14 +42,15 @@ class GPTProblem(Problem):
         self.dtype = DTYPES[case.dtype]
         self.config = GPTConfig(case.width, case.heads, case.vocab, case.context, LAYERS)
         self.trained = bool(case.tokens)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([]):  # weights are drawn on the CPU
             torch.manual_seed(seed(case.seed, "weights", self.repeat))
             self.model = GPT(self.config, "tensor_parallel", case.ranks)
             if not self.trained:
                 _enlarge(self.model)
+        self.model.to(self.device)  # each method copies it
         self.corpus = self.tokens = None
         if self.trained:
-            self.corpus = corpus_of(params)
+            self.corpus = corpus.chosen(params.data, params.corpus, params.size.vocab)
         else:
             draw = torch.Generator().manual_seed(seed(case.seed, "tokens", self.repeat))
             made = torch.randint(case.vocab, (case.batch, case.context + 1), generator=draw).to(self.device)
@@ -161,30 +165,28 @@ class Trained(Runner):
             yield from (one for one in self.course() if (one.metric, one.step, one.detail) not in told)
         except ArithmeticError as error:
             run.refuse(str(error))
+        if self.problem.params.training.after and self.model.schedule.name == "tensor_parallel":
+            tokens = self.problem.params.training.distill_tokens
+            late = after.samples(self.trainer, self.validation, self.batch, tokens)
+            try:
+                yield from (one for one in late if (one.metric, one.step, one.detail) not in told)
+            except RuntimeError as error:  # memory runs out here first; the arm's own losses stand, others need them
+                status = "oom" if isinstance(error, torch.OutOfMemoryError) else "failed"
+                run.miss(self.problem.case.methods[0], status, first_line(error), "distilled_loss")
 
     def course(self) -> Iterator[Sample]:
-        """All of it, from where an earlier process has left the model. ArithmeticError: a loss is not finite."""
-        made, trainer, path = self.problem.corpus, self.trainer, self.problem.state
+        made = self.problem.corpus
         yield Sample("corpus", made.tokens["train"], detail=made.digest)
         if made.bytes_per_token:
             yield Sample("bytes_per_token", made.bytes_per_token)
-        if path is not None and path.exists():
-            trainer.load(path, made.digest)
-        batch, first, seconds = self.problem.case.batch * self.problem.case.context, None, 0.0
-        if not trainer.step:
-            yield Sample("validation_loss", trainer.validate())
-        for one in trainer.run(self.problem.params.training.validations):
-            # The steps up to this process's first validation compile: they do not count.
-            first, seconds = (one.step, 0.0) if first is None else (first, seconds + one.seconds)
-            yield Sample("train_loss", one.loss, one.step)
-            yield Sample("validation_loss", one.validated, one.step)
-            if path is not None:
-                trainer.save(path, made.digest)
-        if seconds:
-            yield Sample("token_rate", (trainer.step - first) * batch / seconds)
-        if self.problem.params.training.after and self.model.schedule.name == "tensor_parallel":
-            tokens = self.problem.params.training.distill_tokens
-            yield from after.samples(trainer, self.validation, self.batch, tokens)
+        name = ""  # a trainer that an earlier process has brought to the end says nothing
+        for name, *one in self.trainer.course(
+            self.problem.state, made.digest, self.problem.params.training.validations
+        ):
+            yield Sample(name, *one)
+        if name == "token_rate":
+            timer = Timer(self.problem.device, self.problem.group, lead_in=(LEAD_IN_S, LEAD_IN_S), capture=False)
+            yield Sample("gemm_rate", roofline.gemm_rate(timer, self.problem.dtype))
 
 
 class Counting:
@@ -226,14 +228,6 @@ def parted(logits: torch.Tensor, loss: torch.Tensor, grads: Mapping[str, torch.T
 def used(grads: Mapping[str, torch.Tensor]) -> float:
     """The share of all weights whose gradient is not 0. Tokens that no batch holds train by the tied head."""
     return sum(float(grad.count_nonzero()) for grad in grads.values()) / sum(grad.numel() for grad in grads.values())
-
-
-def corpus_of(params: Params) -> store.Corpus:
-    """The user's shards, or a corpus of the packages that are installed here, built where there is none."""
-    if params.data:
-        return store.given(ROOT / params.data, params.size.vocab)
-    recipe = corpus.NANO if params.corpus == "nano" else corpus.Recipe(vocab=params.size.vocab)
-    return corpus.ready(recipe)
 
 
 def seed(*parts: Any) -> int:

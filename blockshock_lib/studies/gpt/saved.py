@@ -13,6 +13,7 @@ from blockshock_lib.report.tables import ABSENT, rounded, shown, smallest_first
 from blockshock_lib.studies.gpt import gaps
 from blockshock_lib.studies.gpt.axes import AXES
 from blockshock_lib.studies.gpt.methods import METHODS
+from blockshock_lib.studies.gpt.params import LAYERS
 
 CASE = ["work", "length", "width", "ranks", "link"]
 KINDS = ("forward_kernel", "step_kernel")
@@ -20,6 +21,7 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 # Bus bandwidth a GPU in GB/s that a law is asked for: what NVIDIA's and the network's data sheets say, one direction.
 LINKS = {"NVLink 4": 450.0, "PCIe 5": 64.0, "400 Gb/s network": 50.0}
 RANKS = 8
+PARTS = 0.05  # by which a time may differ from its compute and its sums, each measured alone
 
 
 def ratios(frame: pd.DataFrame) -> pd.DataFrame:
@@ -30,7 +32,8 @@ def ratios(frame: pd.DataFrame) -> pd.DataFrame:
         for method in AXES.ordered(frames.complete(frame, AXES)["method"])
         if method != gaps.BASELINE
     ]
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=[*AXES.case_columns, "method"])
+    found = [one for one in found if len(one)]
+    return pd.concat(found, ignore_index=True) if found else verdicts.ratio(frame, AXES, "", "").assign(method="")
 
 
 def parts(frame: pd.DataFrame) -> pd.DataFrame:
@@ -51,21 +54,52 @@ def parts(frame: pd.DataFrame) -> pd.DataFrame:
 
 def times(frame: pd.DataFrame) -> pd.DataFrame:
     """Microseconds of a block and of a token (all blocks, over the new tokens), a row a (case, method), kernel time.
-    "over its parts": time / (compute + sums alone), within 5% of 1 where nothing overlaps; "hidden (%)": of its sums.
-    "saved": of tensor parallelism's time, with a 99% interval.
+    "sums are": awaited, by the fastest way that was measured, or begun beside a sublayer, by NCCL alone. "over its
+    parts": time / (compute + sums alone), within 5% of 1 where nothing overlaps; "hidden (%)": of its sums. "saved": of
+    tensor parallelism's time, with a 99% interval over so many `runs`, or the groups of one.
     """
     table = parts(frame)
     if table.empty:
         return pd.DataFrame({"times": ["none was measured"]})
-    saved = {(row["case"], row["method"]): saving_text(row) for row in ratios(frame).to_dict("records")}
+    saved = {(row["case"], row["method"]): row for row in ratios(frame).to_dict("records")}
+    cells = [saved.get(key) for key in zip(table["case"], table["method"], strict=True)]
     each, tokens = 1e3 / table["layers"], table["length"].mask(table["work"].eq("decode"), 1)
     made = {f"{name} a block (µs)": rounded(table[name] * each) for name in ("kernel", "call", "compute", "sums")}
     made["a token (µs)"] = rounded(1e3 * table["kernel"] / tokens)
-    made["over its parts"] = (table["kernel"] / (table["compute"] + table["sums"])).round(3)
+    made["sums are"] = ["beside" if overlaps(method) else "awaited" for method in table["method"]]
+    made["over its parts"] = over_parts(table).round(3)
     made["hidden (%)"] = (100 * (1 - table["exposed"] / table["sums"])).round(1)
-    made["saved"] = [saved.get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
+    made["saved"] = [saving_text(row) if row else ABSENT for row in cells]
+    made["runs"] = [row["runs"] if row else ABSENT for row in cells]
     made["note"] = frames.no_claim(table)
     return shown(smallest_first(table.assign(**made), AXES, *CASE[:2]), AXES, [*CASE, "method", "count", *made])
+
+
+def over_parts(table: pd.DataFrame) -> pd.Series:
+    return table["kernel"] / (table["compute"] + table["sums"])
+
+
+def overlaps(method: str) -> bool:
+    return any(sync.overlap for sync in named(METHODS[method].schedule, LAYERS).syncs)
+
+
+def summary(frame: pd.DataFrame) -> list[str]:
+    """Sentences at the end of a run's verdict line: what was trained, and which times are not their parts'."""
+    rows, table = gaps.finals(frame), parts(frame)
+    said = [f"{rows['method'].nunique()} schedules trained with {rows['seed'].nunique()} seeds"] if len(rows) else []
+    table = table.assign(over=over_parts(table)).dropna(subset="over")
+    table = table[~table["method"].map(overlaps).astype(bool) & frames.kind(table).eq("gpu")]
+    off = table[(table["over"] - 1).abs().gt(PARTS)]
+    each = [
+        f"{AXES.short(row.method)} {row.work} {row.length}, {row.width} wide, {row.ranks} ranks {row.over:.2f}x"
+        for row in off.itertuples()
+    ]
+    if len(table):
+        held = (
+            f"{len(table) - len(off)} of {len(table)} times that await their sums are within {PARTS:.0%} of their parts"
+        )
+        said.append("; ".join([held, *each]))
+    return said
 
 
 def saving_text(row: dict) -> str:
@@ -126,19 +160,21 @@ def extrapolated(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def joined(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """(losses of the setting that is weighed, times beside tensor parallelism's on as many ranks, what is missing)."""
-    losses = gaps.setting(gaps.finals(frame))
-    saved = ratios(frame)
-    if losses.empty:
-        return losses, saved, "no losses of two schedules here: make gpt_training, and load its records beside these"
-    one = losses.iloc[0]
+    """(losses of the widest setting that was timed, the times of as many ranks, what is missing)."""
+    trained, saved = gaps.settings(gaps.finals(frame)), ratios(frame)
+    if not trained:
+        return saved, saved, "no losses of two schedules here: make gpt_training, and load its records beside these"
     if saved.empty:
-        return losses, saved, "no times here: make gpt_latency, and load its records beside these"
-    there = saved[saved["ranks"].eq(one["ranks"])]
-    if not there["width"].eq(one["width"]).any():
-        asked = f"{one['width']} wide on {one['ranks']} ranks were trained"
-        return losses, there.iloc[:0], f"{asked}, and this was not timed: --set 'latency.widths=[{one['width']}]'"
-    return losses, there, ""
+        return trained[0], saved, "no times here: make gpt_latency, and load its records beside these"
+    for losses in trained:
+        there = saved[saved["ranks"].eq(losses["ranks"].iloc[0])]
+        if there["width"].eq(losses["width"].iloc[0]).any():
+            return losses, there, ""
+    asked = " and ".join(
+        dict.fromkeys(f"{one['width'].iloc[0]} wide on {one['ranks'].iloc[0]} ranks" for one in trained)
+    )
+    width = trained[0]["width"].iloc[0]
+    return trained[0], saved[:0], f"{asked} were trained, and this was not timed: --set 'latency.widths=[{width}]'"
 
 
 def gap_over_time_saved(frame: pd.DataFrame) -> Figure:
@@ -152,7 +188,7 @@ def gap_over_time_saved(frame: pd.DataFrame) -> Figure:
     saved = saved[saved["link"].eq(sorted(saved["link"])[0])]
     work = "step" if saved["work"].eq("step").any() else "prefill"
     saved = saved[saved["work"].eq(work)]
-    saved = saved[saved["length"].eq(saved["length"].max())]
+    saved = saved[saved["length"].eq(saved.groupby("width")["length"].transform("max"))]
     gap = {row.method: row.gap for row in gaps.table(losses).itertuples() if row.method != gaps.BASELINE}
     saved = saved[saved["method"].isin(list(gap))]
     if saved.empty:
@@ -164,7 +200,7 @@ def gap_over_time_saved(frame: pd.DataFrame) -> Figure:
     ]
     with figures.drawing(
         *(3.6 * len(widths) + 1.6, 3.4, title, frames.no_claim(saved)),
-        f"{work} of {saved['length'].iloc[0]} tokens, {saved['ranks'].iloc[0]} ranks, {saved['link'].iloc[0]} link",
+        f"{work}, {saved['ranks'].iloc[0]} ranks, {saved['link'].iloc[0]} link",
         alt=" ".join(said),
         note=f"Gaps were trained at {trained} wide; panels of other widths show time saved there. Bars: 99% intervals, "
         f"of a gap where {gaps.LEAST} seeds tell. Line: no other schedule saves as much for less.",
@@ -183,7 +219,8 @@ def gap_over_time_saved(frame: pd.DataFrame) -> Figure:
                 kind = dict(color=look.colour, marker=look.marker, linestyle="", capsize=2, label=look.label)
                 ax.errorbar(x, own.mean, up, across, markerfacecolor="none" if up is None else look.colour, **kind)
             ax.axhline(0, color=INK, linewidth=0.8)
-            ax.set(xlabel="time saved (%)", title=f"{width} wide" + ", as trained" * bool(width == trained))
+            what = f"{width} wide, {part['length'].iloc[0]} tokens" + ", as trained" * bool(width == trained)
+            ax.set(xlabel="time saved (%)", title=what)
             ax.grid(True)
         grid[0, 0].set_ylabel("loss gap (nats)")
         grid[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
@@ -191,13 +228,16 @@ def gap_over_time_saved(frame: pd.DataFrame) -> Figure:
 
 
 def answer(frame: pd.DataFrame) -> str:
-    """The answer of the latency phase in a sentence, of the widest case's schedules."""
+    """The answer of the latency phase in a sentence: the most that any schedule surely saves in any case."""
     table = ratios(frame)
     table = table[~table["method"].map(lambda name: METHODS[name].bound).astype(bool)] if len(table) else table
     if table.empty:
         return "Not answered: no case holds valid times beside tensor parallelism."
     if why := frames.no_claim(table):
         return f"Not answered here ({why})."
+    if not table["low"].gt(0).any():
+        return "Not answered: a single group of processes gives no interval."
     best = table.loc[table["low"].idxmax()].to_dict()
     where = f"{best['work']} {best['length']}, {best['width']} wide, {best['ranks']} ranks, {best['link']} link"
-    return f"At most {saving_text(best)} of tensor parallelism's time, by {AXES.short(best['method'])} ({where})."
+    by = AXES.short(best["method"])
+    return f"Time: at most {saving_text(best)} of tensor parallelism's is saved, by {by} ({where})."

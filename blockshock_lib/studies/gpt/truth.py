@@ -1,12 +1,12 @@
 """A schedule's equation, term by term and rank by rank, from whole weights: what the layers are held to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockshock_lib.layers.gpt.schedule import WEIGHTS, Schedule, Step
+from blockshock_lib.layers.gpt.schedule import Schedule, Step
 
 State = Mapping[str, Tensor]
 
@@ -48,8 +48,10 @@ def logits(state: State, x: Tensor) -> Tensor:
     return norm(x, state, "norm") @ state["tokens.weight"].T
 
 
-def streams(state: State, embedded: Tensor, steps: Sequence[Step], heads: int, ranks: int) -> list[Tensor]:
-    """What the end reads, by rank. A part that lands behind the end is never summed."""
+def streams(
+    state: State, embedded: Tensor, steps: Sequence[Step], heads: int, ranks: int, part: Callable[..., Tensor] = partial
+) -> list[Tensor]:
+    """What the end reads, by rank. A part that lands behind the end is never summed. `part`: calls `partial`."""
     made = []
     for s in range(len(steps) + 1):
         reads = []
@@ -59,10 +61,10 @@ def streams(state: State, embedded: Tensor, steps: Sequence[Step], heads: int, r
                 name = f"blocks.{t // 2}.{('attention', 'mlp')[t % 2]}.out.bias"
                 x = x + state[name] if step.own <= s else x
                 if step.lands <= s:
-                    x = x + WEIGHTS[step.late](ranks) * sum(made[t])
+                    x = x + step.late(ranks) * sum(made[t])
                 elif step.own <= s:
-                    x = x + WEIGHTS[step.early](ranks) * made[t][rank]
+                    x = x + made[t][rank]
             reads.append(x)
         if s < len(steps):
-            made.append([partial(x, state, s, heads, ranks, rank) for rank, x in enumerate(reads)])
+            made.append([part(x, state, s, heads, ranks, rank) for rank, x in enumerate(reads)])
     return reads

@@ -23,7 +23,7 @@ STUDY = Study(
         {"batch": "B", "mask": "mask", "optimizer": "optimizer"},
     ),
     axes=AXES,
-    twin=AXES.over,
+    twin=(AXES.over,),
     problem="blockshock_lib.studies.linear.problem:LinearProblem",
     hypotheses=HYPOTHESES,
     summary=summary,

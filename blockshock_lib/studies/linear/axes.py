@@ -45,10 +45,6 @@ class LinearAxes(Axes):
     def case(self, row: Mapping) -> str:
         return f"{row['out_features']}x{row['in_features']}, B={row['batch']}"
 
-    def place(self, frame: pd.DataFrame) -> list[str]:
-        named = "N=" if _square(frame) else ""
-        return [f"{named}{x}, B={batch}" for x, batch in zip(self.x_text(frame), frame["batch"], strict=True)]
-
     def setting(self, row: Mapping) -> str:
         trained = f", {optimizer_name(row['optimizer'])}" if row.get("optimizer") else ""
         return f"{row['mask']} mask, {row['workload']} input{trained}"

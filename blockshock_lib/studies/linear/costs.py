@@ -1,10 +1,10 @@
 """What a case costs each method, the floors that ceilings put under its times, and what it asks of a machine."""
 
 import math
-from collections.abc import Callable
 
 import torch
 
+from blockshock_lib.engine import memory
 from blockshock_lib.engine.roofline import Ceilings, compute, link
 from blockshock_lib.engine.study import Need
 from blockshock_lib.kernels.sparse24.backends import choose
@@ -15,11 +15,7 @@ from blockshock_lib.studies.linear.params import Case, columns
 from blockshock_lib.studies.linear.phases import PHASES
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-GIB, MIB = 2**30, 2**20
-SLACK = 1.3  # blocks that an allocator holds and cannot reuse
 CHUNK = 1 << 24  # weights that are packed at once
-# Buffers of the ceilings; on a GPU copies past three L2 caches with their gradients and states, and a graph's outputs.
-TIMING = {"cpu": 80 * MIB, "cuda": 19 * GIB}
 
 
 class CaseCosts:
@@ -126,18 +122,12 @@ def floor_parts(work: dict[str, Cost], ceilings: Ceilings) -> dict[str, float]:
     """Least times in ms, each summed over pieces of work that follow each other: of moving the `bytes`, of the
     `arithmetic`, of the `link`. Of dX's collective only that counts which is longer than dW, behind which it can hide.
     """
-
-    def total(floor: Callable[[Cost, Ceilings], float], **out: float) -> float:
-        return sum(floor(piece, ceilings._replace(**out)) for piece in work.values())
-
-    hidden = (
-        min(link(work["dx"], ceilings), compute(work["dw"], ceilings) + link(work["dw"], ceilings))
-        if "dw" in work
-        else 0.0
-    )
     # An infinite ceiling takes one part out of the engine's formula, which leaves the other.
-    moving, counting = total(compute, gemm_rate=math.inf), total(compute, copy_bandwidth=math.inf)
-    return {"bytes": moving, "arithmetic": counting, "link": total(link) - hidden}
+    alone = {"bytes": ceilings._replace(gemm_rate=math.inf), "arithmetic": ceilings._replace(copy_bandwidth=math.inf)}
+    parts = {name: sum(compute(piece, ceiling) for piece in work.values()) for name, ceiling in alone.items()}
+    dw = compute(work["dw"], ceilings) + link(work["dw"], ceilings) if "dw" in work else 0.0
+    hidden = min(link(work["dx"], ceilings), dw) if dw else 0.0
+    return parts | {"link": sum(link(piece, ceilings) for piece in work.values()) - hidden}
 
 
 def floor_rows(case: Case, card: dict, ceilings: Ceilings | None) -> list[dict]:
@@ -171,4 +161,4 @@ def rank_bytes(case: Case, names: list[str]) -> int:
     standing = (e + 1) * n * k + (e + 8) * b * (n + k) + sum(step.weights + step.copies for step in steps)
     standing += phase.train * (e + 8) * (2 * n * k + b * (n + k))
     running = 2 * max((step.peak for step in steps), default=0)  # once to be checked, once what it is checked against
-    return math.ceil(SLACK * (standing + max(making, running)) + phase.timed * TIMING[case.device])
+    return memory.upper(standing + max(making, running), phase.timed, case.device)

@@ -1,6 +1,5 @@
 """Views of the linear study for a notebook that is kept open: each shows itself where it ends a cell."""
 
-import html
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -18,9 +17,8 @@ from blockshock_lib.report.view import View, choice, steps, table
 from blockshock_lib.studies.linear.axes import AXES
 from blockshock_lib.studies.linear.costs import floor_rows
 from blockshock_lib.studies.linear.methods import METHODS
-from blockshock_lib.studies.linear.params import Case, Workload
-from blockshock_lib.studies.linear.report import gallery
-from blockshock_lib.studies.linear.report.masks import masks_figure
+from blockshock_lib.studies.linear.params import WORKLOADS, Case
+from blockshock_lib.studies.linear.report.masks import corners, masks_figure
 
 # Multiples of 512, which every method can split over eight ranks.
 SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 40960)
@@ -34,7 +32,7 @@ def masks_view(mask: str = "transposable_random", corner: int = 32) -> View:
     """One mask: a corner of so many outputs and inputs, a multiple of 8."""
 
     def draw(tile_mask: str, tile_corner: int, tile_seed: int) -> str:
-        return figures.show(masks_figure(gallery.corners([MASKS[tile_mask]], tile_corner, tile_seed))).data
+        return figures.show(masks_figure(corners([MASKS[tile_mask]], tile_corner, tile_seed))).data
 
     controls = {
         "tile_mask": choice("mask", MASKS, mask, "how a weight is split into two 2:4 terms"),
@@ -59,23 +57,23 @@ def floors_view(
         raise RecordError("no run knows a machine's ceilings; run phase 1, or restore outputs/reference")
 
     @cache
-    def known(title: str, kind: str, ranks: int) -> Any:
-        return earlier.known_ceilings(machines[title][0], kind, machine=title, ranks=ranks, out=out)
+    def known(title: str, kind: str) -> tuple[Any, str]:
+        return earlier.known_ceilings(machines[title][0], kind, machine=title, out=out) or (None, "")
 
     def draw(n, out_features, b, mask, machine, work, **fields) -> str:
         (phase, optimizer), (device, card) = work, machines[machine]
         fields |= dict(phase=phase, optimizer=optimizer, in_features=n, out_features=out_features or n, batch=b)
-        fields |= dict(mask=MASKS[mask], workload=Workload(name="gaussian", distribution="gaussian"), bias=False)
+        fields |= dict(mask=MASKS[mask], workload=WORKLOADS["gaussian"], bias=False)
         # Without training, a layer that recompresses is the same as one that does not.
         fields["methods"] = tuple(name for name in METHODS if optimizer or name != "block_shock_recompress")
         case = Case(**fields, device=device, product="auto", emulated=False, seed=0)
-        found = known(machine, case.dtype, case.world_size)
-        frame = pd.DataFrame(floor_rows(case, card, found.ceilings if found else None))
+        ceilings, source = known(machine, case.dtype)
+        frame = pd.DataFrame(floor_rows(case, card, ceilings))
         about = ("in_features", "out_features", "batch", "mask", "workload", "optimizer", "dtype", "world_size")
         like = {name: frame[name].iloc[0] for name in about}
         metric = f"{frame['work'].iloc[0]}_kernel"
         times, run = earlier.measured_times(device, phase, metric, like, machine=machine, out=out)
-        return _page(frame.assign(measured=frame["method"].map(times)), found, run)
+        return _page(frame.assign(measured=frame["method"].map(times)), source, run)
 
     controls = {
         "n": steps("N (in features)", SIZES, n, "columns of the weight"),
@@ -91,12 +89,10 @@ def floors_view(
     return View("floors", controls, draw, rows=rows)
 
 
-def _page(frame: pd.DataFrame, found: Any, run: str) -> str:
-    source = f"{found.source} on {found.machine}" if found else ""
+def _page(frame: pd.DataFrame, source: str, run: str) -> str:
     figure = figures.show(machine_plots.floors_figure(frame, AXES, source, run)).data
-    note = f"Ceilings {html.escape(found.note)}. " if found and found.note else ""
     takes = byte_text(frame["rank_bytes"].iloc[0])
-    note += f"To measure this case takes a rank up to {takes}, the float64 truth included."
+    note = f"To measure this case takes a rank up to {takes}, the float64 truth included."
     lines = []
     for row in frame.itertuples():
         line = {"method": AXES.label(row.method), "bound by": f"cannot run: {row.unsupported}"}
@@ -104,7 +100,8 @@ def _page(frame: pd.DataFrame, found: Any, run: str) -> str:
             line |= {what: byte_text(getattr(row, what)) for what in ("weights", "read", "written", "sent")}
             line |= {"floor": milliseconds(row.floor_whole) if row.bound else "unknown", "bound by": row.bound}
             line["measured"] = milliseconds(row.measured) if row.measured > 0 else "–"
-        lines.append(line)
+        # A number and its unit stay in one line.
+        lines.append({what: text if what == "bound by" else text.replace(" ", "\u00a0") for what, text in line.items()})
     columns = ["method", "weights", "read", "written", "sent", "floor", "measured", "bound by"]
     shown = pd.DataFrame(lines, columns=columns if run else [name for name in columns if name != "measured"])
     what = f"Bytes a rank in {AXES.times[frame['work'].iloc[0]].words}, and its floor"

@@ -2,6 +2,8 @@
 which its first reference run called for.
 """
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 
@@ -72,6 +74,8 @@ def _decide(table: pd.DataFrame, largest: pd.DataFrame, row: pd.Series) -> tuple
 
 
 HYPOTHESES = {"phase1": (h1, h3), "phase3": (h2,)}
+words = partial(verdicts.words, rules=HYPOTHESES)
+numbers = partial(verdicts.numbers, rules=HYPOTHESES)
 
 
 def summary(frame: pd.DataFrame) -> list[str]:

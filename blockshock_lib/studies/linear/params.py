@@ -4,50 +4,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
 from blockshock_lib.engine import study
 from blockshock_lib.errors import allowed
-from blockshock_lib.kernels.sparse24.mask import MASKS, PATTERNS, Mask
-from blockshock_lib.params.models import Count, DType, Flag, Frozen, Name, Positive, RunParams, by_name, wrong
+from blockshock_lib.kernels.sparse24.mask import MASKS, Mask
+from blockshock_lib.params.models import Count, DType, Flag, Frozen, Positive, RunParams, by_name, wrong
 from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.phases import PHASES
 
 Features = Annotated[int, Field(strict=True, ge=64, le=1 << 20, multiple_of=64)]
 
 
-class MaskKeys(Frozen):
-    """The keys of a mask that is written out. A validated field holds the `Mask` that they describe."""
-
-    name: Name
-    family: Literal[tuple(PATTERNS)]
-    pattern: str = ""
-
-    @model_validator(mode="after")
-    def _pattern_of_family(self) -> "MaskKeys":
-        if self.pattern not in (known := PATTERNS[self.family]):
-            why = "a uniform pattern keeps two of four; " if self.family == "uniform" else ""
-            phrase = allowed(self.pattern, [pattern or repr("") for pattern in known])
-            raise wrong("pattern", f"{self.pattern!r}: {why}{phrase}")
-        return self
-
-
-MaskParam = Annotated[
-    MaskKeys,
-    BeforeValidator(lambda value: vars(value) if isinstance(value, Mask) else value),
-    BeforeValidator(by_name("mask", MASKS)),
-    AfterValidator(lambda keys: Mask(**vars(keys))),
-    PlainSerializer(vars),
-]
-
-
-class Workload(Frozen):
+@dataclass(frozen=True)
+class Workload:
     """What inputs look like; a swept n becomes in_features = n in_scale, out_features = n out_scale."""
 
-    name: Name
+    name: str
     distribution: Literal["gaussian", "uniform", "activation"]
-    in_scale: Count = 1
-    out_scale: Count = 1
+    in_scale: int = 1
+    out_scale: int = 1
 
 
 WORKLOADS = {
@@ -56,7 +32,23 @@ WORKLOADS = {
     "mlp_up": Workload(name="mlp_up", distribution="activation", out_scale=4),
     "mlp_down": Workload(name="mlp_down", distribution="activation", in_scale=4),
 }
-WorkloadParam = Annotated[Workload, BeforeValidator(by_name("workload", WORKLOADS))]
+
+
+def _row(kind: str, table: Mapping[str, Any]) -> PlainValidator:
+    """A row of `table`, by its name, or written out as a manifest has it."""
+
+    def look_up(value: Any) -> Any:
+        name = value.get("name") if isinstance(value, Mapping) else value
+        row = table.get(name) if isinstance(name, str) else None
+        if row is None or value not in (name, vars(row)):
+            raise wrong("", f"{value!r} is no {kind}; {allowed(name, table)}")
+        return row
+
+    return PlainValidator(look_up)
+
+
+MaskParam = Annotated[Mask, _row("mask", MASKS), PlainSerializer(vars)]
+WorkloadParam = Annotated[Workload, _row("workload", WORKLOADS), PlainSerializer(vars)]
 
 SETS = {
     # Every forward: the baselines, Block-Shock, and Block-Shock by torch's stock 2:4 op.
@@ -80,14 +72,9 @@ class Sweep(Frozen):
     dtypes: tuple[DType, ...] = ()
 
     @model_validator(mode="after")
-    def _sized_and_told_apart(self) -> "Sweep":
+    def _sized(self) -> "Sweep":
         if not self.n and not self.features:
             raise wrong("n", "no size to run; allowed: at least one here or in sweep.features")
-        for key in ("masks", "workloads"):
-            seen: dict[str, object] = {}
-            for item in getattr(self, key):
-                if seen.setdefault(item.name, item) != item:
-                    raise wrong(key, f"two different entries are called {item.name!r}; give each a name of its own")
         return self
 
     def sizes(self, workload: Workload) -> dict[tuple[int, int], str]:
@@ -145,10 +132,10 @@ class Params(RunParams):
         if all(METHODS[name].periodic_only for name in self.methods) and not any(mask.periodic for mask in self.masks):
             alone, names = ", ".join(self.methods), ", ".join(mask.name for mask in self.masks)
             more = "allowed: a uniform or checkerboard mask, or another method beside it"
-            raise wrong("methods", f"{alone} alone cannot run: {names} is not periodic; {more}")
+            raise wrong("methods|mask|sweep.masks", f"{alone} alone cannot run: {names} is not periodic; {more}")
         for workload in self.workloads:
             for size, key in self.sweep.sizes(workload).items():
-                self._check_shards(workload, size, f"sweep.{key}")
+                self._check_shards(workload, size, f"sweep.{key}|workload|hardware.world_size|methods")
         if PHASES[self.phase].train:
             self._check_training()
         elif given := [key for key in _TRAINING if getattr(self, key) != type(self).model_fields[key].default]:
@@ -170,13 +157,14 @@ class Params(RunParams):
         if not self.optimizers:
             raise wrong("optimizers", "nothing to train with; allowed: sgd, adamw")
         if "adamw" in self.optimizers and "fp16" in self.dtypes:
-            raise wrong("optimizers", "adamw's squared gradients vanish in fp16; allowed: bf16, fp32, or sgd alone")
+            why = "adamw's squared gradients vanish in fp16; allowed: bf16, fp32, or sgd alone"
+            raise wrong("optimizers|dtype|sweep.dtypes", why)
         odd = [mask.name for mask in self.masks if not mask.periodic]
         if self.dw == "periodic" and odd:
             nearest = "full" if self.hardware.emulated else "exchange"
-            raise wrong("dw", f"'periodic', but mask {odd[0]} is not periodic; nearest: {nearest}")
+            raise wrong("dw|mask|sweep.masks", f"'periodic', but mask {odd[0]} is not periodic; nearest: {nearest}")
         if self.dw == "exchange" and self.hardware.emulated:
-            raise wrong("dw", "'exchange' swaps entries, and emulated ranks are one process; nearest: full")
+            raise wrong("dw|hardware.emulated", "'exchange' swaps, and emulated ranks are one process; nearest: full")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ PHASES = {
         Phase("phase0", "phase0_correctness.ipynb", _SUM, False, "", ("checks",)),
         Phase("phase1", "phase1_forward.ipynb", _FORWARD, True, "forward_kernel", ("speed over B1",)),
         Phase("phase2", "phase2_backward.ipynb", _PASS, True, "pass_kernel", ("pass over B1",), backward=True),
-        Phase("phase3", "phase3_training.ipynb", _STEP, True, "step_kernel", ("step over B1",), True, True),
+        Phase(
+            "phase3", "phase3_training.ipynb", _STEP, True, "step_kernel", ("step over B1",), backward=True, train=True
+        ),
     )
 }
 

@@ -50,9 +50,6 @@ class Trainer:
     def update(self) -> None:
         """The optimizer's step, and the stages that it makes necessary. Communicates nothing."""
         self.optimizer.step()
-        self._follow()
-
-    def _follow(self) -> None:
         for stage in self.layer.post_step().values():
             stage()
 
@@ -72,7 +69,7 @@ class Trainer:
             for parameter, value in zip(self.parameters, (self.layer.from_dense(weight), bias), strict=False):
                 parameter.copy_(value)
             self.drop_gradients()
-            self._follow()
+            self.layer.refresh()
 
     def held(self, activations: int) -> dict[str, float]:
         """Bytes that a training step holds on this rank, by metric; after a backward, so that gradients are there."""

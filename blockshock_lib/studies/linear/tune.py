@@ -84,8 +84,9 @@ def tune_products(products: Iterable[Product], device: torch.device, say: Callab
         if not kept:
             found = search.searched(problem, device)
             kept = {best.way: best.ms for kind in KINDS.values() if (best := found.best(kind))}
-            told = f"{len(found.trials)} tried: {found.wrong} wrong, {found.refused} refused, "
-            told += f"{len(found.crashes)} crashed" + (f"; {found.failed}" if found.failed else "")
+            told = f"{len(found.trials)} tried: {sum(trial.wrong for trial in found.trials)} wrong, "
+            told += f"{sum(bool(trial.refused) for trial in found.trials)} refused, {len(found.crashes)} crashed"
+            told += f"; {found.failed}" * bool(found.failed)
         done = done and bool(kept)
         timed = [f"{words(way, KINDS)} {ms:.4f} ms" for way, ms in sorted(kept.items(), key=lambda item: item[1])]
         say(f"{search.words(problem)}: {', '.join(timed) or 'nothing is right'} [{told}]")

@@ -110,6 +110,17 @@ def test_a_block_may_be_computed_in_parts_and_a_row_shared_by_several_programs(c
     assert not wrong(measured(*inputs, lists_of(mask, 64), 0.3, cuts, splits), wanted(*inputs, mask, 0.3))
 
 
+def test_of_what_a_faster_kernel_made_only_the_bad_is_computed_again():
+    mask = some_mask(2, 200, 200)
+    q, k, v, *_ = some_inputs(1, 2, 2, 200, 200, 64)
+    call = Call(q, k, v, None, lists_of(mask, 128), 0.2)
+    out, lse = kernels.forward(call)
+    bad = torch.tensor([[[0, 1, 0, 0], [0, 0, 0, 1]]], dtype=torch.int32)  # of 64 queries each
+    again, level = kernels.forward(call, {}, 1, (torch.full_like(out, 7), torch.full_like(lse, 7), bad))
+    here = bad.repeat_interleave(64, 2)[..., :200].bool()
+    assert torch.equal(again, torch.where(here[..., None], out, 7)) and torch.equal(level, torch.where(here, lse, 7))
+
+
 def test_what_is_masked_out_may_hold_anything():
     mask = some_mask(1, 70, 100)
     mask[:, :, 7] = mask[:, :, 99] = False

@@ -94,7 +94,7 @@ def test_where_nothing_is_right_nothing_is_chosen_but_the_reference():
     assert [type(way) for way in tune.nearest(call)] == [tune.Wrong] and taken(rows, call) == "reference"
 
 
-def test_the_triton_kernels_run_as_they_were_cut_fastest_of_what_is_right():
+def test_the_triton_kernels_run_as_they_were_cut_fastest_of_what_is_right(monkeypatch):
     clock, call = Times(flex=1.5), call_of()
     wrong, best = (32, 32, 4, 2), (32, 32, 4, 3)
     seen = []
@@ -109,9 +109,13 @@ def test_the_triton_kernels_run_as_they_were_cut_fastest_of_what_is_right():
     rows = {"reference": reference, "triton": SimpleNamespace(refuse=lambda call: "", attend=attend, **own)}
     rows["flex"] = clock.row("flex")
     assert {("dq", *wrong), ("dq", *best)} <= set(triton.candidates(16, 32)["dq"])
-    assert list(searched(rows, clock, call)) == ["triton", "flex"]
-    tune.auto(rows, call).attend(call)
-    assert seen[-1]["dq"][1:] == best and seen[-1]["forward"][1:] == wrong  # which is wrong of dq alone
+    assert not tune.is_kept(call) and list(searched(rows, clock, call)) == ["triton", "flex"]
+    assert tune.is_kept(call) and not tune.is_kept(call_of(size=300))
+    monkeypatch.setitem(backends.BACKENDS, "triton", rows["triton"])
+    for row in (tune.auto(rows, call), backends.chosen("triton", call)):
+        row.attend(call)
+        assert seen[-1]["dq"][1:] == best and seen[-1]["forward"][1:] == wrong  # which is wrong of dq alone
+        assert backends.name_of(row) == "triton"
 
 
 def test_the_real_search_answers_from_its_own_process_and_needs_a_gpu():

@@ -18,18 +18,6 @@ def matmul(monkeypatch):
     return install(monkeypatch)
 
 
-def dense_product(x, weight, mask):
-    return x @ torch.where(mask, weight, 0).t()
-
-
-@pytest.mark.parametrize("b", [1, 7, 8, 16, 33])
-def test_any_batch_is_multiplied_and_the_output_is_contiguous(b):
-    x, weight, mask = problem(b)
-    y = CSLT.linear(x, cslt.pack(weight, mask))
-    assert y.is_contiguous() and y.shape == (b, 128)
-    torch.testing.assert_close(y, dense_product(x, weight, mask), rtol=2e-2, atol=2e-2)
-
-
 def test_a_column_slice_is_not_read_as_if_it_were_contiguous(matmul):
     x, weight, mask = problem()
     packed = cslt.pack(weight, mask)
@@ -86,23 +74,15 @@ def test_a_bias_off_the_16_byte_boundary_is_added_after_a_planned_product(monkey
     assert (given == [None]) is moved
 
 
-def test_two_to_the_32_weights_are_multiplied_and_one_tile_more_is_refused_by_name():
-    for shape in ((65536, 65536), (8192, 524288), (128, 192)):
-        assert cslt.too_large(shape) == ""
-    for shape in ((65536, 65536 + 64), (65536 + 64, 65536)):
-        reason = cslt.too_large(shape)
-        assert f"{shape[0]}x{shape[1]} has more than 2^32 entries" in reason and "wrong values" in reason
-        assert "more ranks" in reason and 'product="reference"' in reason
-    assert backends.BACKENDS["reference"].too_large((65536, 131072)) == ""
-
-
 @pytest.mark.parametrize("name", ["torch", "cslt"])
-def test_a_weight_that_would_be_multiplied_wrongly_is_refused_before_anything_is_made_of_it(name, monkeypatch):
+def test_two_to_the_32_weights_are_multiplied_and_more_are_refused_before_anything_is_made_of_them(name):
     backend = backends.BACKENDS[name]
+    assert backend.too_large((65536, 65536)) == backends.BACKENDS["reference"].too_large((65536, 131072)) == ""
     # Without storage: whatever computed with them would fail.
     weight, mask = (torch.empty(65536, 65600, dtype=d, device="meta") for d in (torch.bfloat16, torch.bool))
     pattern = Pattern(torch.empty(16384, 16400, dtype=torch.uint8, device="meta"), None)
     second = stock.compress if name == "torch" else lambda weight: backend.blank(pattern, weight.dtype)
     for make in (lambda: backend.pack(weight, mask), lambda: second(weight)):
-        with pytest.raises(UnsupportedError, match=f"{name!r} cannot run: a weight of 65536x65600 has more than"):
+        said = rf"{name!r} cannot run: .* 65536x65600 has more than 2\^32 .* wrong values .* more ranks .*reference"
+        with pytest.raises(UnsupportedError, match=said):
             make()

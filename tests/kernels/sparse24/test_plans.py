@@ -5,8 +5,7 @@ import ctypes
 import itertools
 import sys
 from collections import OrderedDict
-from functools import partial, partialmethod
-from types import SimpleNamespace
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -18,76 +17,33 @@ from blockshock_lib.kernels.sparse24.plans import Setting
 CUDA = torch.device("cuda", 0)
 
 
-class Library:
-    """nvmath.bindings.cusparseLt on the CPU, as far as plans.py calls it. `made`: object -> its making, `freed`: those
-    given back, `fails`: what cannot be made, `taken`: what was asked of the allocator, `left`: what is still out.
-    """
+MAKERS = "structured_descriptor", "dense_descriptor", "matmul_descriptor", "matmul_alg_selection", "matmul_plan"
+REFUSED = ArithmeticError  # in place of the library's own error
 
-    class cuSPARSELtError(Exception):
-        pass
 
-    Sparsity = SimpleNamespace(SPARSITY_50_PERCENT=0)
-    ComputeType = SimpleNamespace(COMPUTE_32F=1)
-    MatmulAlg = SimpleNamespace(DEFAULT=0)
-    MatmulAlgAttribute = SimpleNamespace(CONFIG_ID="alg_id", SPLIT_K="split_k", SPLIT_K_MODE="split_k_mode")
+def library_of():
+    """nvmath.bindings.cusparseLt on the CPU, as far as plans.py calls it; its objects are the numbers 1, 2, 3, ..."""
+    made, numbers = mock.MagicMock(cuSPARSELtError=REFUSED), itertools.count(1)
+    made.get_version.return_value, made.matmul_get_workspace.return_value = 801, 64
+    for name in MAKERS:
+        getattr(made, f"{name}_init").side_effect = lambda *_: next(numbers)
+    return made
 
-    def __init__(self):
-        self.fails, self.taken, self.left = "", [], []
-        self.numbers, self.made, self.freed, self.ran = itertools.count(1), {}, [], []
 
-    def _make(self, name, handle, *args):
-        if self.fails == name:
-            raise self.cuSPARSELtError(name)
-        number = next(self.numbers)
-        self.made[number] = (name, args)
-        return number
-
-    def get_version(self, handle):
-        return 801
-
-    structured_descriptor_init = partialmethod(_make, "weight")
-    dense_descriptor_init = partialmethod(_make, "dense")
-    matmul_descriptor_init = partialmethod(_make, "product")
-    matmul_alg_selection_init = partialmethod(_make, "algorithm")
-    matmul_plan_init = partialmethod(_make, "plan")
-
-    def matmul_get_workspace(self, handle, plan):
-        return 64
-
-    def matmul_alg_set_attribute(self, handle, thing, attribute, address, size):
-        assert (attribute, size) == ("alg_id", 4) and ctypes.c_int.from_address(address).value in (3, 9)
-
-    def _free(self, thing):
-        self.freed.append(thing)
-
-    mat_descriptor_destroy = matmul_descriptor_destroy = matmul_alg_selection_destroy = matmul_plan_destroy = _free
-
-    def take(self, size, stream):
-        self.taken.append((size, stream))
-        self.left.append(len(self.taken))
-        return len(self.taken)
-
-    def give_back(self, address):
-        self.left.remove(address)
-
-    def matmul(self, handle, plan, alpha, a, b, beta, c, d, workspace, streams, count):
-        if self.fails == "matmul":
-            raise self.cuSPARSELtError("matmul")
-        stream = ctypes.c_void_p.from_address(streams).value
-        assert not workspace or workspace in self.left
-        self.ran.append(SimpleNamespace(plan=plan, workspace=workspace, stream=stream))
+def freed(library):
+    return sorted(args[0] for name, args, _ in library.mock_calls if name.endswith("_destroy"))
 
 
 @pytest.fixture
 def library(monkeypatch):
-    fake = Library()
+    fake = library_of()
     monkeypatch.setattr(plans, "_library", lambda: fake)
     monkeypatch.setattr(plans, "_handle", lambda index: 1000)
     monkeypatch.setattr(plans, "_plans", OrderedDict())
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)  # the index of a CPU's tensor
-    monkeypatch.setattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", fake.take, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", fake.give_back, raising=False)
+    for name in ("alloc", "delete"):
+        monkeypatch.setattr(torch._C, f"_cuda_cudaCachingAllocator_raw_{name}", getattr(fake, name), raising=False)
     return fake
 
 
@@ -102,13 +58,13 @@ def test_a_plan_is_made_once_for_a_shape_a_batch_a_dtype_a_stride_and_a_setting(
     others = dict(rows=24), dict(shape=(192, 192)), dict(setting=Setting(3)), dict(x=wide), dict(x=half)
     for count, other in enumerate(({}, *others), start=1):
         run(**other), run(**other)
-        assert sum(name == "plan" for name, _ in library.made.values()) == count and len(library.ran) == 2 * count
+        assert library.matmul_plan_init.call_count == count and library.matmul.call_count == 2 * count
 
 
 def test_the_library_is_called_on_the_device_of_the_tensors(library, monkeypatch):
     current, seen = partial(mock.patch.object, torch._C, "_cuda_getDevice"), []
     monkeypatch.setattr(torch.cuda, "device", lambda index: current(lambda: index))
-    monkeypatch.setattr(library, "matmul", lambda *_: seen.append(torch._C._cuda_getDevice()))
+    library.matmul.side_effect = lambda *_: seen.append(torch._C._cuda_getDevice())
     with current(lambda: 3):
         run()
     assert seen == [None]  # the index of a CPU's tensor
@@ -117,41 +73,51 @@ def test_the_library_is_called_on_the_device_of_the_tensors(library, monkeypatch
 def test_plans_are_bounded_and_the_one_unused_for_longest_is_freed_whole(library, monkeypatch):
     monkeypatch.setattr(plans, "MOST_PLANS", 2)
     run(rows=8), run(rows=16), run(rows=8)
-    assert not library.freed
-    run(rows=24)
-    _, (product, _) = library.made[library.ran[1].plan]
-    assert library.ran[1].plan in library.freed and product in library.freed and len(library.freed) == 6
-    run(rows=8)
-    assert library.ran[-1].plan == library.ran[0].plan
+    assert not freed(library)
+    run(rows=24), run(rows=8)
+    assert freed(library) == [7, 8, 9, 10, 11, 12]  # all of the second plan, whose own number is the last
+    assert [call.args[1] for call in library.matmul.mock_calls] == [6, 12, 6, 18, 6]
 
 
 def test_a_refusal_is_a_runtime_error_and_keeps_nothing(library):
-    library.fails = "plan"
+    numbers, given = library.matmul_plan_init.side_effect, []
+    library.matmul_alg_set_attribute.side_effect = lambda handle, thing, attribute, address, size: given.append(
+        (attribute, ctypes.c_int.from_address(address).value, size)
+    )
+    library.matmul_plan_init.side_effect = REFUSED
     with pytest.raises(RuntimeError, match=r"refuses \(9, 1, -1\)"):
         run(setting=Setting(9))
-    assert set(library.freed) == set(library.made) and not plans._plans
-    library.fails = ""
+    assert freed(library) == [1, 2, 3, 4, 5] and not plans._plans
+    library.matmul_plan_init.side_effect = numbers
     run(setting=Setting(9))
-    assert len(library.ran) == 1
+    assert library.matmul.call_count == 1 and given == [(library.MatmulAlgAttribute.CONFIG_ID, 9, 4)] * 2
 
 
-@pytest.mark.parametrize("fails", ["", "matmul"])
-def test_workspace_is_taken_in_the_calls_stream_and_given_back_after_it(library, fails):
-    library.fails = fails
+@pytest.mark.parametrize("fails", [None, REFUSED])
+def test_workspace_is_taken_in_the_calls_stream_held_while_it_runs_and_given_back_after_it(library, fails):
+    streams = []
+
+    def ran(handle, plan, alpha, a, b, beta, c, d, room, stream, count):
+        streams.append((room, ctypes.c_void_p.from_address(stream).value))
+        if fails:
+            raise fails
+
+    library.matmul.side_effect = ran
     with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
         run()
-    assert library.taken == [(64, 77)] and library.left == []  # bytes, stream
-    assert [(ran.workspace, ran.stream) for ran in library.ran] == ([] if fails else [(1, 77)])  # held while it runs
+    room = library.alloc.return_value
+    assert streams == [(room, 77)] and library.alloc.call_args.args == (64, 77)  # bytes, stream
+    assert library.delete.call_args.args == (room,)
+    order = [name for name, *_ in library.mock_calls if name in ("alloc", "matmul", "delete")]
+    assert order == ["alloc", "matmul", "delete"]
 
 
-def test_no_memory_for_the_workspace_is_told_as_such_and_leaves_the_plan_free(library, monkeypatch):
-    none = mock.Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
-    with monkeypatch.context() as patch:
-        patch.setattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", none)
-        with pytest.raises(torch.OutOfMemoryError):
-            run()
+def test_no_memory_for_the_workspace_is_told_as_such_and_leaves_the_plan_free(library):
+    library.alloc.side_effect = [torch.OutOfMemoryError("CUDA out of memory"), 1]
+    with pytest.raises(torch.OutOfMemoryError):
+        run()
     run()
-    assert len(library.ran) == 1
+    assert library.matmul.call_count == 1
 
 
 def test_why_products_are_planned_anew_is_said(monkeypatch):
@@ -163,7 +129,7 @@ def test_why_products_are_planned_anew_is_said(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert "nvmath-python is not installed" in plans.missing(CUDA)
     plans._missing.cache_clear()
-    monkeypatch.setattr(plans, "_library", Library)
+    monkeypatch.setattr(plans, "_library", library_of)
     monkeypatch.setattr(plans, "_handle", lambda index: 1000)
     for version, said in (
         (800, "nvmath found cuSPARSELt 801, PyTorch has 800: packed weights need not fit"),

@@ -1,6 +1,7 @@
 """The search and its consumers, against fakes on the CPU. Real values and times: tests/gpu."""
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -77,10 +78,22 @@ def test_the_default_stays_with_one_warning_when_nothing_is_found(tuned, name, f
     assert tuned.count == 1 and packed.extra == {16: Setting()} and not tune.STORE.path.exists()
 
 
-def test_the_kernel_alone_has_no_default_to_stay_with(tuned):
-    tuned.found = Found((Trial(Setting(17), RIGHT, 0.5), Trial(CONFIGS[0], Error(9.0, 9.0))))
-    backend, x, packed = given("small")
-    with pytest.raises(UnsupportedError, match="no config of the small-batch kernel is known to be right"):
+NO_CONFIG = Found((Trial(Setting(17), RIGHT, 0.5), Trial(CONFIGS[0], Error(9.0, 9.0))))
+CRASHED = Found((Trial(Setting(), crashed="SIGILL"),), crashes=("cslt alg_id 0 (SIGILL)",))
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "match"),
+    [
+        ("small", NO_CONFIG, "no config of the small-batch kernel is known to be right"),
+        ("cslt", CRASHED, "default algorithm crashes"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*crashed")
+def test_where_there_is_no_default_or_it_crashes_nothing_is_left_in_use(tuned, name, found, match):
+    tuned.found = found
+    backend, x, packed = given(name)
+    with pytest.raises(UnsupportedError, match=match):
         backend.tune(x, packed)
     assert not packed.extra
 
@@ -94,25 +107,14 @@ def test_what_crashed_is_told_and_the_best_of_each_kind_kept_all_the_same(tuned)
     assert tune.STORE.find(key, tune.versions(x.device)) == {Setting(17, 2, 1): 0.5, CONFIGS[1]: 0.2}
 
 
-def test_a_default_that_crashes_is_never_left_in_use(tuned):
-    tuned.found = Found((Trial(Setting(), crashed="SIGILL"),), crashes=("cslt alg_id 0 (SIGILL)",))
-    backend, x, packed = given()
-    with pytest.warns(UserWarning, match="crashed"), pytest.raises(UnsupportedError, match="default algorithm crashes"):
-        backend.tune(x, packed)
-    assert not packed.extra
-
-
-def test_a_changed_kernel_is_another_version(monkeypatch, tmp_path):
+def test_a_choice_belongs_to_the_kernels_sources_where_it_can_run_and_to_the_library(monkeypatch):
+    asked = mock.Mock()
+    monkeypatch.setattr(tune.store, "versions", asked)
     monkeypatch.setattr(torch.backends.cusparselt, "version", lambda: 800)
-    versions = lambda: tune.versions.__wrapped__(torch.device("cpu"))  # noqa: E731
-    before = versions()
-    assert len(before["source"]) == 12 and before == versions() and before["cusparselt"] == "800"
-    changed = tmp_path / "small.cu"
-    changed.write_bytes(small.SOURCE.read_bytes() + b"//")
-    monkeypatch.setattr(small, "SOURCE", changed)
-    assert versions()["source"] not in (before["source"], "")
-    monkeypatch.setattr(small, "unsupported", lambda device, dtype: "no compiler")
-    assert versions()["source"] == ""
+    for reason, sources in (("", (small.SOURCE, Path(small.__file__))), ("no compiler", ())):
+        monkeypatch.setattr(small, "unsupported", lambda device, dtype, reason=reason: reason)
+        tune.versions.__wrapped__(torch.device("cpu"))
+        asked.assert_called_with(*sources, cusparselt="800")
 
 
 # The search
@@ -141,7 +143,7 @@ def test_a_search_tries_every_algorithm_every_config_and_the_librarys_pick(probi
     settings = [trial.way for trial in found.trials if isinstance(trial.way, Setting)]
     assert {setting.alg_id for setting in settings} == {0, 1, 2, 3}
     assert {setting.split_k for setting in settings} == {1, -1, 2, 4}
-    assert found.wrong == found.refused == 0
+    assert not any(trial.wrong or trial.refused for trial in found.trials)
     assert all(abs(trial.error.rms_ratio - 1) < 0.1 for trial in found.trials)
 
 

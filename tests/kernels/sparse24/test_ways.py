@@ -57,27 +57,17 @@ def probe(monkeypatch):
     return Probe((N, K), 16, torch.bfloat16, torch.device("cpu"))
 
 
-def scaled(y, last):
-    y *= 1.02
+# y and the product of the call before -> y made wrong.
+FAULTS = {
+    "scaled": lambda y, last: y.mul_(1.02),
+    "a tile moved": lambda y, last: y[: len(y) // 2, :16].copy_(y[: len(y) // 2, 16:32].clone()),
+    "one NaN": lambda y, last: y[0, 0].fill_(torch.nan),
+    "nothing written, where the last product lay": lambda y, last: y.copy_(last[: len(y)]),
+    "nothing written": lambda y, last: y.fill_(torch.nan),  # what the output held before the call
+}
 
 
-def tile_moved(y, last):
-    y[: len(y) // 2, :16] = y[: len(y) // 2, 16:32].clone()
-
-
-def one_nan(y, last):
-    y[0, 0] = torch.nan
-
-
-def last_product(y, last):
-    y.copy_(last[: len(y)])  # as if nothing were written, into memory that holds the product of the call before
-
-
-def nothing_written(y, last):
-    y.fill_(torch.nan)  # what the output held before the call
-
-
-@pytest.mark.parametrize("fault", [scaled, tile_moved, one_nan, last_product, nothing_written])
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize(("room", "way"), WAYS)
 def test_wrong_values_are_seen_at_every_check(probe, monkeypatch, room, way, fault):
     real, last = room.multiply, [torch.zeros(16, 128, dtype=torch.bfloat16)]

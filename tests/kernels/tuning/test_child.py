@@ -1,14 +1,12 @@
 """The process that searches, with planted crashes; real children of real parents, no GPU. See faulty.py."""
 
 import json
-import os
-import signal
-import subprocess
+import multiprocessing
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +17,6 @@ from tests.processes import running, wait_for
 
 CPU = torch.device("cpu")
 HANG_SECONDS = 2.0
-OWN = ("own search",)
 
 
 def search(child):
@@ -54,44 +51,30 @@ def start(tmp_path, monkeypatch):
         one.close()
 
 
-@pytest.fixture(scope="module")
-def story(tmp_path_factory):
-    """One search in which the faster a way is, the worse it behaves: algorithm 3 is the fastest right one."""
+def test_the_fastest_right_way_of_each_kind_wins_over_those_that_crash_or_hang_and_each_crash_is_named(start, tmp_path):
+    # The faster a way is, the worse it behaves: algorithm 3 is the fastest right one.
     faults = {"own search": "exit", "7": "killed", "6": "hang", "5": "broken", "4": "wrong", "small 4": "killed"}
-    log = tmp_path_factory.mktemp("story") / "log"
-    child = replace(SEARCH, silence=HANG_SECONDS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FAULTS", json.dumps(faults))
-        patch.setenv("FAULTS_LOG", str(log))
-        found = search(child)
-    last = child.process.pid
+    child = start(faults, silence=HANG_SECONDS)
+    found, last, tried = search(child), child.process.pid, checks(tmp_path / "log")
     child.close()
-    return SimpleNamespace(found=found, checks=checks(log), last=last)
-
-
-def test_the_fastest_right_candidate_of_each_kind_wins_over_those_that_crash_or_hang(story):
-    assert story.found.best().way == story.found.best(Algorithm).way == Algorithm(3) and not story.found.failed
-    assert story.found.best(Small).way == Small(3)
-    met = Counter(step for _, step in story.checks)  # no culprit and no way of an earlier child again but the finalists
-    assert met == {step: 3 if step in ("3", "small 3") else 1 for step in (*"01234567", "small 3", "small 4", *OWN)}
-
-
-def test_each_crash_is_told_with_its_culprit_and_how_it_ended(story):
-    assert sorted(story.found.crashes) == [
+    assert found.best().way == found.best(Algorithm).way == Algorithm(3) and not found.failed
+    assert found.best(Small).way == Small(3)
+    met = Counter(step for _, step in tried)  # no culprit and no way of an earlier child again but the finalists
+    assert met == {
+        step: 3 if step in ("3", "small 3") else 1 for step in (*"01234567", "small 3", "small 4", "own search")
+    }
+    assert sorted(found.crashes) == [
         "algorithm number 5 (an illegal instruction was encountered)",
         f"algorithm number 6 ({HANG_SECONDS:g} s without a word)",
         "algorithm number 7 (SIGILL)",
         "own search (exit status 7)",
         "small depth 4 (SIGILL)",
     ]
-    crashed = {trial.way for trial in story.found.trials if trial.crashed}
-    assert crashed == {Algorithm(5), Algorithm(6), Algorithm(7), Small(4)} and story.found.wrong == 1
-
-
-def test_a_child_ends_with_its_crash_and_the_last_one_when_it_is_closed(story):
-    pids = {pid for pid, _ in story.checks}
-    assert len(pids) == 6 and story.last in pids
-    assert not running(pids)
+    crashed = {trial.way for trial in found.trials if trial.crashed}
+    assert crashed == {Algorithm(5), Algorithm(6), Algorithm(7), Small(4)}
+    assert sum(trial.wrong for trial in found.trials) == 1
+    pids = {pid for pid, _ in tried}  # a child ends with its crash, and the last one when it is closed
+    assert len(pids) == 6 and last in pids and not running(pids)
 
 
 def test_the_child_is_kept_for_the_next_search_and_strange_output_is_no_message(start, tmp_path, capfd):
@@ -154,33 +137,30 @@ def test_an_idle_child_ends_by_itself_and_the_next_search_starts_another(start):
     assert found.best().way == Algorithm(7) and not found.crashes and child.process.pid != first
 
 
-PARENT = """
-import sys, torch
-from tests.kernels.tuning.faulty import SEARCH as child, Algorithm
-hear = child._hear
-def tell(seconds):
-    message = hear(seconds)
-    if message in (("trying", Algorithm(1)), ("done", "")):
-        print(child.process.pid, flush=True)
-    return message
-child._hear = tell
-child.find({"algorithms": 8}, torch.device("cpu"))
-sys.stdin.read()
-"""
-
-
 @pytest.mark.parametrize("fault", ["none", "stuck"])
-def test_a_parent_killed_with_sigkill_leaves_no_child(tmp_path, fault):
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "FAULTS": json.dumps({"1": fault})}
-    env["FAULTS_LOG"] = str(tmp_path / "log")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", PARENT], env=env, **pipes) as parent:
-        try:
-            child = int(parent.stdout.readline())
-            assert not wait_for(lambda: not running([child]), 0.5)
-        finally:
-            parent.send_signal(signal.SIGKILL)
-    assert wait_for(lambda: not running([child]), 10)
+def test_a_parent_killed_with_sigkill_leaves_no_child(start, fault):
+    child, (said, tell) = start({"1": fault}), multiprocessing.Pipe(duplex=False)
+    hear = child._hear
+
+    def telling(seconds):
+        if (word := hear(seconds)) in (("trying", Algorithm(1)), ("done", "")):
+            tell.send(child.process.pid)
+        return word
+
+    def program():
+        child._hear = telling
+        search(child)
+        time.sleep(600)
+
+    parent = multiprocessing.get_context("fork").Process(target=program)
+    parent.start()
+    try:
+        pid = said.recv()
+        assert not wait_for(lambda: not running([pid]), 0.5)
+    finally:
+        parent.kill()
+        parent.join()
+    assert wait_for(lambda: not running([pid]), 10)
 
 
 def test_the_real_child_runs_from_anywhere_and_answers(capfd):

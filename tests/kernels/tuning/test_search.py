@@ -59,13 +59,10 @@ def test_a_candidate_that_is_wrong_only_sometimes_is_caught_before_it_is_chosen(
     assert best.way == One(2) and trials[1].wrong
 
 
-def test_a_refused_candidate_is_left_out_with_its_reason():
+def test_a_candidate_that_is_refused_when_it_is_checked_or_timed_is_left_out_with_its_reason():
     best, trials = run({0: 3.0, 1: 0.1}, {1: RuntimeError("CUSPARSE_STATUS_NOT_SUPPORTED when calling\nmore")})
     assert best.way == One(0)
     assert trials[1].refused == "CUSPARSE_STATUS_NOT_SUPPORTED when calling" and not trials[1].wrong
-
-
-def test_a_candidate_that_is_refused_while_it_is_timed_is_left_out():
     clocks = [lambda: 2.0, mock.Mock(side_effect=[1.0, 1.0, RuntimeError("launch failed"), 1.0, 1.0, 1.0])]
     trials = search([One(0), One(1)], lambda way: GOOD, lambda way: contextlib.nullcontext(clocks[way.number]))
     assert [trial.refused for trial in trials] == ["", "launch failed"] and leaders(trials)[0].way == One(0)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import warnings
 from threading import Thread
 from typing import NamedTuple
 from unittest import mock
@@ -26,6 +25,7 @@ class Algorithm(NamedTuple):
     number: int = 0
 
 
+pytestmark = pytest.mark.filterwarnings("error")  # but for those that are waited for
 STORE = Store("products", {"cut": Cut, "algorithm": Algorithm})
 PROBLEM = {"N": 4096, "B": 16, "gpu": "NVIDIA H200"}
 VERSIONS = {"driver": "580.95", "torch": "2.11.0+cu130", "library": "800", "source": "0123456789ab"}
@@ -38,20 +38,14 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path / "deep"))
 
 
-def silently(function, *args):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        return function(*args)
-
-
 def test_ways_of_several_kinds_are_kept_with_their_times_and_replaced():
-    assert silently(STORE.find, PROBLEM, VERSIONS) == {}
-    silently(STORE.keep, PROBLEM, VERSIONS, WAYS)
-    silently(STORE.keep, PROBLEM | {"B": 64}, VERSIONS, OTHER)
-    assert silently(STORE.find, PROBLEM, VERSIONS) == WAYS
-    assert silently(STORE.matching, {"N": 4096}, VERSIONS) == [(PROBLEM, WAYS), (PROBLEM | {"B": 64}, OTHER)]
-    silently(STORE.keep, PROBLEM, VERSIONS, OTHER)
-    assert silently(STORE.find, PROBLEM, VERSIONS) == OTHER
+    assert STORE.find(PROBLEM, VERSIONS) == {}
+    STORE.keep(PROBLEM, VERSIONS, WAYS)
+    STORE.keep(PROBLEM | {"B": 64}, VERSIONS, OTHER)
+    assert STORE.find(PROBLEM, VERSIONS) == WAYS
+    assert STORE.matching({"N": 4096}, VERSIONS) == [(PROBLEM, WAYS), (PROBLEM | {"B": 64}, OTHER)]
+    STORE.keep(PROBLEM, VERSIONS, OTHER)
+    assert STORE.find(PROBLEM, VERSIONS) == OTHER
 
 
 @pytest.mark.parametrize("change", [{"torch": "2.13"}, {"library": "801"}, {"driver": ""}, {"source": "fedc"}], ids=str)
@@ -61,9 +55,9 @@ def test_what_other_versions_measured_is_not_used_and_said_until_it_is_measured_
     with pytest.warns(UserWarning, match="stale: measured with") as told:
         assert STORE.find(PROBLEM, VERSIONS | change) == {}
     assert len(told) == 1 and str(told[0].message).endswith(f"with {name} {VERSIONS[name]!r}, now {now!r}")
-    silently(STORE.keep, PROBLEM, VERSIONS | change, OTHER)
-    assert silently(STORE.find, PROBLEM, VERSIONS | change) == OTHER
-    assert silently(STORE.find, PROBLEM, VERSIONS) == WAYS  # of a machine with the other versions, side by side
+    STORE.keep(PROBLEM, VERSIONS | change, OTHER)
+    assert STORE.find(PROBLEM, VERSIONS | change) == OTHER
+    assert STORE.find(PROBLEM, VERSIONS) == WAYS  # of a machine with the other versions, side by side
 
 
 def with_entry(text, **fields):
@@ -95,7 +89,7 @@ def test_a_damaged_file_is_ignored_with_a_warning_and_mended_by_the_next_choice(
     assert STORE.path.read_text() != whole
     with pytest.warns(UserWarning, match="of another release: schema 1" if "schema" in damage else "damaged"):
         assert STORE.find(PROBLEM, VERSIONS) == {}
-    silently(STORE.keep, PROBLEM, VERSIONS, WAYS)
+    STORE.keep(PROBLEM, VERSIONS, WAYS)
     assert STORE.path.read_text() == whole
 
 

@@ -89,6 +89,15 @@ def test_averaging_the_pairs_or_dropping_the_gradient_of_their_weights_is_seen(m
     assert (wrong[0] - grads[0]).norm() > 0.05 * grads[0].norm()
 
 
+def test_what_inference_kept_serves_training():
+    made = drawn()
+    dilated.gathered.cache_clear()
+    with torch.inference_mode():
+        attention.dilated_attention(*made, [16, 64], [1, 2])
+    attention.dilated_attention(*made, [16, 64], [1, 2]).sum().backward()
+    assert made[0].grad.isfinite().all()
+
+
 def test_nonsense_is_refused():
     made = drawn()
     for lengths, rates in (([16], [1, 2]), ([], []), ([0], [1]), ([16], [0])):

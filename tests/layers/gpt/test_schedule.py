@@ -3,7 +3,6 @@
 import pytest
 
 from blockshock_lib import gpt
-from blockshock_lib.layers.gpt.schedule import WEIGHTS
 
 # Of 12 layers: all-reduces of a forward, and those beside which a sublayer runs.
 SYNCS = {
@@ -13,11 +12,11 @@ SYNCS = {
     (12, 0): ["parallel", "spd", "desync(2)", "grouped(1)"],
     (6, 0): ["desync(4)", "grouped(2)"],
     (4, 0): ["grouped(3)"],
-    (3, 0): ["grouped(4, mean)", "grouped(5)"],
+    (3, 0): ["grouped(4)", "grouped(5)"],
     (2, 0): ["grouped(6)"],
     (1, 0): ["desync(24)", "none"],
     (23, 22): ["ladder", "delayed(1)"],
-    (20, 19): ["delayed(4, scaled)"],
+    (20, 19): ["delayed(4)"],
 }
 SYNCS = {name: counts for counts, names in SYNCS.items() for name in names}
 
@@ -25,8 +24,8 @@ SYNCS = {name: counts for counts, names in SYNCS.items() for name in names}
 def reads(name, s, ranks=4):
     """Of the partial results that sublayer s of four layers reads, (weight of its rank's own, of the others')."""
     steps = enumerate(gpt.named(name, 4).steps)
-    seen = ((t, (step.late, step.late) if step.lands <= s else (step.early, "")) for t, step in steps if step.own <= s)
-    return {t: tuple(WEIGHTS[weight](ranks) if weight else 0 for weight in pair) for t, pair in seen}
+    seen = ((t, (step.late(ranks),) * 2 if step.lands <= s else (1, 0)) for t, step in steps if step.own <= s)
+    return dict(seen)
 
 
 def test_what_some_sublayers_read_by_the_published_equations():
@@ -38,11 +37,8 @@ def test_what_some_sublayers_read_by_the_published_equations():
     assert reads("desync(4)", 4) == {0: mean, 1: mean, 2: mean, 3: whole}
     assert reads("desync(3)", 8) == {0: mean, 1: mean, 2: whole, 3: mean, 4: mean, 5: whole, 6: mean, 7: whole}
     assert reads("grouped(2)", 6) == {0: whole, 1: whole, 2: whole, 3: whole, 4: own, 5: own}
-    assert reads("grouped(2, mean)", 4) == dict.fromkeys(range(4), mean)
     assert reads("ladder", 3) == {0: whole, 1: whole} and len(reads("ladder", 8)) == 8
     assert reads("delayed(2)", 5) == {0: whole, 1: whole, 2: whole, 3: own, 4: own}
-    assert reads("delayed(2, scaled)", 2) == {0: (2, 0), 1: (2, 0)}
-    assert reads("delayed(2, scaled)", 7) == {**dict.fromkeys(range(5), whole), 5: own, 6: (2, 0)}
     assert reads("selective(1)", 3) == {0: whole, 1: whole, 2: whole} and reads("selective(1)", 1) == {0: own}
     assert reads("dropped(1, 2)", 3) == {0: whole, 1: own, 2: own}
     assert reads("none", 7) == dict.fromkeys(range(7), own) and reads("none", 8) == dict.fromkeys(range(8), whole)
@@ -71,10 +67,9 @@ def test_a_sum_of_each_partial_result_starts_when_it_is_made_and_lands_before_it
     ("text", "words"),
     [
         ("spt", "unknown schedule 'spt'.*did you mean 'spd'"),
-        ("grouped", r"takes \(depth: int, join: str = 'sum'\), not \(\)"),
+        ("grouped", r"takes \(depth: int\), not \(\)"),
         ("spd(2)", r"takes \(\), not \(2\)"),
         ("grouped(0)", "depth of grouped 0 is out of range: 1 to 12"),
-        ("grouped(2, man)", "unknown join 'man'.*did you mean 'mean'"),
         ("desync(two)", "k of desync two is out of range"),
         ("delayed(25)", "delta of delayed 25 is out of range: 1 to 24"),
         ("selective(12)", "layer 12 is out of range: 0 to 11"),
@@ -93,7 +88,6 @@ def test_a_schedule_that_leaves_a_partial_result_unsummed_or_reads_it_too_early_
         (gpt.Step(2, 5), "sublayer 1 never lands: sublayer 5 is beyond the end, 4"),
         (gpt.Step(1, 3), "sublayer 1 is read by this rank at 1 and lands at 3: first 2 at the earliest"),
         (gpt.Step(3, 2), "sublayer 1 is read by this rank at 3 and lands at 2"),
-        (gpt.Step(2, 2, late="mean"), "sublayer 1 has the unknown weight 'mean'; allowed: 1, 1/n"),
     ):
         with pytest.raises(ValueError, match=f"schedule mine: the partial result of {words}"):
             gpt.Schedule("mine", (good[0], step, *good[2:]))

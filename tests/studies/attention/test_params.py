@@ -32,6 +32,23 @@ def test_pairs_cover_every_pair_of_values_with_few_cases():
     assert len(rows) == len(params.expand(loaded())) <= 60  # of 936
 
 
+def test_further_sweeps_bring_cases_of_their_own_methods_and_no_case_twice():
+    more = {"patterns": ["full", "causal"], "lengths": [[130]], "shapes": [{}], "blocks": [64], "methods": ["flex"]}
+    more["dtypes"] = ["fp32"]
+    first = more | {"patterns": ["causal"], "methods": ["reference"], "tuned": True}
+    cases = params.expand(loaded(("sweep", first), ("more", [more])))
+    assert [(one.pattern, one.methods, one.tuned) for one in cases] == [
+        ("causal", ("reference",), True),
+        ("full", ("flex",), False),
+    ]
+    assert "tuned" not in cases[1].as_dict() and cases[0].id != cases[1].id
+
+
+@pytest.mark.parametrize("name", ["attention_speed-headline", "attention_speed-auto", "attention_speed-shapes"])
+def test_sweeps_of_a_gpu_can_be_expanded(name):
+    assert params.expand(load(STUDY, "attention_speed", {"layers.sweep": name}, choose={"hardware": "cuda-1"}))
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -42,6 +59,7 @@ def test_pairs_cover_every_pair_of_values_with_few_cases():
         ("sweep.blocks", [40], "multiples of 32"),
         ("methods", ["flax"], "did you mean 'flex'"),
         ("methods", ["flex", "flex"], "listed twice"),
+        ("sweep.methods", ["flex", "flex"], "sweep.methods: 'flex' is listed twice"),
     ],
 )
 def test_nonsense_is_named(key, value, words):

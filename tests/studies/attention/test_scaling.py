@@ -140,6 +140,8 @@ def test_models_and_hooks_are_right_over_a_process_group_and_a_hook_that_loses_i
     assert table.loc["Model: DDP, fp16", "sent (MiB)"] == pytest.approx(size / 2, rel=1e-3)
     # Of 16,640 values 166: each with a place of 8 bytes.
     assert table.loc["Model: DDP, top-k", "sent (MiB)"] == pytest.approx(166 * 12 / 2**20, rel=1e-3)
+    # Of weights [192, 64] and [64, 64] a row and a column, biases whole; the last are sent by gloo's threads.
+    assert table.loc["Model: DDP, PowerSGD", "sent (MiB)"] == pytest.approx(4 * (256 + 128 + 256) / 2**20, rel=1e-3)
     error = table["error of the gradient"]
     assert error["Model: DDP"] == 0 < error["Model: DDP, fp16"] < 0.01 < error["Model: DDP, top-k"] < 1
     faulty = outcomes(pair.call(on_ranks, ["model", "ddp", "ddp_fp16"], "lost", seconds=120)[0])

@@ -11,10 +11,10 @@ from blockshock_lib import studies
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.kernels.attention import backends, reference
+from blockshock_lib.kernels.attention import backends, reference, tune
 from blockshock_lib.layers import attention
 from blockshock_lib.params import load
-from blockshock_lib.studies.attention import hypotheses, law, patterns, plots, report, truth, works
+from blockshock_lib.studies.attention import hypotheses, law, patterns, plots, promises, report, truth, works
 from blockshock_lib.studies.attention.params import columns, expand
 from blockshock_lib.studies.attention.problem import AttentionProblem
 from tests.report.frames import row, title
@@ -41,9 +41,9 @@ def framed(case, rows, group=0):
     return pd.DataFrame([about | one for one in rows])
 
 
-def planted(slope=0.9, overhead=0.02, device="cuda", bend=0.0, noise=0.002, lengths=hypotheses.LENGTHS):
+def planted(slope=0.9, overhead=0.02, device="cuda", bend=0.0, noise=0.002, lengths=hypotheses.LENGTHS, more=()):
     """A GPU's records of the headline cells: at length k dense takes (k / 4096)^2 ms, FA4 that times slope d +
-    overhead + bend sqrt(d).
+    overhead + bend sqrt(d); `more`: (method, how many times as long).
     """
     rng, found = np.random.default_rng(0), []
     for k in lengths:
@@ -54,7 +54,8 @@ def planted(slope=0.9, overhead=0.02, device="cuda", bend=0.0, noise=0.002, leng
             whole = (k / 4096) ** 2
             for group in range(3):
                 rows = []
-                for method, ms in (("dense", 1.0), ("fa4", slope * density + overhead + bend * density**0.5)):
+                ours = slope * density + overhead + bend * density**0.5
+                for method, ms in (("dense", 1.0), ("fa4", ours), *((name, ours * times) for name, times in more)):
                     rows += [
                         row(method, "check", "bool", 1),
                         row(method, "flops", "FLOP", 1e9 if method == "dense" else 1e9 * density),
@@ -76,6 +77,14 @@ def test_the_law_finds_a_planted_overhead_and_its_break_even():
         assert one.overhead == pytest.approx(0.1 * whole, rel=0.05)
         assert one.even.low < 0.72 < one.even.high and one.even.high - one.even.low < 0.05
     assert law.laws(planted(slope=1.25, overhead=1.5))["law"].map(lambda one: np.isnan(one.even.ratio)).all()
+
+
+def test_a_run_of_other_cells_leaves_the_laws_of_the_first_their_intervals():
+    frame = planted(slope=1.25, overhead=0.1)
+    other = frame[frame["method"].eq("fa4") & frame["pattern"].eq("blocks 0.25")]
+    both = law.laws(pd.concat([frame, other.assign(run="b", case="other " + other["case"])]))
+    for one, alone in zip(both["law"], law.laws(frame)["law"], strict=True):
+        assert one.even.ratio == pytest.approx(alone.even.ratio) and one.even.low > 0.7
 
 
 @pytest.mark.parametrize(
@@ -123,9 +132,32 @@ def test_figures_and_tables_say_what_was_planted_and_stand_without_records():
     assert "reach 31% to 74%" in title(drawn := plots.share_of_dense(frame))
     assert [ax.get_title("left") for ax in drawn.axes] == ["forward", "backward"]
     table = report.times(frame)
-    assert {"faster", "slower"} <= set(table["claim"])
+    assert {"faster", "slower"} <= set(table["vs dense"].str.split().str[-1])
     assert not [name for name in table if name.startswith("step")]
     assert [hypotheses.a1(frame.iloc[:0]).verdict, hypotheses.a2(frame.iloc[:0]).verdict] == ["undecided"] * 2
+
+
+def test_what_is_promised_is_read_from_records_and_the_page_stands_without_them():
+    more = [("triton", 1.0), ("flex", 1.3), ("flex_tuned", 1.2), ("auto", 1.05)]
+    frame = planted(lengths=(4096,), more=more)
+    table = promises.rivals(frame)
+    assert len(table) == 12 and set(table["what counts"].str[:4]) == {"1.20"} == set(table["over Flex, tuned"].str[:4])
+    assert set(table["over Flex"].str[:4]) == {"1.30"} and set(table["claim"]) == {"faster"}
+    assert set(promises.choices(frame)["over the best single backend"].str[:4]) == {"0.95"}
+    shares = promises.shares(frame).set_index("work")
+    assert list(shares["cells"]) == [6, 6]
+    assert set(shares["at least 0.97 (%)"]) == {0.0} and set(shares["at least 0.9 (%)"]) == {100.0}
+    near = planted(noise=0, lengths=(4096,), more=[("triton", 1.0), ("auto", 1 / 0.9651)])
+    assert set(promises.choices(near)["over the best single backend"].str[:4]) == {"0.97"}
+    near = promises.shares(near)
+    assert set(near["at least 0.97 (%)"]) == {0.0} and set(near["least"]) == {0.9651}
+    first = frame[frame["case"].eq("4096 1.0")].head(1)
+    tuned = first.assign(method="auto", metric="kernel", value=1.0, detail="flex; tuned here")
+    assert set(promises.shares(pd.concat([frame, tuned]))["cells"]) == {5}
+    page = promises.page(frame)
+    assert "d* = 1.09" in page and "| 4096 | blocks 1 |" in page and "no case holds valid times of it" in page
+    for part in (frame.iloc[:0], frame[frame["method"].eq("flex")], frame[frame["case"].eq("4096 1.0")]):
+        assert "## Every check" in promises.page(part)
 
 
 def test_a_case_is_checked_timed_and_drawn():
@@ -141,8 +173,43 @@ def test_a_case_is_checked_timed_and_drawn():
     assert "forward_kernel" in found["flex"] and not found["flex"] & {"backward_kernel", "backward_call"}
     missing = frame[frame["metric"].eq("backward_kernel") & frame["status"].eq("unsupported")]
     assert set(missing["method"]) == {"flex"} and missing["reason"].str.contains("no gradients").all()
-    assert not report.lists(frame).empty and set(report.times(frame)["claim"]) <= {"no claim", "–"}
+    assert not report.lists(frame).empty and report.times(frame)["vs dense"].str.fullmatch(".* no claim|–").all()
     assert "no claim" in plots.share_of_dense(frame).alt
+
+
+def test_kernels_are_tuned_where_the_sweep_asks_for_it_and_what_was_kept_is_not_tuned_again(monkeypatch):
+    searched, kept = [], []
+    monkeypatch.setattr(tune, "is_kept", lambda call: call.q.requires_grad in kept)
+    monkeypatch.setattr(backends, "tuned", lambda call, seconds: searched.append((call.q.requires_grad, seconds)))
+
+    def runner(method, tuned):
+        params = asked(methods=[method], tune_seconds=3.0, **{"sweep.tuned": tuned})
+        (case,) = expand(params)
+        made = AttentionProblem(case, params, device=torch.device("cpu"), group=Group()).build(method)
+        made.dout = types.SimpleNamespace(is_cuda=True)
+        return made
+
+    runner("auto", False).tune()
+    runner("dense", True).tune()
+    assert not searched
+    runner("auto", True).tune()
+    assert searched == [(False, 3.0), (True, 3.0)]
+    kept += [False, True]
+    runner("auto", True).tune()
+    assert len(searched) == 2
+    assert runner("auto", True).kernel() == "reference; tuned here" and runner("auto", False).kernel() == "reference"
+    kept.clear()
+    assert runner("auto", True).kernel() == "reference", "the search failed"
+
+
+def test_longnet_by_gathering_is_held_to_its_own_truth_and_by_a_mask_to_the_union(monkeypatch):
+    how = dict(pattern="longnet", methods=["reference", "dilated"])
+    _, rows = measured(**how)
+    assert [one["status"] for one in rows if one["metric"] == "check"] == ["ok", "ok"]
+    assert {"forward_kernel", "backward_kernel"} <= {one["metric"] for one in rows if one["method"] == "dilated"}
+    monkeypatch.setattr("blockshock_lib.studies.attention.problem.Counted", lambda pairs: pairs[0] | pairs[1])
+    _, rows = measured(**how)
+    assert [one["status"] for one in rows if one["metric"] == "check"] == ["ok", "failed"]
 
 
 @pytest.mark.parametrize(("pattern", "rival"), [("window", "causal"), ("blocks 0.5", "full"), ("causal", "causal")])

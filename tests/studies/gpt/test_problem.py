@@ -7,10 +7,11 @@ import torch
 from blockshock_lib import studies
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment
-from blockshock_lib.errors import DataError
-from blockshock_lib.layers.gpt import ranks, streams
+from blockshock_lib.errors import DataError, ParamsError
+from blockshock_lib.layers.gpt import ranks, shards, store, streams, training
 from blockshock_lib.params import load
-from blockshock_lib.studies.gpt import after, problem, shards, store, training
+from blockshock_lib.runs import machine
+from blockshock_lib.studies.gpt import after, problem
 from blockshock_lib.studies.gpt.problem import GPTProblem
 
 STUDY = studies.load("gpt")
@@ -122,6 +123,7 @@ def series(rows, metric):
 def test_a_stopped_training_goes_on_to_the_same_numbers(data, tmp_path, monkeypatch):
     whole = trained(data, "spd")
     assert [step for step, _ in series(whole, "validation_loss")] == [0, 3, 6]
+    assert series(whole, "gemm_rate")[0][1] > 0 and series(whole, "token_rate")
     assert series(whole, "validation_loss")[-1][1] < series(whole, "validation_loss")[0][1]
     state, save = tmp_path / "state", training.Trainer.save
 
@@ -147,6 +149,7 @@ def test_a_stopped_training_goes_on_to_the_same_numbers(data, tmp_path, monkeypa
     rest = trained(data, "spd", done=said, state=state)
     for metric in ("train_loss", "validation_loss"):
         assert series(rest, metric) == series(whole, metric)
+    assert series(trained(data, "spd", done=[*said, *rest], state=state), "corpus"), "stopped after its last save"
 
 
 def test_every_arm_of_a_seed_starts_alike_and_sees_the_same_tokens(data):
@@ -159,6 +162,23 @@ def test_every_arm_of_a_seed_starts_alike_and_sees_the_same_tokens(data):
     cases = STUDY.expand(params)
     assert [(case.seed, case.methods) for case in cases[:3]] == [(0, ("spd",)), (0, ("none",)), (1, ("spd",))]
     assert {case.world_size for case in cases} == {1} and len({case.id for case in cases}) == 6
+
+
+def test_arms_of_another_recipe_are_other_cases():
+    plain = STUDY.expand(asked("gpt_training"))[0]
+    for key, other in (("learning_rate", 2e-3), ("warmup", 0.5), ("clip", 2.0), ("validation_tokens", 99)):
+        case = STUDY.expand(asked("gpt_training", **{f"training.{key}": other}))[0]
+        assert case.recipe != plain.recipe and case.id != plain.id
+    assert STUDY.expand(asked("gpt_training", **{"training.validations": 2}))[0] == plain
+    longer = STUDY.expand(asked("gpt_training", **{"training.tokens": 1 << 20}))[0]
+    assert longer.id != plain.id and longer.recipe == plain.recipe, "equal time is judged between two lengths"
+    assert "recipe" not in STUDY.expand(asked("gpt_correctness"))[0].as_dict(), "its cases have no training"
+
+
+def test_a_folder_of_shards_that_is_not_there_is_refused_before_anything_starts(data):
+    machine.admit(asked("gpt_training", data=str(data)), {"gpus": [], "unsupported": {}})
+    with pytest.raises(ParamsError, match="data: no folder /nowhere/fineweb is there"):
+        machine.admit(asked("gpt_training", data="/nowhere/fineweb"), {"gpus": [], "unsupported": {}})
 
 
 def test_a_loss_that_is_no_number_ends_its_arm_with_the_reason(data):
@@ -176,6 +196,18 @@ def test_syncs_are_dropped_after_training_and_made_up_for(data):
         == [12]
         == [count for count, _ in series(rows, "affinity_loss")]
     )
+
+
+def test_what_fails_after_training_leaves_the_losses_of_the_arm(data, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr(after, "distilled", full)
+    rows = trained(data, "tensor_parallel")
+    assert series(rows, "validation_loss")[-1][0] == STEPS and len(series(rows, "dropped_loss")) == 23
+    assert series(rows, "check") == [(0, 1.0)], "the arm is valid"
+    (missed,) = (row for row in rows if row["metric"] == "distilled_loss")
+    assert missed["status"] == "oom" and "allocate 20.00 GiB" in missed["reason"]
 
 
 @pytest.fixture(scope="module")
@@ -232,14 +264,14 @@ def test_distillation_brings_the_pieces_to_their_teacher(model):
 
 
 def test_the_learning_rate_rises_then_falls_to_a_tenth():
-    rates = [training.learning_rate(step, 100, 1.0, 0.1) for step in range(100)]
+    rates = [training.learning_rate(step, 100, 1.0, 0.1, 0.1) for step in range(100)]
     assert rates[9] == 1.0 == max(rates) and rates[0] == pytest.approx(0.1)
     assert rates[10:] == sorted(rates[10:], reverse=True) and rates[-1] == pytest.approx(0.1, abs=0.01)
 
 
 def test_only_what_multiplies_decays():
     model = problem.GPT(problem.GPTConfig(16, 4, 300, 8), "spd", 2)
-    decayed, plain = training.optimizer(model, 1e-3, 0.1).param_groups
+    decayed, plain = training.optimizer(model, 1e-3, 0.1, (0.9, 0.95)).param_groups
     assert {p.dim() for p in decayed["params"]} == {2} and decayed["weight_decay"] == 0.1
     assert sum(map(len, (decayed["params"], plain["params"]))) == len(list(model.parameters()))
     assert any(p is model.positions.weight for p in plain["params"]) and plain["weight_decay"] == 0

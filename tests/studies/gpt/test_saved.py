@@ -1,30 +1,43 @@
 """Time saved, its law, its figure and S3, from records whose truth is known."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from blockshock_lib import studies
 from blockshock_lib.studies.gpt import hypotheses, saved
 from blockshock_lib.studies.gpt.methods import METHODS
-from tests.studies.gpt.test_reports import GENERAL, records
+from tests.studies.gpt.test_reports import BATCH, CONTEXT, GENERAL, STEPS, TRUE, records
 
 STUDY = studies.load("gpt")
 ALPHA, BETA, COMPUTE = 0.01, 1e-9, 2.0  # ms, ms a byte, ms of all blocks
 
 
-def timed(width=384, ranks=4, link="fast", step=(("spd", 0.8), ("grouped_2", 0.5)), device="cuda"):
+FASTER = {"spd": 0.8, "grouped_2": 0.5}
+
+
+def timed(width=384, ranks=4, link="fast", step=FASTER, device="cuda", batch=BATCH, off=1.0):
     """Forwards of two lengths whose time is compute and sums, and steps of 10 ms times `step`; two groups."""
     rows = []
-    for work, length in (("prefill", 16), ("prefill", 2048), ("step", 8192)):
-        about = {"width": width, "heads": 12, "vocab": 8192, "context": 1024, "ranks": ranks, "batch": 1, "trained": 0}
-        about |= {"work": work, "layers": 12, "length": length, "link": link, "case": f"{work}{length}{width}{link}"}
+    for work, length in (("prefill", 16), ("prefill", 2048), ("step", batch * CONTEXT)):
+        about = {"width": width, "heads": 12, "vocab": 8192, "context": CONTEXT, "ranks": ranks, "trained": 0}
+        about["batch"] = batch if work == "step" else 1
+        about |= {
+            "work": work,
+            "layers": 12,
+            "length": length,
+            "link": link,
+            "recipe": "",
+            "case": f"{work}{length}{width}{link}",
+        }
         about |= GENERAL | {"phase": "gpt_latency", "world_size": ranks, "device": device, "run": "t1", "seed": 0}
         for method, count in (("tensor_parallel", 24), ("spd", 12), ("grouped_2", 6), ("ladder", 23)):
             sums = count * (ALPHA + BETA * length * width * 2)
-            kernel = COMPUTE + sums * (0.25 if method == "ladder" else 1)
+            kernel = COMPUTE + sums * (0.25 if method == "ladder" else off)
             ms = {"compute_kernel": COMPUTE, "sums_kernel": sums}
-            ms |= {"step_kernel": 10 * dict(step).get(method, 1)} if work == "step" else {"forward_kernel": kernel}
+            whole = 10 * step.get(method, 1)
+            ms |= (
+                {"step_kernel": whole, "compute_kernel": whole - sums} if work == "step" else {"forward_kernel": kernel}
+            )
             for group in (0, 1):
                 said = {"check": 1.0} | {name: value * (1 + 1e-4 * group) for name, value in ms.items()}
                 for metric, value in said.items():
@@ -40,8 +53,8 @@ def timed(width=384, ranks=4, link="fast", step=(("spd", 0.8), ("grouped_2", 0.5
     return pd.DataFrame(rows)
 
 
-def both(**how):
-    losses = records(noise=0.0005).assign(work="", layers=12, length=0, link="fast")
+def both(*more, gap=TRUE, **how):
+    losses = pd.concat([records(gap, noise=0.0005), *more])
     return pd.concat([losses, timed(**how)], ignore_index=True)
 
 
@@ -52,7 +65,7 @@ def test_times_are_their_parts_and_overlap_is_what_is_hidden():
     assert row["kernel a block (µs)"] == pytest.approx(1e3 / 12 * (COMPUTE + 12 * ALPHA), rel=1e-2)
     assert row["a token (µs)"] == pytest.approx(1e3 / 16 * (COMPUTE + 12 * ALPHA), rel=1e-2)
     assert table.loc[("prefill", "16", METHODS["ladder"].label), "hidden (%)"] == pytest.approx(75, abs=0.1)
-    assert table.loc[("step", "8192", METHODS["spd"].label), "saved"].startswith("20.0% [")
+    assert table.loc[("step", str(BATCH * CONTEXT), METHODS["spd"].label), "saved"].startswith("20.0% [")
 
 
 def test_the_law_is_fitted_to_the_sums_and_says_that_it_extrapolates():
@@ -79,24 +92,42 @@ def test_the_figure_of_the_study_takes_both_phases_and_says_what_is_missing():
         assert said in saved.gap_over_time_saved(frame).alt
 
 
-# Losses fall by .5 over the last half: in 80% of the steps tensor parallelism is .2 higher, in 50% .5 higher.
+SAME = {"tensor_parallel": 0.0, "spd": 0.0, "grouped_2": 0.0}
+
+
+# In as much time as 100 steps of SPD take, tensor parallelism makes 80, of track 2 50: there its loss was .5 higher.
 @pytest.mark.parametrize(
-    "how, verdict, gap",
+    "given, how, verdict",
     [
-        ({}, "supported", 0.07 - 0.5),
-        ({"step": {"spd": 1.01, "grouped_2": 0.99}}, "refuted", None),
-        ({"device": "cpu"}, "undecided", None),
-        ({"ranks": 2}, "undecided", None),
+        # Half its cosine behind it tensor parallelism is far above: that decides nothing.
+        ({}, {}, "undecided"),
+        # One that ended in fewer steps, its rate fallen, and is lower than both, refutes.
+        ({"steps": 48, "gap": {"tensor_parallel": -0.1}}, {}, "refuted"),
+        # One of as many steps or more that is higher than a schedule supports; one of fewer does not.
+        ({"steps": 84, "gap": {"tensor_parallel": 0.1}}, {"gap": SAME}, "supported"),
+        ({"steps": 76, "gap": {"tensor_parallel": 0.1}}, {"gap": {"tensor_parallel": 0, "spd": 0}}, "undecided"),
+        # A schedule that is no faster has tensor parallelism's own end against it, nothing is cut off at it.
+        ({}, {"step": {"spd": 1.01, "grouped_2": 1.0}}, "refuted"),
+        # What overlaps wins, and decides nothing.
+        ({}, {"gap": SAME | {"ladder": -1.0}, "step": FASTER | {"ladder": 0.5}}, "undecided"),
+        # The step is timed at the trained batch, on real GPUs, and on as many ranks.
+        ({"steps": 84, "gap": {"tensor_parallel": 0.1}}, {"gap": SAME, "batch": BATCH // 4}, "undecided"),
+        ({"steps": 84, "gap": {"tensor_parallel": 0.1}}, {"gap": SAME, "device": "cpu"}, "undecided"),
+        ({"steps": 84, "gap": {"tensor_parallel": 0.1}}, {"gap": SAME, "ranks": 2}, "undecided"),
     ],
 )
-def test_s3_is_judged_by_its_rule(how, verdict, gap):
-    frame = both(**how)
-    found = hypotheses.s3(frame, "fast")
+def test_s3_is_judged_by_its_rule(given, how, verdict):
+    more = [records(**{"noise": 0.0005, "run": "r2"} | given)] if given else []
+    found = hypotheses.s3(both(*more, **how), "fast")
     assert found.verdict == verdict, found.why
-    if gap is not None:
-        assert found.low < gap < found.high
-        assert hypotheses.s3(frame, "slow").why.startswith("no training step of that width")
-    assert np.isnan(found.ratio) == (how.get("device") == "cpu" or how.get("ranks") == 2)
+    assert ("no training step of this very shape" in found.why) == bool({"batch", "device", "ranks"} & set(how))
+    assert ("ladder overlaps, apart" in found.why) == ("ladder" in how.get("step", {}))
+
+
+def test_s3_says_how_long_tensor_parallelism_must_be_trained_to_support_it():
+    why = hypotheses.s3(both(), "fast").why
+    assert f"train TP alone on {(STEPS * 0.8 + 1) * BATCH * CONTEXT:.0f} tokens" in why
+    assert "no training step of this very shape" in hypotheses.s3(both(), "slow").why
 
 
 def test_s3_waits_for_losses():

@@ -9,14 +9,21 @@ from blockshock_lib.comm import Group, local
 from blockshock_lib.engine import experiment
 from blockshock_lib.studies.linear import STUDY
 from blockshock_lib.studies.linear.problem import LinearProblem
-from tests.cases import case
+from tests.cases import case, picked
 
 CPU = torch.device("cpu")
 QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01, "profile": "none"}
 
 
+def load(phase: str = "phase1", hardware: str = "cpu", n=(), b=(), **settings):
+    """The parameters of a phase: sizes and batches to sweep over, and settings whose keys may have __ for a dot."""
+    given = {key.replace("__", "."): value for key, value in settings.items()}
+    given |= {f"sweep.{key}": [*sizes] for key, sizes in (("n", n), ("b", b)) if sizes}
+    return params.load(STUDY, phase, given, choose={"hardware": hardware})
+
+
 def asked(phase: str, hardware: str = "cpu", **settings):
-    return params.load(STUDY, phase, QUICK | settings, choose={"hardware": hardware})
+    return load(phase, hardware, **QUICK | settings)
 
 
 def problem(params=None, repeat=0, on=CPU, **changes) -> LinearProblem:
@@ -33,10 +40,6 @@ def measured(params, **changes) -> list[dict]:
     own = problem(params, **{"phase": params.phase} | changes)
     own.smallest = smallest
     return rows_of(own)
-
-
-def picked(rows, method, metric):
-    return [row for row in rows if (row["method"], row["metric"]) == (method, metric)]
 
 
 def details(rows, metric, method):

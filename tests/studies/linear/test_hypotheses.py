@@ -7,8 +7,9 @@ import pytest
 from blockshock_lib.report import verdicts
 from blockshock_lib.report.verdicts import interval_text, ratio
 from blockshock_lib.studies.linear.axes import AXES
-from blockshock_lib.studies.linear.hypotheses import HYPOTHESES, h1, h3, summary
-from blockshock_lib.studies.linear.report.findings import numbers, words
+from blockshock_lib.studies.linear.hypotheses import HYPOTHESES, h1, h2, h3, numbers, summary, words
+from blockshock_lib.studies.linear.report import build
+from blockshock_lib.studies.linear.report.law import training_ratios
 from tests.report import frames
 from tests.studies.linear.report.shipped import faster, shipped
 
@@ -20,6 +21,15 @@ def one_line(frame):
 PAIR = ("row_parallel", "masked_dense", "block_shock")
 SMALL = dict(ns=(4096, 8192), bs=(16, 4096), methods=PAIR, repeats=6)
 LARGEST = ("block_shock", 8192, 4096)
+T1, T3 = "block_shock_recompress", "block_shock"
+
+
+@pytest.fixture(scope="module")
+def three():
+    """With an advantage that training may shrink, which the shipped run has not."""
+    frame = faster(shipped("phase3-cuda"), 3, T3, "forward_kernel")
+    times = ["check", *(f"{work}_{kind}" for work in ("forward", "step") for kind in ("kernel", "call"))]
+    return frame[frame["method"].isin(("row_parallel", T3, T1)) & frame["metric"].isin(times)].reset_index(drop=True)
 
 
 def test_an_interval_that_straddles_1_is_never_called_faster():
@@ -60,26 +70,23 @@ def test_every_one_of_equally_large_cells_must_be_faster():
     assert h1(frame).verdict == "undecided"
 
 
-def test_h3_is_supported_where_c_is_slower_in_the_largest_cell():
-    verdict = h3(frames.make(**SMALL))
-    assert verdict.verdict == "supported"
-    assert verdict.ratio == pytest.approx((0.73 + 0.26) / (0.467 + 0.26), rel=0.1)
+CHANGES = [
+    (lambda frame: frame.assign(device="cpu"), "CPU"),
+    (lambda frame: frame.assign(emulated=True), "emulated on one GPU"),
+    (lambda frame: frame[frame["group"].eq(0)], "a single group"),
+    (lambda frame: frame[~frame["metric"].str.endswith("_kernel")], "kernel time"),
+    *((lambda frame, name=name: frames.fail(frame, name), "no case") for name in ("row_parallel", T3)),
+    (lambda frame: frame[frame["metric"].eq("check")], "no case"),
+    (lambda frame: pd.DataFrame(), "no case"),
+]
 
 
-@pytest.mark.parametrize(
-    "change, why",
-    [
-        (lambda: frames.make(**SMALL).assign(device="cpu"), "CPU"),
-        (lambda: frames.make(**SMALL).assign(emulated=True), "emulated on one GPU"),
-        (lambda: frames.make(**SMALL, kernel=False), "kernel time"),
-        (lambda: frames.make(**SMALL, groups=1), "a single group"),
-        (lambda: frames.make((64,), (16,), device="cpu", timed=False, groups=1), "no case"),
-        (pd.DataFrame, "no case"),
-    ],
-)
-def test_what_supports_no_claim_leaves_h1_undecided_and_says_why(change, why):
-    verdict = h1(change())
-    assert verdict.verdict == "undecided" and why in verdict.why and verdict.cells.empty == (why == "no case")
+@pytest.mark.parametrize("rule", [h1, h2])
+@pytest.mark.parametrize("change, why", CHANGES)
+def test_what_supports_no_claim_leaves_it_undecided_and_says_why(rule, change, why, three):
+    verdict = rule(change(three if rule is h2 else frames.make(**SMALL)))
+    assert verdict.verdict == "undecided" and why in verdict.line
+    assert verdict.cells.empty == np.isnan(verdict.ratio) == (why == "no case")
     if why in ("CPU", "emulated on one GPU"):
         assert set(verdict.cells["outcome"]) == {"no claim"}
         assert "slower" not in verdict.line and "faster" not in verdict.line
@@ -134,3 +141,44 @@ def test_the_line_of_phase_2_gives_the_pass_in_its_largest_cell():
     assert one_line(frame).endswith(said)
     assert one_line(frame.assign(device="cpu")).endswith("forward + dX against B1: no claim about speed: CPU")
     assert "no case holds" in one_line(frames.fail(frame, "row_parallel"))
+
+
+def test_h2_is_supported_where_t1_loses_and_t3_does_not_in_the_largest_case_of_every_optimizer(three):
+    verdict = h2(three)
+    assert verdict.verdict == "supported" and verdict.high < 1
+    assert verdict.line.startswith("H2 supported: s1/f ") and "at 40960x40960, B=4096" in verdict.why
+    assert "no case" in h2(frames.fail(three, T1)).line
+    # A smaller case may differ.
+    smaller = h2(faster(three, 5, T1, in_features=4096))
+    assert smaller.verdict == "supported" and "4 of 6 cases agree" in smaller.why
+
+
+def test_h2_is_not_applicable_where_the_forward_has_no_advantage_that_training_could_shrink(three):
+    frame = shipped("phase3-cuda")
+    slow = h2(frame)
+    row = slow.cells[slow.cells["in_features"].eq(40960)].sort_values("shrink_high").iloc[-1]
+    assert slow.line.startswith("H2 not applicable: f lies below 1 in all 6 cases, no advantage was there to shrink;")
+    assert f", s3/f {build.interval(row, 'keep')}, s3/s1 " in slow.why and slow.high == row["shrink_high"]
+    assert (h2(three).cells["forward_low"] > 1).all() and "no advantage" not in h2(three).why
+    mixed = faster(frame, 3, T3, "forward_kernel", in_features=4096)
+    assert h2(mixed).verdict == "supported", "one case with an advantage is enough to ask"
+
+
+@pytest.mark.parametrize(
+    "verdict, by, method, where",
+    [("undecided", 5, T1, {"optimizer": "adamw"}), ("refuted", 5, T1, {}), ("refuted", 0.2, T3, {})],
+)
+def test_every_optimizer_counts_with_the_largest_case_that_it_ran(three, verdict, by, method, where):
+    less = three[~(three["optimizer"].eq("adamw") & three["in_features"].eq(40960))]
+    assert h2(less).verdict == "supported"
+    for frame in (three, less):
+        found = h2(faster(frame, by, method, **where))
+        assert found.verdict == verdict
+        assert verdict == "refuted" or found.high > 1, "what is shown is the optimizer that stands in the way"
+
+
+def test_what_a_group_shares_cancels_in_the_quotients(three):
+    lift = three["value"].where(three["unit"].ne("ms"), three["value"] * (1 + three["group"]))
+    still, lifted = training_ratios(three), training_ratios(three.assign(value=lift))
+    ends = [f"{name}_{end}" for name in ("shrink", "keep", "gain") for end in ("low", "high")]
+    assert np.allclose(still[ends], lifted[ends])

@@ -1,14 +1,10 @@
 """Inputs come from independent seeds; truths are float64, of autograd and torch's optimizers; baselines are plain."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from blockshock_lib.kernels.sparse24 import backends
 from blockshock_lib.studies.linear import training
-from blockshock_lib.studies.linear.costs import CaseCosts
-from tests.cases import METHODS, case
+from tests.cases import METHODS
 from tests.studies.linear import measuring
 
 
@@ -21,17 +17,20 @@ def problem():
     return trained_problem()
 
 
-def test_weight_and_input_do_not_share_a_seed():
-    p = measuring.problem(batch=128, out_features=128, bias=False, dtype="fp32")
-    both = torch.stack([p.weight.flatten(), p.x.flatten()])
-    assert abs(torch.corrcoef(both)[0, 1]) < 0.02
+def test_weight_input_gradient_and_teacher_have_seeds_of_their_own():
+    p = trained_problem(batch=128, out_features=256, bias=False, dtype="fp32", in_features=256)
+    drawn = [one.float().flatten() for one in (p.weight, p.teacher)]
+    assert abs(torch.corrcoef(torch.stack(drawn))[0, 1]) < 0.02
+    drawn = [drawn[0][: p.x.numel()], p.x.flatten(), p.dy.flatten(), p.batch(0).flatten(), p.batch(1).flatten()]
+    assert (torch.corrcoef(torch.stack(drawn)) - torch.eye(5)).abs().max() < 0.03
 
 
-def test_the_same_case_gives_the_same_numbers_and_another_draw_changes_the_input_alone():
-    one, same, other = (measuring.problem(repeat=repeat) for repeat in (0, 0, 1))
-    for name in ("weight", "bias", "x"):
+def test_the_same_case_gives_the_same_numbers_and_another_draw_changes_input_and_gradient_alone():
+    one, same, other = (trained_problem(repeat=repeat) for repeat in (0, 0, 1))
+    for name in ("weight", "bias", "x", "dy"):
         assert torch.equal(getattr(one, name), getattr(same, name))
-        assert torch.equal(getattr(one, name), getattr(other, name)) == (name != "x")
+        assert torch.equal(getattr(one, name), getattr(other, name)) == (name not in ("x", "dy"))
+    assert torch.equal(one.batch(1), one.batch(1)) and one.dy.shape == (one.case.batch, one.case.out_features)
 
 
 def test_activation_inputs_have_heavy_tails_and_outlier_channels():
@@ -40,25 +39,6 @@ def test_activation_inputs_have_heavy_tails_and_outlier_channels():
     assert (spread > 8 * spread.median()).sum() == 2
     calm = x[:, spread < 2 * spread.median()]
     assert calm.abs().max() > 8 * calm.std()
-
-
-def test_a_term_that_the_2_4_library_multiplies_wrongly_is_unsupported_and_only_there(monkeypatch):
-    names = ("masked_dense", "block_shock", "block_shock_torch")
-
-    def refused(features, **changes):
-        own = CaseCosts(case(methods=names, in_features=features, out_features=features, **changes))
-        return [name for name in names if "wrong values" in own.too_large(name)]
-
-    assert refused(65536, device="cuda") == [] and refused(65600, device="cuda") == ["block_shock", "block_shock_torch"]
-    assert refused(65600, device="cuda", world_size=4) == []  # its terms have half of the columns
-    assert refused(131072, device="cuda", product="reference") == ["block_shock_torch"]
-    assert refused(131072) == ["block_shock_torch"]  # on a CPU "auto" is the reference
-    own = measuring.problem(methods=names, product="cslt")
-    everywhere = replace(backends.BACKENDS["cslt"], unsupported=lambda device, dtype: "")
-    monkeypatch.setitem(backends.BACKENDS, "cslt", everywhere)
-    assert own.unsupported("block_shock") == ""
-    own.case = replace(own.case, in_features=65600, out_features=65600)
-    assert "wrong values" in own.unsupported("block_shock")
 
 
 def test_truths_are_those_of_autograd_in_float64(problem):
@@ -106,18 +86,7 @@ def test_the_baseline_of_each_sharding_is_right_up_to_rounding(name, world_size)
         assert expected.dtype == torch.float32 and off.sqrt() < 1e-6
 
 
-def test_the_gradients_seed_is_its_own_and_follows_the_draw(problem):
-    assert not torch.equal(trained_problem(repeat=1).dy, problem.dy) and torch.equal(trained_problem().dy, problem.dy)
-    assert problem.dy.shape == (problem.case.batch, problem.case.out_features)
-
-
 def test_gradient_entries_are_as_large_as_the_weights():
     wide = trained_problem(in_features=1024, out_features=256, batch=64)
     ratio = wide.reference.dw.square().mean().sqrt() / wide.weight.double().square().mean().sqrt()
     assert ratio == pytest.approx(1, rel=0.1)
-
-
-def test_batches_of_the_curve_differ_by_step_and_the_teacher_is_another_weight(problem):
-    assert not torch.equal(problem.batch(0), problem.batch(1)) and torch.equal(problem.batch(1), problem.batch(1))
-    both = torch.stack([problem.teacher.float().flatten(), problem.weight.float().flatten()])
-    assert abs(torch.corrcoef(both)[0, 1]) < 0.02

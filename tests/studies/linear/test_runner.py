@@ -69,21 +69,6 @@ def test_a_step_that_does_not_fit_or_is_multiplied_wrongly_is_refused_before_it_
     assert row["status"] == status and reasons[status] in row["reason"]
 
 
-def test_an_optimizer_state_that_runs_out_of_memory_is_a_row_and_the_others_go_on(monkeypatch):
-    right = Trainer.update
-
-    def update(self):
-        if self.layer.weight.shape == (128, 128):  # of the method that runs on one rank
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.13 GiB.")
-        right(self)
-
-    monkeypatch.setattr(Trainer, "update", update)
-    rows = run(methods=("dense", "row_parallel"), optimizer="adamw")
-    (row,) = picked(rows, "dense", "check")
-    assert row["status"] == "oom" and "3.13 GiB" in row["reason"] and not picked(rows, "dense", "step_kernel")
-    assert picked(rows, "row_parallel", "step_kernel")
-
-
 def test_a_loss_that_is_not_finite_stops_its_method_and_names_step_and_tensor(monkeypatch):
     right = training.one_step
 

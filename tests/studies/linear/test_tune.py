@@ -1,11 +1,11 @@
 """Tuning ahead of a run, with a made-up GPU and searches. Real ones: tests/gpu."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from blockshock_lib import params
 from blockshock_lib.__main__ import main
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.kernels.sparse24 import cslt
@@ -13,11 +13,13 @@ from blockshock_lib.kernels.sparse24 import tune as search
 from blockshock_lib.kernels.sparse24.plans import Setting
 from blockshock_lib.kernels.sparse24.small import Config
 from blockshock_lib.kernels.tuning.search import Error, Found, Trial
-from blockshock_lib.studies.linear import STUDY, tune
+from blockshock_lib.studies.linear import tune
 from blockshock_lib.studies.linear.tune import Product
+from tests.studies.linear import measuring
 
 CONFIG, CPU = Config(1, 2, 1, 4, 1), torch.device("cpu")
 RIGHT, WRONG = Error(1.0, 1.0), Error(40.0, 9.0)
+load = partial(measuring.load, hardware="cuda", n=[4096], b=[16, 64])
 FOUND = Found((Trial(CONFIG, RIGHT, 0.02), Trial(Setting(17), RIGHT, 0.05), Trial(Setting(3), WRONG)))
 
 
@@ -40,11 +42,6 @@ def gpu(tmp_path, monkeypatch):
     return seen
 
 
-def load(phase="phase1", hardware="cuda", b=(16, 64), **settings):
-    given = {"sweep.n": [4096], "sweep.b": [*b]} | {key.replace("__", "."): v for key, v in settings.items()}
-    return params.load(STUDY, phase, given, choose={"hardware": hardware})
-
-
 def tuned(products, gpu):
     said = []
     return tune.tune_products(products, CPU, said.append), said
@@ -56,20 +53,17 @@ def test_a_size_that_no_product_has_is_refused(n, k, b):
         tune.of_shapes([n], [k], [b], "bf16")
 
 
-def test_a_phase_asks_for_the_term_of_each_rank_and_batch_once():
+def test_a_phase_asks_for_the_term_of_each_rank_and_batch_once_and_a_backward_for_the_transposed_one_where_it_may():
     assert tune.of_phase(load()) == [Product(4096, 4096, b, "bf16") for b in (16, 64)]
     assert tune.of_phase(load(hardware="cuda-4")) == [Product(4096, 2048, b, "bf16") for b in (16, 64)]
-
-
-def test_a_phase_that_goes_backward_asks_for_the_transposed_term_too_where_its_mask_allows():
     both = [Product(4096, 2048, 16, "bf16"), Product(2048, 4096, 16, "bf16")]
     for mask, count in (("checkerboard", 2), ("random", 1)):
-        assert tune.of_phase(load("phase2", "cuda-4", b=[16], mask=mask)) == both[:count]
+        assert tune.of_phase(load("phase2", hardware="cuda-4", b=[16], mask=mask)) == both[:count]
 
 
 def test_the_ranks_sums_are_those_of_y_and_backward_of_dx_by_size_class():
     assert tune.sums_of_phase(load()) == [16 * 4096 * 2, 64 * 4096 * 2]
-    wide = {"sweep__n": [], "sweep__features": [[8192, 4096]], "b": [16]}
+    wide = {"n": (), "sweep__n": [], "sweep__features": [[8192, 4096]], "b": [16]}
     assert tune.sums_of_phase(load(**wide)) == [1 << 17]
     assert tune.sums_of_phase(load("phase2", **wide)) == [1 << 17, 1 << 18]
     assert tune.sums_of_phase(load(hardware="cuda-1")) == []

@@ -1,5 +1,6 @@
 """Every piece of a method, and every way of a piece, is timed by its name on every copy of the weight."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,35 +15,30 @@ from tests.studies.linear import measuring
 from tests.studies.linear.measuring import asked, details, measured, picked
 
 
-def fakes(events, device="cuda", active=True, emulated=False):
-    """Copies of a method whose layers only say what is asked of them."""
-    place = SimpleNamespace(device=torch.device(device), x="x", case=SimpleNamespace(emulated=emulated))
-    graphed = {name: lambda name=name: lambda x: events.append(f"{name} called") for name in "AB"}
-    layers = [SimpleNamespace(name=name, graphed=graphed[name]) for name in "AB"]
-    return [SimpleNamespace(problem=place, layer=layer, active=active) for layer in layers]
-
-
-@pytest.fixture
-def two_ways(monkeypatch):
+def test_each_product_is_timed_on_every_copy_and_a_rank_that_stands_by_captures_nothing_but_has_the_same_works(
+    monkeypatch,
+):
     events = []
-    both = lambda layer, x: {w: lambda w=w: events.append(f"{layer.name} {w} of {x}") for w in ("cslt", "small")}  # noqa: E731
+    both = lambda layer, x: {w: partial(events.append, f"{layer.name} {w} of {x}") for w in ("cslt", "small")}  # noqa: E731
     monkeypatch.setattr(ways, "products", both)
-    return events
+    graphed = {name: lambda name=name: lambda x: events.append(f"{name} called") for name in "AB"}
 
+    def found(device, active=True, emulated=False):
+        place = SimpleNamespace(device=torch.device(device), x="x", case=SimpleNamespace(emulated=emulated))
+        layers = [SimpleNamespace(name=name, graphed=graphed[name]) for name in "AB"]
+        return ways.of_product([SimpleNamespace(problem=place, layer=layer, active=active) for layer in layers])
 
-def test_each_product_is_timed_on_every_copy_of_the_weight(two_ways):
-    found = ways.of_product(fakes(two_ways, device="cpu"))
-    assert [(work.metric, work.detail) for work in found] == [("product_by_kernel", way) for way in ("cslt", "small")]
-    for one in found[1].calls:
+    def about(works):
+        return [(work.metric, work.detail, work.heavy, len(work.calls)) for work in works]
+
+    products = found("cpu")
+    assert about(products) == [("product_by_kernel", way, True, 2) for way in ("cslt", "small")]
+    for one in products[1].calls:
         one()
-    assert two_ways == ["A small of x", "B small of x"]
-
-
-def test_a_rank_that_stands_by_captures_nothing_but_has_the_same_works(two_ways):
-    works = (ways.of_product(fakes(two_ways, active=active)) for active in (True, False))
-    every, idle = [[(work.metric, work.detail, work.heavy, len(work.calls)) for work in found] for found in works]
-    assert every == idle and two_ways == ["A called", "B called"]
-    assert "forward_graph_call" not in {w.metric for w in ways.of_product(fakes(two_ways, emulated=True))}
+    assert events == ["A small of x", "B small of x"]
+    every, idle = (about(found("cuda", active)) for active in (True, False))
+    assert every == idle == [*about(products), ("forward_graph_call", "", False, 2)]
+    assert events[2:] == ["A called", "B called"] and about(found("cuda", emulated=True)) == about(products)
 
 
 def test_each_reduction_starts_anew_before_a_sample():

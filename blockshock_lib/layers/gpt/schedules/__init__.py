@@ -32,7 +32,7 @@ SCHEDULES: dict[str, Callable[..., tuple[Step, ...]]] = {
 
 
 def named(text: str, layers: int) -> Schedule:
-    """The schedule of, for example, "spd", "grouped(2)", "grouped(2, mean)" or "selective(0, 11)" for so many layers.
+    """The schedule of, for example, "spd", "grouped(2)" or "selective(0, 11)" for so many layers.
     ValueError where there is none of that name, or it takes no such arguments.
     """
     found = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text)

@@ -9,4 +9,4 @@ from blockshock_lib.layers.gpt.schedule import Step, dropping, within
 
 def desync(layers: int, k: int) -> tuple[Step, ...]:
     within("k of desync", [k], 1, end := 2 * layers)
-    return dropping(layers, {s for s in range(end - 1) if (s + 1) % k}, late="1/n")
+    return dropping(layers, {s for s in range(end - 1) if (s + 1) % k}, mean=True)

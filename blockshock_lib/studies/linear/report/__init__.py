@@ -12,20 +12,19 @@ def _own(place, *given, **options):
     return late(f"studies.linear.report.{place}", *given, **options)
 
 
-_FORWARD = {"weight_bytes": "Weights that a forward reads", "peak_bytes": "Peak"}
-_HELD = {"weights_bytes_held": "Weights", "gradient_bytes": "Gradients", "peak_bytes": "Peak of a step"}
-
+_HELD = {"weights": "weights_bytes_held", "copies": "copies_bytes", "gradients": "gradient_bytes"}
+_HELD |= {"optimizer": "optimizer_bytes", "activations": "activation_bytes", "peak": "peak_bytes"}
 TABLES = {
     "correctness": _shared("tables:correctness_table"),
     "reasons": _shared("tables:reasons"),
     "errors": _shared("tables:error_table"),
     "ceilings": late("report.tables:ceilings_table"),
     "speed": _shared("tables:speed_table"),
-    "products": _own("limit:product_table"),
-    "calls": _own("limit:call_table"),
-    "all-reduce": _own("limit:reduce_table"),
+    "products": _own("tables:product_table"),
+    "calls": _own("tables:call_table"),
+    "all-reduce": _own("tables:reduce_table"),
     "chunks": _own(
-        *("training:ways_table", "forward_chunks_kernel", "forward_kernel", "1", "2"),
+        *("tables:ways_table", "forward_chunks_kernel", "forward_kernel", "1", "2"),
         missing=("forward in pieces", "only batches from 1024 are cut, and this run has none"),
     ),
     "weights": _shared("tables:formula_table", metric="weight_bytes"),
@@ -33,18 +32,17 @@ TABLES = {
     "machine": late("report.tables:machine_table"),
     "energy": _shared("tables:energy_table"),
     "kernels": _shared("tables:top_kernels"),
-    "exposed": _own("bars:exposed"),
+    "exposed": _shared("timeline:exposed"),
     "pass": _shared("tables:speed_table", stem="pass"),
     "step": _shared("tables:speed_table", stem="step"),
-    "pieces": _own("training:pieces_table"),
-    "dW": _own("training:ways_table", "dw_strategy_kernel", "dw_kernel", "full", "periodic", "exchange"),
-    "order": _own("training:ways_table", "backward_order_kernel", "backward_kernel", "overlapped", "in turn"),
-    "step memory": _own("training:memory_table"),
+    "pieces": _own("tables:pieces_table"),
+    "dW": _own("tables:ways_table", "dw_strategy_kernel", "dw_kernel", "full", "periodic", "exchange"),
+    "order": _own("tables:ways_table", "backward_order_kernel", "backward_kernel", "overlapped", "in turn"),
+    "step memory": _shared("tables:memory_table", metrics=_HELD),
     "ratios of H2": _own("law:ratios_table"),
-    "hypotheses": _own("findings:words"),
-    "numbers": _own("findings:numbers"),
-    "law": _own("findings:law_table"),
-    "needs": _own("findings:needs_table"),
+    "hypotheses": late("studies.linear.hypotheses:words"),
+    "numbers": late("studies.linear.hypotheses:numbers"),
+    "law": _own("law:law_table"),
 }
 RESULTS = _own("results:page")
 FIGURES = {
@@ -57,16 +55,14 @@ FIGURES = {
     "time over N": _shared("time_plots:time_vs_n"),
     "pass time over N": _shared("time_plots:time_vs_n", metric="pass_kernel"),
     "step time over N": _shared("time_plots:time_vs_n", metric="step_kernel"),
-    "timeline": _own("bars:timeline"),
-    "law": _own("law_plots:law_figure"),
+    "timeline": _shared("timeline:timeline"),
+    "law": _own("plots:law_figure"),
     "roofline": _shared(
         "machine_plots:roofline",
         claim="{label}'s 2:4 product reaches {rate} TFLOP/s of nonzeros, {share}% of the dense ceiling",
         note="FLOPs of nonzeros only: a 2:4 product with s = 2 would touch the flat roof. ",
     ),
-    "memory": _shared("machine_plots:memory_bars", metrics=_FORWARD),
-    "loss": _own("training:loss_curves"),
-    "step memory": _shared("machine_plots:memory_bars", metrics=_HELD),
-    "where": _own("bars:where_figure"),
+    "loss": _own("plots:loss_curves"),
+    "where": _own("plots:where_figure"),
 }
 """The first of them that a run has rows for is its headline."""

@@ -1,7 +1,5 @@
 """The law beside the measurement, where the time goes, and what H2 rests on; medians, times in ms, slowest rank."""
 
-from collections.abc import Callable, Mapping
-
 import numpy as np
 import pandas as pd
 
@@ -13,6 +11,7 @@ from blockshock_lib.studies.linear.report import build
 from blockshock_lib.studies.linear.report.build import B1, OURS, PIECES, STOCK, T1, A, interval
 
 BEYOND = "forward beyond its product"
+_MISSING = {"nothing to show": ["no valid times of A, B1 and Block-Shock: make phase1"]}
 STEPS = {"b1": B1, "t3": OURS, "t1": T1}
 PHASE = {"pass": "phase2", "step": "phase3"}
 _TIMES = {"": "compute_kernel", "_forward": "forward_kernel", "_reduce": "reduce_kernel"}
@@ -25,23 +24,18 @@ def rows_of(frame: pd.DataFrame, work: str) -> pd.DataFrame:
     return frame[~frame["phase"].isin(list(PHASE.values())) if work == "forward" else frame["phase"].eq(PHASE[work])]
 
 
-def law_rows(frame: pd.DataFrame, needs: tuple[str, ...] = ("reduce",)) -> pd.DataFrame:
+def law_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """A row a case of phase 1 with A, B1 and Block-Shock, smallest first: the law beside the measurement, in "x".
 
     Medians (ms) of the products `a`, `b1`, `ours`, the forwards `a_forward` and so on, and B1's collective, `reduce`.
     `s`, with its 99% interval: how much faster a 2:4 product is than the dense one of the same size; with more than two
     ranks the terms are sharded, and A's product is taken to shrink in proportion. `predicted`: B1's product takes
-    1 / ranks of A's, Block-Shock's 2 / (ranks s) of it, and both add B1's collective.
-    `residual` = ratio / predicted - 1.
-
-    What parity takes, all else held, nan where nothing does: `s_needed`; `link`, a bus bandwidth: both send the same
-    bytes, so that a slower link brings the ratio towards 1 and never across; `free`, the ratio if communication cost
-    nothing. `alone`: the bandwidth (GB/s) from which Block-Shock beats A on one GPU; `bus`: the one reached.
-    With `needs` empty, cases without a collective's time stay, as those of emulated ranks; nan what needs it.
+    1 / ranks of A's, Block-Shock's 2 / (ranks s) of it, and both add B1's collective: nan where it has no time, as with
+    emulated ranks. `residual` = ratio / predicted - 1.
     """
     table = build.wide(rows_of(frame, "forward"), _TIMES, {"a": A, "b1": B1, "ours": OURS})
     table = table.rename(columns={"b1_reduce": "reduce"})
-    table = table.dropna(subset=["a", "b1", "ours", "b1_forward", "ours_forward", *needs])
+    table = table.dropna(subset=["a", "b1", "ours", "b1_forward", "ours_forward"])
     table = table.merge(verdicts.ratio(frame, AXES, B1, OURS)[["case", "ratio", "low", "high"]], on="case")
     products = verdicts.ratio(frame, AXES, A, OURS, "compute_kernel").set_index("case")
     reduce, ranks = table["reduce"], table["world_size"].astype(float)
@@ -51,15 +45,24 @@ def law_rows(frame: pd.DataFrame, needs: tuple[str, ...] = ("reduce",)) -> pd.Da
         table[f"s_{end}"] = table["case"].map(products[end]).astype(float) * 2 / ranks
     table["predicted"] = (share + reduce) / (table["ours"] + reduce)
     table["residual"] = table["ratio"] / table["predicted"] - 1
-    left = table["b1_forward"] - (table["ours_forward"] - table["ours"])
-    table["s_needed"] = (2 * share / left).where(left > 0)
-    table["free"] = table["b1"] / table["ours"]
-    table["link"] = np.where(table["free"] >= 1, 0.0, np.nan)
-    sent = frames.summary(frame, AXES, "bytes_sent")
-    moved = table["case"].map(sent[sent["method"].eq(OURS)].set_index("case")["median"]).astype(float) / 1e6
-    spare = table["a_forward"] - table["ours"]
-    table["bus"], table["alone"] = moved / reduce, (moved / spare).where(spare > 0)
     return table
+
+
+def law_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """`law_rows` in words: the law beside the measurement, a row a case, and what is left between the two (%)."""
+    table = law_rows(frame)
+    if table.empty:
+        return pd.DataFrame(_MISSING)
+    inside = table["predicted"].between(table["low"], table["high"]).map({True: "yes", False: "no"})
+    told = table["predicted"].notna() & table["low"].gt(0) & table["high"].le(100 * table["low"])
+    columns = {
+        "s": build.text(table["s"], "{:.2f}"),
+        "the law says": build.text(table["predicted"], "{:.2f}x"),
+        "measured": [interval(row) for row in table.to_dict("records")],
+        "left (%)": (100 * table["residual"]).round(1),
+        "law inside the interval": inside.where(told, ABSENT),
+    }
+    return build.about(table).assign(**columns)
 
 
 def pieces(frame: pd.DataFrame) -> pd.DataFrame:
@@ -76,12 +79,22 @@ def pieces(frame: pd.DataFrame) -> pd.DataFrame:
     return build.stacked([forward.assign(work="forward"), *found])
 
 
-def quotients(
-    frame: pd.DataFrame, times: Mapping[str, tuple[str, str]], ratios: Mapping[str, Callable]
-) -> pd.DataFrame:
-    """`ratios` of `times`, each (metric, method), in "x" with 99% intervals (`_low`, `_high`), by which verdicts are
-    said: a row a case, in order, of the `groups` of processes of `runs` that have all `times`. The times: means in ms.
+def training_ratios(frame: pd.DataFrame) -> pd.DataFrame:
+    """Speeds over B1 of Block-Shock's `forward`, of T1's step (`recompress`) and T3's (`packed`), and their quotients:
+    `shrink` = recompress / forward, `keep` = packed / forward, `gain` = packed / recompress; in "x", with 99% intervals
+    (`_low`, `_high`) by which verdicts are said. A row a case, in order, of the `groups` of processes of `runs` that
+    have all times; these beside them, means in ms.
     """
+    forward, step = frames.time_metric(frame, "forward_kernel"), frames.time_metric(frame, "step_kernel")
+    times = {name: (step, method) for name, method in STEPS.items()} | {"of_b1": (forward, B1), "ours": (forward, OURS)}
+    ratios = {
+        "forward": lambda t: t["of_b1"] / t["ours"],
+        "recompress": lambda t: t["b1"] / t["t1"],
+        "packed": lambda t: t["b1"] / t["t3"],
+        "shrink": lambda t: t["b1"] / t["t1"] / (t["of_b1"] / t["ours"]),
+        "keep": lambda t: t["b1"] / t["t3"] / (t["of_b1"] / t["ours"]),
+        "gain": lambda t: t["t1"] / t["t3"],
+    }
     medians = []
     for metric, method in times.values():
         rows = frames.samples(frame, metric)
@@ -98,24 +111,8 @@ def quotients(
         found = found.join(pd.DataFrame(ends, list(cells), [name, f"{name}_low", f"{name}_high"], dtype=float))
     cases = frames.complete(frame, AXES).drop_duplicates("case")[AXES.case_columns]
     table = cases.merge(found, left_on="case", right_index=True)
-    return build.in_order(table.assign(size=AXES.size(table)), "size", "batch", "optimizer")
-
-
-def training_ratios(frame: pd.DataFrame) -> pd.DataFrame:
-    """Six `quotients`: speeds over B1 of Block-Shock's `forward`, of T1's step (`recompress`) and T3's (`packed`);
-    `shrink` = recompress / forward, `keep` = packed / forward, `gain` = packed / recompress.
-    """
-    forward, step = frames.time_metric(frame, "forward_kernel"), frames.time_metric(frame, "step_kernel")
-    times = {name: (step, method) for name, method in STEPS.items()} | {"of_b1": (forward, B1), "ours": (forward, OURS)}
-    ratios = {
-        "forward": lambda t: t["of_b1"] / t["ours"],
-        "recompress": lambda t: t["b1"] / t["t1"],
-        "packed": lambda t: t["b1"] / t["t3"],
-        "shrink": lambda t: t["b1"] / t["t1"] / (t["of_b1"] / t["ours"]),
-        "keep": lambda t: t["b1"] / t["t3"] / (t["of_b1"] / t["ours"]),
-        "gain": lambda t: t["t1"] / t["t3"],
-    }
-    return quotients(frame, times, ratios).assign(forward_metric=forward, step_metric=step)
+    table = table.assign(size=AXES.size(table), forward_metric=forward, step_metric=step)
+    return build.in_order(table, "size", "batch", "optimizer")
 
 
 def ratios_table(frame: pd.DataFrame) -> pd.DataFrame:

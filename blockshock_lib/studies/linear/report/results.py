@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import verdicts
+from blockshock_lib.report.tables import markdown
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.hypotheses import h1, h2, h3
 from blockshock_lib.studies.linear.report import build, law
@@ -81,11 +82,6 @@ def _tables(frame: pd.DataFrame) -> list[str]:
             name = f"{title}, {optimizer_name(optimizer)}" if optimizer else title
             lines += [f"**{name}**", "", *markdown(wide.fillna("–").rename_axis("B").reset_index()), ""]
     return lines
-
-
-def markdown(table: pd.DataFrame) -> list[str]:
-    rows = [list(table), ["---"] * table.shape[1], *table.astype(str).to_numpy().tolist()]
-    return ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def _span(values: pd.Series, digits: int = 0) -> str:

@@ -4,10 +4,8 @@ from functools import cache
 
 import pandas as pd
 
-from blockshock_lib.files import ROOT
 from blockshock_lib.runs import records
-
-REFERENCE = ROOT / "outputs" / "reference"
+from blockshock_lib.runs.manifest import REFERENCE
 
 
 @cache

@@ -1,0 +1,76 @@
+"""2:4 inside kept blocks: half of the weights of every block that is kept. A 2:4 product a row of blocks, of its blocks
+side by side with the columns of x that they need, for no library multiplies both at once.
+"""
+
+import torch
+from torch import Tensor
+
+from blockshock_lib.kernels.patterns import blocks, two_four
+from blockshock_lib.kernels.patterns.pattern import Counts, Kernel, Packed, Pattern
+from blockshock_lib.kernels.sparse24.backends import choose
+
+
+class Blocks24(Packed):
+    """A packed 2:4 weight [b, n b] for each row of n > 0 blocks, with the columns of x that it needs, int32."""
+
+    def __init__(self, weight: Tensor, mask: Tensor, block: int):
+        self.shape, self.block, self.lines, self.tensors = tuple(weight.shape), block, [], {}
+        backend = choose("auto", weight.device)
+        for row, kept in enumerate(blocks.kept_blocks(mask, block)):
+            if bool(kept.any()):
+                at = (kept.nonzero() * block + torch.arange(block, device=mask.device)).flatten()
+                lines = slice(row * block, (row + 1) * block)
+                one = two_four.TwoFour(weight[lines, at], mask[lines, at], 0, backend)
+                self.lines.append((lines, one))
+                self.tensors |= {f"columns_{row}": at.int(), f"values_{row}": one.tensors["values"]}
+        self.tensors["values"] = one.tensors["values"]
+
+    def product(self, x: Tensor) -> Tensor:
+        self.check(x)
+        y = x.new_zeros(x.shape[0], self.shape[0])
+        for lines, one in self.lines:
+            y[:, lines] = one.product(x.index_select(1, self._columns(lines)))
+        return y
+
+    def dense(self) -> Tensor:
+        out = self.tensors["values"].new_zeros(self.shape)
+        for lines, one in self.lines:
+            out[lines, self._columns(lines).long()] = one.dense()
+        return out
+
+    def copy(self) -> "Blocks24":
+        other = super().copy()
+        other.lines = [(lines, one.copy()) for lines, one in self.lines]
+        return other
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes + self._columns(lines).nbytes for lines, one in self.lines)
+
+    def _columns(self, lines: slice) -> Tensor:
+        return self.tensors[f"columns_{lines.start // self.block}"]
+
+
+def weight_bytes(counts: Counts, itemsize: int) -> float:
+    """Half of e, and half a byte of metadata to four, an entry of a kept block; 4 a column of one."""
+    return counts.blocks * ((itemsize / 2 + 1 / 8) * counts.block**2 + 4 * counts.block)
+
+
+def unsupported(device: torch.device, dtype: torch.dtype, shape: tuple[int, int], block: int) -> str:
+    return two_four.unsupported(choose("auto", device), device, dtype, (block, block))
+
+
+def keep(scores: Tensor, sparsity: float, block: int) -> Tensor:
+    if sparsity < 0.5:
+        raise ValueError(f"2:4 inside blocks leaves out half of the weights or more, not {sparsity:g}")
+    inside = two_four.keep(scores, 0.5, 0)
+    return inside & blocks.keep(scores * inside, 2 * sparsity - 1, block)
+
+
+PATTERN = Pattern(
+    "2:4 in blocks",
+    "half of the weights of the blocks with the largest sums",
+    keep,
+    (Kernel("blocks24", unsupported, Blocks24, weight_bytes),),
+    blocks.PATTERN.size,
+)

@@ -1,0 +1,86 @@
+"""Nothing is left out: the rival of every pattern."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockshock_lib.kernels.patterns import tune
+from blockshock_lib.kernels.patterns.pattern import Counts, Kernel, Packed, Pattern, anywhere, on_gpu
+from blockshock_lib.kernels.tuning.store import Store
+
+FEW = 256  # rows up to which parts of K can fill a GPU that the output leaves idle
+
+
+class Dense(Packed):
+    """The masked weight as it is."""
+
+    def __init__(self, weight: Tensor, mask: Tensor, block: int = 0):
+        self.shape = tuple(weight.shape)
+        self.tensors = {"values": torch.where(mask, weight, 0).contiguous()}
+
+    def product(self, x: Tensor) -> Tensor:
+        self.check(x)
+        return F.linear(x, self.tensors["values"])
+
+    def dense(self) -> Tensor:
+        return self.tensors["values"]
+
+
+class Way(NamedTuple):
+    """`library`: "cublas" or "cublaslt"; `splits`: of K into so many products, which are added up."""
+
+    library: str
+    splits: int
+
+    def valid(self) -> bool:
+        return self.library in LIBRARIES and self.splits > 0
+
+
+LIBRARIES = ("cublas", "cublaslt")
+WAYS = tuple(Way(library, splits) for splits in (1, 2, 4, 8) for library in LIBRARIES)
+STORE = Store("dense", {"dense": Way})
+
+
+class Searched(Dense):
+    """By the fastest of PyTorch's two libraries, K whole or in parts."""
+
+    def __init__(self, weight: Tensor, mask: Tensor, block: int = 0):
+        super().__init__(weight, mask)
+        self.chosen: dict[int, Way] = {}
+
+    def product(self, x: Tensor) -> Tensor:
+        self.check(x)
+        return self.by(self.chosen[len(x)], x) if len(x) in self.chosen else super().product(x)
+
+    def by(self, way: Way, x: Tensor) -> Tensor:
+        before = torch.backends.cuda.preferred_blas_library()
+        torch.backends.cuda.preferred_blas_library(way.library)
+        try:
+            if way.splits == 1:
+                return F.linear(x, self.tensors["values"])
+            # [splits, B or N, K / splits]
+            x, weight = (one.unflatten(1, (way.splits, -1)).transpose(0, 1) for one in (x, self.tensors["values"]))
+            wide = {} if x.dtype == torch.float32 else {"out_dtype": torch.float32}
+            return torch.bmm(x, weight.transpose(1, 2), **wide).sum(0).to(x.dtype)
+        finally:
+            torch.backends.cuda.preferred_blas_library(before)
+
+    def tune(self, x: Tensor) -> None:
+        if not on_gpu(x.device, x.dtype) and len(x) not in self.chosen:
+            ways = [way for way in WAYS if way.splits == 1 or (len(x) <= FEW and self.shape[1] % (8 * way.splits) == 0)]
+            self.chosen[len(x)] = tune.choice(STORE, ways, self, x, {})
+
+
+def weight_bytes(counts: Counts, itemsize: int) -> float:
+    """e N K."""
+    return itemsize * counts.n * counts.k
+
+
+PATTERN = Pattern(
+    "dense",
+    "every weight",
+    lambda scores, sparsity, block: torch.ones_like(scores, dtype=torch.bool),
+    (Kernel("linear", anywhere, Dense, weight_bytes), Kernel("searched", anywhere, Searched, weight_bytes)),
+)

@@ -1,0 +1,94 @@
+"""The search for the fastest way of a kernel that has several: on this GPU, for a weight and a batch; kept on disk."""
+
+import contextlib
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from blockshock_lib.errors import BlockShockError, first_line
+from blockshock_lib.kernels import needs
+from blockshock_lib.kernels.patterns.pattern import Packed
+from blockshock_lib.kernels.tuning import store
+from blockshock_lib.kernels.tuning.clock import Clock, guarded
+from blockshock_lib.kernels.tuning.search import Error, Way, leaders, search
+
+SECONDS = 20.0  # after which no further way is started; the first of a side of blocks compile for about a second each
+
+
+class Tunable(Protocol):
+    by: Callable[[Way, Tensor], Tensor]  # (way, x [B, K]) -> y [B, N]
+
+
+def choice(
+    kept: store.Store,
+    ways: Sequence[Way],
+    packed: "Packed | Tunable",
+    x: Tensor,
+    about: dict,
+    variants: Callable = lambda way: (),
+) -> Way:
+    """The fastest right one of `ways` for x: from the file, or by a search that is then kept there. The first, with a
+    warning, where none was right.
+    """
+    (n, k), gpu = packed.shape, torch.cuda.get_device_name(x.device)
+    problem = {"N": n, "K": k, "B": len(x), "dtype": str(x.dtype).removeprefix("torch."), "gpu": gpu} | about
+    versions = store.versions(Path(__file__), triton=needs.version("triton"))
+    if found := kept.find(problem, versions):
+        return min(found, key=found.get)
+    probe = Probe(packed, x)
+    try:
+        best = leaders(search(ways, probe.check, probe.timed, variants=variants, seconds=SECONDS))
+    finally:
+        probe.clock.close()
+    if not best:
+        warnings.warn(f"tuning {problem}: nothing that was tried gave right values: the default stays", stacklevel=3)
+        return ways[0]
+    kept.keep(problem, versions, {best[0].way: best[0].ms})
+    return best[0].way
+
+
+class Probe:
+    """A packed weight and two inputs with their products in float32, and copies of it past the L2 cache for timing."""
+
+    def __init__(self, packed: "Packed | Tunable", x: Tensor):
+        dense = packed.dense()
+        self.inputs = [x, torch.randn_like(x)]
+        self.truths = [torch.mm(one, dense.t(), out_dtype=torch.float32) for one in self.inputs]
+        self.units = [_errors(truth.to(x.dtype), truth) for truth in self.truths]
+        cache = torch.cuda.get_device_properties(x.device).L2_cache_size or 64 << 20  # 0 on some
+        count = min(16, max(1, math.ceil(2 * cache / packed.nbytes)))
+        self.copies = [packed, *(packed.copy() for _ in range(count - 1))]
+        self.clock = Clock(x.device)
+
+    def check(self, way: Way) -> Error:
+        each = []
+        for x, truth, units in zip(self.inputs, self.truths, self.units, strict=True):
+            with guarded(x.device):
+                torch.full(truth.shape, torch.nan, dtype=x.dtype, device=x.device)  # what is not written shows
+                errors = _errors(_run(self.copies[0], way, x), truth)
+            each.append([one / unit for one, unit in zip(errors, units, strict=True)])
+        size = lambda one: math.inf if math.isnan(one) else one  # noqa: E731  NaN is the worst
+        return Error(*(max(pair, key=size) for pair in zip(*each, strict=True)))
+
+    def timed(self, way: Way) -> contextlib.AbstractContextManager[Callable[[], float]]:
+        return self.clock.timed([functools.partial(_run, copy, way, self.inputs[0]) for copy in self.copies])
+
+
+def _run(packed: Tunable, way: Way, x: Tensor) -> Tensor:
+    try:
+        return packed.by(way, x)
+    except (BlockShockError, RuntimeError):
+        raise
+    except Exception as error:  # of Triton's compiler: a setting that asks for more than the GPU has
+        raise RuntimeError(first_line(error)) from error
+
+
+def _errors(y: Tensor, truth: Tensor) -> tuple[float, float]:
+    off = y.float() - truth
+    return off.abs().max().item(), off.square().mean().sqrt().item()

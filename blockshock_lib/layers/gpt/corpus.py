@@ -1,0 +1,176 @@
+"""`python -m blockshock_lib.layers.gpt.corpus` builds a corpus from the installed packages, or takes a user's shards.
+
+sources.json lists the files that it is made of, vocabulary.json is a byte-level BPE, the rest are shards. The digest is
+over these: the same packages have the same digest on every machine.
+"""
+
+import argparse
+import functools
+import json
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blockshock_lib.errors import BlockShockError, DataError
+from blockshock_lib.files import ROOT, canonical, sha256, short_digest, shown, write_atomic
+from blockshock_lib.layers.gpt import shards, sources, store
+from blockshock_lib.layers.gpt.store import Corpus, Say, told
+
+SOURCES, VOCABULARY = "sources.json", "vocabulary.json"
+END = "<|endoftext|>"  # token 0, before each file
+BATCH = 256  # files encoded at a time
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """packages: names, none for all; vocab: tokens; limit_mb: of text before anything is left out, 0 for all."""
+
+    packages: tuple[str, ...] = ()
+    vocab: int = 8192
+    limit_mb: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 256 < self.vocab <= 1 << 16:
+            raise DataError(f"vocab: {self.vocab}; it is above 256, the bytes, and at most {1 << 16}, for uint16")
+        if not 0 <= self.limit_mb < float("inf"):
+            raise DataError(f"limit_mb: {self.limit_mb}; it is above 0, or 0 for all of the text")
+
+
+# Their wheels are for any platform: the same text, so the same digest, wherever constraints.txt is kept to.
+NANO = Recipe(
+    ("fonttools", "ipython", "jinja2", "mpmath", "networkx", "packaging", "prompt-toolkit", "sympy"), 1024, 2.0
+)
+
+
+def ready(recipe: Recipe, say: Say = print, again: bool = False) -> Corpus:
+    """The corpus of that recipe and of the packages installed here: the one that lies here, or else it is built, as it
+    is `again`. DataError: no tokenizers, too little text, or text of the validation that stands in the training.
+    """
+    chosen, skipped = sources.packages(recipe.packages)
+    made = _made(recipe, chosen)
+    if not again and (found := store.known(made)):
+        return found
+    with store.alone(say):
+        if not again and (found := store.known(made)):
+            return found  # another process has made it meanwhile
+        for name, why in skipped.items():
+            say(f"skipped {name}: {why}")
+        return _built(recipe, chosen, skipped, made, say)
+
+
+def chosen(data: str, kind: str, vocab: int) -> Corpus:
+    """The user's shards in `data`, or a corpus of the packages that are installed here, built where there is none, of
+    the `kind` "packages" or "nano".
+    """
+    if data:
+        return store.given(ROOT / data, vocab)
+    return ready(NANO if kind == "nano" else Recipe(vocab=vocab))
+
+
+def _built(recipe: Recipe, chosen: Sequence[sources.Package], skipped: dict[str, str], made: str, say: Say) -> Corpus:
+    if recipe.limit_mb:
+        chosen = sources.sample(chosen, int(recipe.limit_mb * 1e6))
+    with told(say, f"reading {sum(one.size for one in chosen) / 1e6:.1f} MB of {len(chosen)} packages") as tell:
+        kept, out = sources.read(chosen, lambda done: tell(f"{done / 1e6:.0f} MB"))
+        parts, leaked = sources.divided(kept)
+    size = {part: sum(file.size for file in some) for part, some in parts.items()}
+    train, val = (size[part] / 1e6 for part in ("train", "val"))
+    say(f"{train:.2f} MB to train on, {val:.2f} MB held out, {len(out | leaked)} files left out")
+    with told(say, f"vocabulary of {recipe.vocab}"):
+        vocabulary = _vocabulary([file.text for file in parts["train"]], recipe.vocab)
+    shutil.rmtree(folder := store.PLACE / ".building", ignore_errors=True)
+    folder.mkdir()
+    names, both = {}, {}
+    for part, some in parts.items():
+        with told(say, f"tokens of {part}") as tell:
+            paths = shards.write(folder, f"packages_{part}", _encoded(vocabulary, some, tell))
+        names[part], both[part] = [path.name for path in paths], [shards.read(path) for path in paths]
+    (folder / VOCABULARY).write_text(vocabulary.to_str(), "utf-8")
+    (folder / SOURCES).write_text(_listed(chosen, parts), "utf-8")
+    stamps = {path.name: [*store.stamp(path), sha256(path)] for path in sorted(folder.iterdir())}
+    digest = sha256(canonical({name: one[-1] for name, one in stamps.items()}))[:12]
+    checked = store.compared(both, say)
+    per = size["val"] / checked["tokens"]["val"]
+    found = Corpus(digest, recipe.vocab, **names, **checked, bytes_per_token=per, made=made, stamps=stamps)
+    about = {"recipe": asdict(recipe), "bytes": size, "skipped": skipped, "left_out": out | leaked}
+    write_atomic(folder / store.SUMMARY, json.dumps(asdict(found) | about, indent=1))
+    shutil.rmtree(found.folder, ignore_errors=True)
+    folder.rename(found.folder)
+    return found
+
+
+def _made(recipe: Recipe, chosen: Sequence[sources.Package]) -> str:
+    code = short_digest(Path(__file__), *(Path(str(module.__file__)) for module in (shards, sources)))
+    about = {package.name: [package.version, len(package.files), package.size] for package in chosen}
+    return sha256(canonical([asdict(recipe), code, version("tokenizers"), about]))
+
+
+def _listed(chosen: Sequence[sources.Package], parts: dict[str, list[sources.File]]) -> str:
+    rows = {one.name: {"version": one.version, "licence": one.licence, "files": {}} for one in chosen}
+    for part, some in parts.items():
+        for file in some:
+            rows[file.package]["split"] = part
+            rows[file.package]["files"][file.name] = file.sha256
+    return json.dumps({name: row for name, row in rows.items() if row["files"]}, indent=1, sort_keys=True)
+
+
+def _vocabulary(texts: Sequence[str], size: int) -> Any:
+    """A tokenizers.Tokenizer: the text alone decides which pairs merge, for equal counts go by the pairs' numbers."""
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    except ImportError as error:
+        raise DataError("a vocabulary needs the package tokenizers: pip install 'blockshock-lib[workbook]'") from error
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    how = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, special_tokens=[END], show_progress=False)
+    made.train_from_iterator(texts, how)
+    if (have := made.get_vocab_size()) != size:
+        raise DataError(f"vocab: the text gives {have} tokens, not {size}: a smaller vocabulary or more text")
+    return made
+
+
+def _encoded(vocabulary: Any, some: Sequence[sources.File], tell: Say) -> np.ndarray:
+    parts = []
+    for start in range(0, len(some), BATCH):
+        batch = [file.text for file in some[start : start + BATCH]]
+        for one in vocabulary.encode_batch_fast(batch, add_special_tokens=False):
+            parts.append(np.array([0, *one.ids], np.uint16))
+        tell(f"{start + len(batch)} of {len(some)} files")
+    return np.concatenate(parts)
+
+
+def main(words: Sequence[str] = ()) -> int:
+    """Builds a corpus, or with --data takes shards, and says its digest."""
+    parser = argparse.ArgumentParser(prog="make corpus", description="A corpus to train on; nothing is downloaded.")
+    parser.add_argument("--vocab", type=int, help=f"tokens; {Recipe().vocab}, of --data GPT-2's 50257")
+    parser.add_argument("--nano", action="store_true", help="the small corpus of the preset nano")
+    parser.add_argument("--data", nargs="+", help="a folder or files of your own, as nanoGPT or llm.c write them")
+    asked, began = parser.parse_args(words), time.monotonic()
+
+    say = functools.partial(print, flush=True)
+    try:
+        if asked.data:
+            found = store.given(asked.data, asked.vocab or 50257, say)
+        else:
+            found = ready(NANO if asked.nano else Recipe(vocab=asked.vocab or Recipe().vocab), say, again=True)
+    except BlockShockError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    per = f", {found.bytes_per_token:.3f} bytes a token" if found.bytes_per_token else ""
+    say("{train} tokens to train on, {val} held out".format(**found.tokens) + per)
+    say(f"{found.overlap:.2%} of the held-out stretches of {shards.WIDTH} tokens stand in the training too")
+    say(f"corpus {found.digest} in {shown(found.folder)}, {time.monotonic() - began:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,232 @@
+"""The text of a corpus: which files of the installed packages are in it, under which licence, and which are left out.
+
+Nothing is downloaded. Text of the standard library and of the packages that constraints.txt pins, as installed here.
+"""
+
+import hashlib
+import importlib.metadata
+import platform
+import re
+import sysconfig
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from blockshock_lib.errors import DataError, allowed
+from blockshock_lib.files import ROOT, sha256
+from blockshock_lib.layers.gpt.shards import shingles
+
+SUFFIXES = (".py", ".pyi", ".c", ".h", ".hpp", ".cpp", ".cuh")
+STDLIB = "python"
+HELD_OUT = (0.05, 0.08)  # share of the bytes
+LARGE = 0.02  # of the bytes: packages of more are held out only where the smaller ones are not enough
+COPIED = 0.5  # share of its shingles in files kept before, from which on a file is a copy
+LEAKED = 0.1  # the same for a file of the validation, in the training
+GENERATED = (0.35, 400)  # fewer letters than this share of what is no blank; longer lines on average
+VENDORED = re.compile(r"(^|/)(_?vendor(ed)?|_vendored|third_party|_?extern(al)?s?)/")
+SAYS_GENERATED = re.compile(
+    rb"@generated|(auto-?|automatically |machine[- ])generated|do not edit|generated (by|from)", re.I
+)
+HEAD = 1024  # bytes in which a file says whose it is and how it was made
+WORDS = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed package. files: name -> (place, bytes), of the kinds in SUFFIXES."""
+
+    name: str
+    version: str
+    licence: str
+    files: dict[str, tuple[Path, int]]
+
+    @property
+    def size(self) -> int:
+        return sum(size for _, size in self.files.values())
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the corpus. marks: the shingles of its words, uint64."""
+
+    package: str
+    name: str
+    sha256: str
+    text: str
+    size: int  # bytes
+    marks: np.ndarray
+
+
+def packages(
+    wanted: Sequence[str] = (), site: Sequence[str] | None = None, pins: Path = ROOT / "constraints.txt"
+) -> tuple[list[Package], dict[str, str]]:
+    """(packages in the order of their names, name -> why one is skipped). wanted: only these; `python` is the standard
+    library. site: folders to look in, or sys.path. DataError: one of `wanted` is not installed or may not be taken.
+    """
+    pinned = {_plain(line.partition("==")[0]) for line in _lines(pins) if "==" in line}
+    found, skipped = {STDLIB: _standard_library(not wanted or STDLIB in wanted)}, {}
+    for one in importlib.metadata.distributions(**({"path": list(site)} if site is not None else {})):
+        name, licence = _plain(one.name or ""), _licence(one.metadata)
+        if name in found or name in skipped:
+            continue
+        if why := _refused(name, licence, one.metadata, pinned):
+            skipped[name] = why
+        else:
+            files = dict(_files(one)) if not wanted or name in wanted else {}
+            found[name] = Package(name, one.version, licence, files)
+    for name in wanted:
+        if name in skipped:
+            raise DataError(f"packages: {name} is skipped: {skipped[name]}")
+        if name not in found:
+            raise DataError(f"packages: {name} is not installed; {allowed(name, sorted(found))}")
+    chosen = [found[name] for name in sorted(found) if name in (wanted or found) and found[name].files]
+    return chosen, {} if wanted else dict(sorted(skipped.items()))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name.strip().lower())
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text("utf-8").splitlines() if path.is_file() else []
+
+
+def _refused(name: str, licence: str, metadata: importlib.metadata.PackageMetadata, pinned: set[str]) -> str:
+    about = f"{name} {licence} {metadata.get('Author', '')} {metadata.get('Author-email', '')}".lower()
+    if "nvidia" in about:
+        return "NVIDIA's"
+    if pinned and name not in pinned:
+        return "not pinned in constraints.txt"
+    return "" if licence else "its metadata name no licence"
+
+
+def _licence(metadata: importlib.metadata.PackageMetadata) -> str:
+    """The SPDX expression; else the field `License` if it is a name and not a text; else the classifiers'."""
+    named = (metadata.get("License-Expression") or "").strip()
+    field = (metadata.get("License") or "").strip()
+    if not named and field and field.upper() != "UNKNOWN":
+        named = field.splitlines()[0].strip()[:80]
+    classes = [
+        text.rpartition("::")[2].strip() for text in metadata.get_all("Classifier") or () if "License ::" in text
+    ]
+    return named or ", ".join(sorted(set(classes)))
+
+
+def _files(one: importlib.metadata.Distribution) -> Iterator[tuple[str, tuple[Path, int]]]:
+    for file in one.files or ():
+        if file.suffix in SUFFIXES and ".." not in file.parts and (path := Path(one.locate_file(file))).is_file():
+            yield file.as_posix(), (path, path.stat().st_size)
+
+
+def _standard_library(listed: bool) -> Package:
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = [path for path in root.rglob("*") if path.suffix in SUFFIXES and path.is_file()] if listed else []
+    names = {path.relative_to(root).as_posix(): path for path in paths if "site-packages" not in path.parts}
+    kept = {name: (path, path.stat().st_size) for name, path in names.items()}
+    return Package(STDLIB, platform.python_version(), "PSF-2.0", kept)
+
+
+def sample(chosen: Sequence[Package], most: int) -> list[Package]:
+    """At most `most` bytes of them all, in proportion of their sizes: files in the order of their names' digests."""
+    total, kept = sum(package.size for package in chosen), []
+    for package in chosen:
+        left, files = package.size * most // max(total, 1), {}
+        for name in sorted(package.files, key=sha256):
+            if (size := package.files[name][1]) <= left:
+                files[name], left = package.files[name], left - size
+        kept.append(replace(package, files=files))
+    return kept
+
+
+def read(chosen: Sequence[Package], tell: Callable[[int], None]) -> tuple[list[File], dict[str, str]]:
+    """(files in their order, "package/file" -> why it is left out). Vendored files come last, so that of two copies the
+    original is kept. `tell` hears the bytes read so far.
+    """
+    places = [(package.name, name, path) for package in chosen for name, (path, _) in package.files.items()]
+    places.sort(key=lambda place: (bool(VENDORED.search(place[1])), place[0], place[1]))
+    kept, out, digests, seen, numbers, done = [], {}, {}, set(), _Numbers(), 0
+    for package, name, path in places:
+        data = path.read_bytes()
+        done += len(data)
+        tell(done)
+        place, digest = f"{package}/{name}", hashlib.sha256(data).hexdigest()
+        if why := unfit(data) or (f"copy of {digests[digest]}" if digest in digests else ""):
+            out[place] = why
+            continue
+        text = data.decode("utf-8")
+        marks = shingles(numbers.of(text))
+        if (share := _share(marks, seen)) > COPIED:
+            out[place] = f"{share:.0%} of it stands in files before it"
+            continue
+        digests[digest] = place
+        seen.update(marks.tolist())
+        kept.append(File(package, name, digest, text, len(data), marks))
+    return sorted(kept, key=lambda file: (file.package, file.name)), out
+
+
+def unfit(data: bytes) -> str:
+    """Why a file is no text to learn from, or "". Generated: it says so in its head, has few letters, or long lines."""
+    head, (letters, length) = data[:HEAD], GENERATED
+    if b"nvidia corporation" in head.lower():
+        return "NVIDIA's"
+    if SAYS_GENERATED.search(head):
+        return "generated: it says so"
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    solid = len(data) - sum(map(data.count, (b" ", b"\n", b"\t", b"\r")))
+    if not solid or "\0" in text:
+        return "empty or binary"
+    if len(data.translate(None, _NO_LETTERS)) < letters * solid:
+        return f"generated: less than {letters:.0%} letters"
+    lines = len(data) / (data.count(b"\n") + 1)
+    return f"generated: lines of {lines:.0f} bytes on average" if lines > length else ""
+
+
+_NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalpha())
+
+
+class _Numbers(dict):
+    """Word -> a number that is the same in every process, unlike hash()."""
+
+    def __missing__(self, word: str) -> int:
+        self[word] = zlib.crc32(word.encode())
+        return self[word]
+
+    def of(self, text: str) -> np.ndarray:
+        return np.fromiter(map(self.__getitem__, WORDS.findall(text)), np.uint64)
+
+
+def _share(marks: np.ndarray, seen: set[int]) -> float:
+    return sum(mark in seen for mark in marks.tolist()) / len(marks) if len(marks) else 0.0
+
+
+def divided(files: Sequence[File]) -> tuple[dict[str, list[File]], dict[str, str]]:
+    """(files of "train" and of "val", what was left out). Whole packages are held out, taken in the order of their
+    names' digests while they fit, large ones last. DataError where no packages make up a share in HELD_OUT.
+    """
+    sizes: dict[str, int] = {}
+    for file in files:
+        sizes[file.package] = sizes.get(file.package, 0) + file.size
+    (least, most), total, taken, held = HELD_OUT, sum(sizes.values()), set(), 0
+    for name in sorted(sizes, key=lambda name: (sizes[name] > LARGE * total, sha256(name))):
+        if held < least * total and held + sizes[name] <= most * total:
+            taken.add(name)
+            held += sizes[name]
+    if held < least * total or not total:
+        raise DataError(
+            f"packages: none of {', '.join(sizes) or 'no files'} make up {least:.0%} to {most:.0%} of the bytes, to be "
+            "held out whole for validation: name more packages"
+        )
+    train = [file for file in files if file.package not in taken]
+    val = [file for file in files if file.package in taken]
+    seen = {mark for file in train for mark in file.marks.tolist()}
+    leaked = {f"{file.package}/{file.name}": share for file in val if (share := _share(file.marks, seen)) > LEAKED}
+    kept = [file for file in val if f"{file.package}/{file.name}" not in leaked]
+    return {"train": train, "val": kept}, {
+        name: f"{share:.0%} stands in the training" for name, share in leaked.items()
+    }

@@ -1,0 +1,171 @@
+"""Training of a GPT: optimizer, learning rate, precision, validation; it stops and goes on to the same numbers.
+
+The recipe is that of nanoGPT and of llm.c's 124M: AdamW with betas .9 and .95 and a weight decay on matrices alone, a
+linear rise, a cosine's fall to a tenth, gradients clipped at norm 1, bf16 products by autocast over fp32 weights.
+"""
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from blockshock_lib.errors import DataError
+from blockshock_lib.layers.sparsify.fake import FakeSparse
+
+
+class Progress(NamedTuple):
+    step: int  # that were made
+    loss: float  # in nats a token, mean over the steps since the last one said
+    validated: float  # on the validation text
+    seconds: float  # that these steps took, without the validation
+
+
+def learning_rate(step: int, steps: int, peak: float, warmup: float, final: float) -> float:
+    """Of the step with this index, from 0: a linear rise over `warmup` of all, half a cosine down to `final` of it."""
+    rise = max(1, round(warmup * steps))
+    if step < rise:
+        return peak * (step + 1) / rise
+    share = (step - rise) / max(1, steps - rise)
+    return peak * (final + (1 - final) * (1 + math.cos(math.pi * share)) / 2)
+
+
+class Trainer:
+    """`batch`: step -> tokens and targets, int64 [B, S], the same for every arm of a seed. `held_out`: the batches of
+    the validation text, the same at each validation. bf16 on weights of fp32, or plain fp32. `model`: tokens and
+    targets -> the mean cross-entropy; the schedules of its FakeSparse layers go with the steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Any,
+        steps: int,
+        batch: Callable[[int], tuple[Tensor, Tensor]],
+        held_out: Callable[[], Iterator[tuple[Tensor, Tensor]]],
+        dtype: torch.dtype,
+    ):
+        self.model, self.settings, self.steps, self.step = model, settings, steps, 0
+        self.batch, self.held_out = batch, held_out
+        self.device = next(model.parameters()).device
+        self.dtype, self.size = dtype, 0  # tokens of a batch
+        self.fakes = [module for module in model.modules() if isinstance(module, FakeSparse)]
+        self.optimizer = optimizer(model, settings.learning_rate, settings.weight_decay, settings.betas)
+        self.loss = model
+        if settings.compiled and self.device.type == "cuda" and not self.fakes:  # which break the graph
+            torch.compiler.reset()  # a process trains many models; past eight PyTorch compiles none, without a word
+            self.loss = torch.compile(model, dynamic=False, fullgraph=True)
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        half = self.dtype in (torch.bfloat16, torch.float16)
+        return torch.autocast(self.device.type, self.dtype) if half else contextlib.nullcontext()
+
+    def course(self, path: Path | None, corpus: str, validations: int) -> Iterator[tuple[str, float, int]]:
+        """(metric, value, step) of all of it, from where an earlier process has left the model in `path`; last, where
+        it took some, the tokens a second. ArithmeticError: a loss is not finite.
+        """
+        if path is not None and path.exists():
+            self.load(path, corpus)
+        first, seconds = None, 0.0
+        if not self.step:
+            yield "validation_loss", self.validate(), 0
+        for one in self.run(validations):
+            # The steps up to this process's first validation compile: they do not count.
+            first, seconds = (one.step, 0.0) if first is None else (first, seconds + one.seconds)
+            yield "train_loss", one.loss, one.step
+            yield "validation_loss", one.validated, one.step
+            if path is not None:
+                self.save(path, corpus)
+        if seconds:
+            yield "token_rate", (self.step - first) * self.size / seconds, 0
+
+    def run(self, validations: int) -> Iterator[Progress]:
+        """Steps up to the last; says its progress at each validation. ArithmeticError where the loss is not finite."""
+        every = [round((i + 1) * self.steps / validations) for i in range(validations)]
+        total, since, started = torch.zeros((), device=self.device), self.step, time.perf_counter()
+        while self.step < self.steps:
+            total += self.one_step()
+            if self.step in every:
+                mean, seconds = total.item() / (self.step - since), time.perf_counter() - started
+                if not math.isfinite(mean):
+                    raise ArithmeticError(f"the loss is {mean} within the steps {since} to {self.step}")
+                yield Progress(self.step, mean, self.validate(), seconds)
+                total, since, started = torch.zeros_like(total), self.step, time.perf_counter()
+
+    def one_step(self) -> Tensor:
+        """The loss before the step."""
+        settings, self.step = self.settings, self.step + 1
+        rate = learning_rate(self.step - 1, self.steps, settings.learning_rate, settings.warmup, settings.final)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.model.train()
+        tokens, targets = self.batch(self.step - 1)
+        self.size = tokens.numel()
+        self.reach(self.step - 1)
+        with torch.enable_grad(), self.autocast():
+            loss = self.loss(tokens, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def reach(self, step: int) -> None:
+        """Schedules are where they stand after so many steps."""
+        for module in self.fakes:
+            module.schedule.done = step
+
+    def validate(self) -> float:
+        self.reach(self.step)
+        return validate(self.model, self.held_out, self.autocast)
+
+    def save(self, path: Path, corpus: str) -> None:
+        """What the next process needs to go on; whole, or not there. corpus: the digest of what it was trained on."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step}
+        state |= {"corpus": corpus, "fakes": [(module.kept, module.scale) for module in self.fakes]}
+        part = path.with_suffix(".tmp")
+        torch.save(state, part)
+        os.replace(part, path)
+
+    def load(self, path: Path, corpus: str) -> None:
+        """DataError where it was trained on another corpus."""
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        if state["corpus"] != corpus:
+            raise DataError(f"the training was stopped on corpus {state['corpus']}, this is {corpus}: begin a new run")
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step = state["step"]
+        for module, (kept, scale) in zip(self.fakes, state["fakes"], strict=True):
+            module.kept, module.scale = kept, scale
+
+
+def optimizer(model: nn.Module, rate: float, decay: float, betas: tuple[float, float]) -> torch.optim.AdamW:
+    """Weight decay falls on what products multiply by, not on norms, biases and embeddings of positions."""
+    cuda = next(model.parameters()).is_cuda
+    plain = [p for name, p in model.named_parameters() if is_plain(name)]
+    rest = [p for name, p in model.named_parameters() if not is_plain(name)]
+    groups = [{"params": rest, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=cuda)
+
+
+def is_plain(name: str) -> bool:
+    return name.endswith("bias") or "norm" in name or "position" in name
+
+
+@torch.no_grad()
+def validate(
+    model: Callable[..., Tensor],
+    held_out: Callable[[], Iterator[tuple[Tensor, Tensor]]],
+    autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+) -> float:
+    """Mean cross-entropy of the validation text, in nats a token."""
+    total, count = 0.0, 0
+    with autocast():
+        for tokens, targets in held_out():
+            total, count = total + model(tokens, targets).double() * targets.numel(), count + targets.numel()
+    return float(total) / count

@@ -1,0 +1,83 @@
+"""A pruned linear layer on one device in any pattern of kernels/patterns, for inference: its packed weight is fixed."""
+
+import torch
+from torch import Tensor, nn
+
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.patterns.pattern import Packed
+from blockshock_lib.layers import guards
+
+
+class PatternLinear(nn.Module):
+    """y = x W^T + b with W [N, K] packed. x gets its gradient, by a dense product; weight and bias get none.
+
+    Its state is dense, as nn.Linear's. UnsupportedError: another dtype or device, and a state that is loaded.
+    """
+
+    path, conv1d = "", None
+
+    def __init__(self, packed: Packed, bias: Tensor | None, words: str):
+        super().__init__()
+        self.packed, self.words = packed, words
+        self.out_features, self.in_features = packed.shape
+        self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        self.register_forward_pre_hook(guards.called)
+
+    @property
+    def weight(self) -> Tensor:
+        """The kept values, in the kernel's order: their dtype and device are the layer's."""
+        return self.packed.tensors["values"]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """y [..., N] of `input` [..., K], in the weight's dtype. ValueError: another width or dtype."""
+        x = input.reshape(-1, input.shape[-1])
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(self.weight.dtype)
+        y = _Product.apply(x, self.packed) if len(x) else x.new_empty(0, self.out_features)
+        return (y if self.bias is None else y + self.bias).reshape(*input.shape[:-1], self.out_features)
+
+    def tune(self, x: Tensor) -> None:
+        """Searches on a GPU for the fastest way to multiply x [B, K]."""
+        self.packed.tune(x)
+
+    def to_dense(self) -> Tensor:
+        return self.packed.dense()
+
+    def to_linear(self) -> nn.Linear:
+        """A plain layer with the same weights."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        linear.weight = nn.Parameter(self.to_dense())
+        linear.bias = None if self.bias is None else nn.Parameter(self.bias.clone())
+        return linear
+
+    def hold_bytes(self) -> dict[str, int]:
+        return {"weights": self.packed.nbytes}
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.to_dense()
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        errors.append(f"{prefix}weight is packed for good: call dense_(model), load the state, and sparsify_ it again")
+
+    def _apply(self, fn, recurse=True):
+        moved = fn(probe := self.weight.new_empty(0))
+        if (moved.dtype, moved.device) != (probe.dtype, probe.device):
+            raise UnsupportedError(
+                f"{self.path} is packed for {probe.dtype} on {probe.device}: call dense_(model), and move that"
+            )
+        return super()._apply(fn, recurse)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, {self.words}"
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, packed: Packed) -> Tensor:
+        ctx.packed = packed
+        return packed.product(x.contiguous())
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, None]:
+        return dy @ ctx.packed.dense(), None

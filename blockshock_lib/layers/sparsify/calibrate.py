@@ -1,0 +1,103 @@
+"""What the layers of a model are given in calibration: one layer's second moments at a time, layer by layer.
+
+A pass ends at the layer that it is for, and every layer before that one is pruned already, as it will be in use.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockshock_lib.errors import DataError
+
+
+class _Reached(Exception):
+    """Ends a pass."""
+
+
+@dataclass
+class _Seen:
+    """Of a layer, over all batches; `calls`: the batch of each, and which of the tensors, counted as they come, it is
+    given.
+    """
+
+    features: int
+    calls: list[tuple[int, int]] = field(default_factory=list)
+    rows: int = 0
+    finite: bool | Tensor = True
+
+
+def survey(model: nn.Module, names: Sequence[str], batches: Sequence[Any], full: bool) -> dict[tuple[str, ...], bool]:
+    """The layers that are called, in order, together those that are given the same tensor; whether once a batch.
+
+    DataError names a layer whose inputs are not finite or, if it needs a `full` rank, have fewer rows than features.
+    """
+    seen: dict[str, _Seen] = {}
+    source, last = 0, None
+
+    def look(number: int, name: str, x: Tensor) -> None:
+        nonlocal source, last
+        source, last = source + (x is not last), x
+        one = seen.setdefault(name, _Seen(x.shape[-1]))
+        one.calls.append((number, source))
+        one.rows += x.numel() // one.features
+        one.finite = x.isfinite().all() & one.finite
+
+    for number, batch in enumerate(batches):
+        _passes(model, names, [batch], partial(look, number))
+    once = {name for name, one in seen.items() if [number for number, _ in one.calls] == [*range(len(batches))]}
+    groups: dict[object, list[str]] = {}
+    for name, one in seen.items():
+        if not bool(one.finite):
+            raise DataError(f"calibration gives {name} inputs that are not finite")
+        if full and one.rows < one.features:
+            raise DataError(f"calibration gives {name} {one.rows} rows: it takes {one.features}, as many as inputs")
+        groups.setdefault(tuple(one.calls) if name in once else name, []).append(name)
+    return {tuple(group): group[0] in once for group in groups.values()}
+
+
+def moments(model: nn.Module, name: str, once: bool, batches: Sequence[Any], full: bool) -> Tensor:
+    """X^T X [K, K] of a layer's inputs, or its diagonal [K] where not `full`; float32, or float64 for a float64 layer.
+
+    `once`: it is called once in each pass, which then ends there. DataError: sums that are not finite.
+    """
+    sums = None
+
+    def look(_: str, x: Tensor) -> None:
+        nonlocal sums
+        x = x.reshape(-1, x.shape[-1]).to(torch.promote_types(x.dtype, torch.float32))
+        if sums is None:
+            sums = x.new_zeros(x.shape[-1], x.shape[-1]) if full else x.new_zeros(x.shape[-1])
+        sums = sums.addmm_(x.t(), x) if full else sums.add_(x.square().sum(0))
+        if once:
+            raise _Reached
+
+    _passes(model, [name], batches, look)
+    if not bool(sums.isfinite().all()):
+        raise DataError(f"the second moments of what calibration gives {name} are not finite")
+    return sums
+
+
+def _passes(
+    model: nn.Module, names: Sequence[str], batches: Sequence[Any], look: Callable[[str, Tensor], None]
+) -> None:
+    """The model's passes over the batches, in eval mode; `look` is told of every input of these layers."""
+    training = {module: module.training for module in model.modules()}
+    with contextlib.ExitStack() as stack:
+        for name in names:
+
+            def hook(_, args, kwargs, name=name):
+                look(name, args[0] if args else next(iter(kwargs.values())))
+
+            handle = model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+            stack.callback(handle.remove)
+        stack.callback(lambda: [setattr(module, "training", was) for module, was in training.items()])
+        model.eval()
+        for batch in batches:
+            args, kwargs = ((), batch) if isinstance(batch, Mapping) else (batch, {})
+            with contextlib.suppress(_Reached):
+                model(*(args if isinstance(args, tuple) else (args,)), **kwargs)

@@ -1,0 +1,150 @@
+"""A model's layers made sparse, and dense again, in place and all or none."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from blockshock_lib.errors import DataError, UnsupportedError
+from blockshock_lib.layers.linear24 import Linear24
+from blockshock_lib.layers.pattern_linear import PatternLinear
+from blockshock_lib.layers.sparsify.calibrate import moments, survey
+from blockshock_lib.layers.sparsify.configs import CALIBRATED, Sparse24
+from blockshock_lib.layers.sparsify.fake import FakeSparse, PruneSchedule, fake, unfake
+from blockshock_lib.layers.sparsify.plan import Config, Filter, as_linear, conv1d_of, held, plan, row_of
+from blockshock_lib.layers.sparsify.report import Report
+
+
+@torch.no_grad()
+def sparsify_(
+    model: nn.Module, config: Config, filter: Filter = None, calibration: Iterable[Any] | None = None
+) -> Report:
+    """Makes the model's nn.Linear layers, and transformers' Conv1D, sparse as `config` says; in place.
+
+    `filter` says which: a pattern of dotted names ("*.mlp.*"), or a function of name and module; None: all. A layer
+    that cannot be converted stays as it is, and its row of the report says why. All is checked before the first is
+    changed, and whatever interrupts it, an error or Ctrl-C, leaves the model as it was; so until the end both weights
+    are held. Make optimizers, DistributedDataParallel and CUDA graphs afterwards.
+
+    `calibration`, for a method that needs it: batches, each what the model takes, as a tensor, a tuple or a mapping of
+    its arguments, on its device. A layer is pruned by what it is given once all layers before it are pruned, in eval
+    mode; one that no batch reaches stays as it is.
+
+    ValueError: the filter takes no linear layer, or calibration is missing or not needed; UnsupportedError: none of the
+    layers can be converted; DataError: calibration that is not finite, or has fewer rows than a layer has inputs.
+    """
+    full, batches = config.method == "sparsegpt", list(() if calibration is None else calibration)
+    if config.method in CALIBRATED and not batches:
+        raise ValueError(f"method={config.method!r} needs calibration=[...], batches of what the model takes")
+    if config.method not in CALIBRATED and calibration is not None:
+        raise ValueError(f"method={config.method!r} takes no calibration")
+    rows = {row.name: row for row in plan(model, config, filter)}
+    groups = dict.fromkeys(((name,) for name, row in rows.items() if not row.refused), False)
+    if batches:
+        called = survey(model, [name for (name,) in groups], batches, full)
+        for name in {name for (name,) in groups}.difference(*called):
+            rows[name] = replace(rows[name], refused="no batch of calibration reaches it")
+        if not (groups := called):
+            raise UnsupportedError("no batch of calibration reaches a layer that could be converted")
+    with Swaps(model) as swaps:
+        for names, once in groups.items():
+            given = moments(model, names[0], once, batches, full) if batches else None
+            for name in names:
+                old = model.get_submodule(name)
+                try:
+                    new = config.layer(as_linear(old), given)
+                except (DataError, UnsupportedError, ValueError) as error:
+                    raise type(error)(f"{name}: {error}") from error
+                after = held(converted(new, old, name))
+                rows[name] = replace(rows[name], after=after, made=type(new).__name__)
+                swaps.put(name, new)
+    return Report(tuple(rows.values()))
+
+
+@torch.no_grad()
+def fake_sparsify_(
+    model: nn.Module, config: Config, filter: Filter = None, schedule: PruneSchedule | None = None
+) -> Report:
+    """Makes layers train as if they were sparse, in place: parameters, names and optimizers stay, and `schedule`
+    (default: once) says what each pass multiplies. `sparsify_` makes them real, with equal values once the schedule has
+    ended; before, Sparse24("given") is refused, and "magnitude" prunes at once what is still to go.
+
+    `filter`, what is refused and ValueErrors as for `sparsify_`; ValueError too for a method that needs calibration,
+    UnsupportedError for a model that holds fake layers already.
+    """
+    if any(isinstance(module, FakeSparse) for module in model.modules()):
+        raise UnsupportedError("the model trains as if it were sparse already: call sparsify_ or dense_ first")
+    schedule, done = schedule or PruneSchedule(), []
+    if config.method in CALIBRATED:
+        raise ValueError(f"method={config.method!r} needs calibration: use sparsify_, then train with frozen=False")
+    if schedule.kind == "s-ste" and not isinstance(config, Sparse24):
+        raise ValueError("the schedule 's-ste' is one of Sparse24 alone")
+    rows = plan(model, config, filter)
+    try:
+        for row in rows:
+            if not row.refused:
+                done.append(old := model.get_submodule(row.name))
+                fake(old, as_linear(old).weight.detach(), config, schedule, conv1d_of(old))
+    except BaseException:
+        for module in done:
+            unfake(module)
+        raise
+    return Report(tuple(rows))
+
+
+@torch.no_grad()
+def dense_(model: nn.Module) -> Report:
+    """Makes each sparse layer, real or fake, what it was, with zeros where it was pruned; in place, all or none.
+
+    UnsupportedError: there is none.
+    """
+    rows, made = [], {}
+    with Swaps(model) as swaps:
+        for name, old in list(model.named_modules(remove_duplicate=False)):
+            if not isinstance(old, Linear24 | PatternLinear | FakeSparse) or not name:
+                continue
+            if old not in made:
+                row = row_of(name, old)
+                made[old] = _dense(old)
+                rows.append(replace(row, after=row_of(name, made[old]).after))
+            swaps.put(name, made[old])
+    if not rows:
+        raise UnsupportedError("no layer of this model is sparse")
+    return Report(tuple(rows))
+
+
+class Swaps(AbstractContextManager):
+    """Modules put in others' places, which they get back if the block fails."""
+
+    def __init__(self, model: nn.Module):
+        self.model, self.old = model, {}
+
+    def put(self, name: str, new: nn.Module) -> None:
+        self.old.setdefault(name, self.model.get_submodule(name))
+        self._set(name, new)
+
+    def _set(self, name: str, module: nn.Module) -> None:
+        parent, _, child = name.rpartition(".")
+        setattr(self.model.get_submodule(parent), child, module)
+
+    def __exit__(self, kind, error, trace) -> None:
+        for name, old in self.old.items() if kind else ():
+            self._set(name, old)
+
+
+def converted(new: nn.Module, old: nn.Module, name: str) -> nn.Module:
+    """The new layer, told whose place it takes."""
+    new.path, new.conv1d = name, conv1d_of(old)
+    return new.train(old.training)
+
+
+def _dense(layer: nn.Module) -> nn.Module:
+    weight = layer.effective().detach() if isinstance(layer, FakeSparse) else layer.to_dense()
+    kind, bias = conv1d_of(layer), layer.bias
+    dense = kind(*weight.shape) if kind else nn.Linear(*weight.shape[::-1], device="meta")
+    dense.weight = nn.Parameter((weight.t() if kind else weight).contiguous())
+    dense.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+    return dense.train(layer.training)

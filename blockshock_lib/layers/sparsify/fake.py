@@ -1,0 +1,141 @@
+"""Layers that train as if they were sparse: each pass multiplies what a schedule leaves of a dense parameter.
+
+| schedule | what a pass multiplies, W of which `keep` stays | source |
+|---|---|---|
+| once | keep W, by one mask: prune, then retrain | Han et al. 2015, arXiv:1506.02626 |
+| gradual | W without the smallest 1 - (1 - t)^3 of what `keep` drops | Zhu and Gupta 2017, arXiv:1710.01878 |
+| decay | keep W + (1 - t) (1 - keep) W | Kao et al. 2022, arXiv:2209.07617 |
+| s-ste | c sign(W) max(0, abs(W) - the second smallest of its four), c = <W, S> / <S, S> at first | arXiv:2409.09099 |
+
+t goes from 0 to 1 over the schedule's steps; `keep` is taken anew in each pass, but for "once". A state that is loaded
+brings a new `keep` and c.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from blockshock_lib.errors import allowed
+from blockshock_lib.layers import guards
+
+KINDS = ("once", "gradual", "decay", "s-ste")
+GRADIENTS = ("straight-through", "sparse")
+
+
+@dataclass
+class PruneSchedule:
+    """How far training has come; call `step()` after each step of the optimizer.
+
+    Args:
+        kind: a row of the table above.
+        steps: of "gradual" and "decay", until the weight is wholly sparse.
+        gradient: "straight-through": the parameter gets the gradient of what was multiplied, also where that is zero;
+            "sparse": the true one, which is zero there.
+
+    ValueError for another word, or steps that the kind does not take.
+    """
+
+    kind: str = "once"
+    steps: int = 0
+    gradient: str = "straight-through"
+    done: int = 0
+
+    def __post_init__(self):
+        for what, given, known in (("schedule", self.kind, KINDS), ("gradient", self.gradient, GRADIENTS)):
+            if given not in known:
+                raise ValueError(f"{what} {given!r}: {allowed(given, known)}")
+        if (self.kind in ("gradual", "decay")) != (self.steps > 0):
+            raise ValueError(f"{self.kind!r} takes {'no steps' if self.steps else 'steps, at least 1'}")
+
+    def step(self) -> None:
+        self.done += 1
+
+    @property
+    def share(self) -> float:
+        """t, from 0 to 1."""
+        return min(1.0, self.done / self.steps) if self.steps else 1.0
+
+
+class FakeSparse(nn.Linear):
+    """What fake_sparsify_ makes of a layer in place: its parameters, names and hooks stay."""
+
+    words = "trained as if it were sparse"
+
+    def effective(self) -> Tensor:
+        """What a pass multiplies, [N, K], with its gradient."""
+        weight = self.weight.t() if self.conv1d else self.weight
+        return _Effective.apply(weight, *self._value(weight.detach()), self.schedule.gradient == "sparse")
+
+    def _value(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """(what is multiplied, its derivative by each weight)."""
+        if self.schedule.kind == "s-ste":
+            soft = soft_threshold(weight)
+            if self.scale is None:
+                self.scale = (weight * soft).sum() / soft.square().sum()
+            return soft * self.scale, (soft != 0) * self.scale
+        keep, share = self.config.keep(weight.abs()) if self.kept is None else self.kept, self.schedule.share
+        factor = keep.to(weight.dtype)
+        if self.schedule.kind == "decay":
+            factor = torch.where(keep, 1.0, 1 - share).to(weight.dtype)
+        elif self.schedule.kind == "gradual" and share < 1:
+            dropped = weight.abs().masked_fill(keep, torch.inf)
+            gone = round((1 - (1 - share) ** 3) * (keep.numel() - int(keep.sum())))
+            least = dropped.flatten().kthvalue(gone).values if gone else -1
+            factor = (dropped > least).to(weight.dtype)
+        return weight * factor, factor
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.effective(), self.bias)
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        if f"{prefix}weight" not in state_dict:
+            return
+        self.scale, weight = None, self.weight.detach()
+        try:
+            if self.kept is not None:
+                self.kept = self.config.kept((weight.t() if self.conv1d else weight).contiguous())
+        except ValueError as error:
+            errors.append(f"{prefix}weight: {error}")
+
+
+class _Effective(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, value, factor, sparse):
+        ctx.save_for_backward(factor if sparse else None)
+        return value
+
+    @staticmethod
+    def backward(ctx, grad):
+        (factor,) = ctx.saved_tensors
+        return grad if factor is None else grad * factor, None, None, None
+
+
+def soft_threshold(weight: Tensor) -> Tensor:
+    """S [N, K] of W: what each of four neighbours has beyond the second smallest of them, so that two or fewer stay."""
+    groups = weight.unflatten(1, (-1, 4))
+    size = groups.abs()
+    return (groups.sign() * (size - size.sort(-1).values[..., 1:2]).clamp_min(0)).flatten(1)
+
+
+def fake(module: nn.Module, weight: Tensor, config: object, schedule: PruneSchedule, conv1d: type | None) -> None:
+    """Makes a layer with W [N, K] a FakeSparse, in place."""
+    own = {"config": config, "schedule": schedule, "was": type(module), "conv1d": conv1d, "scale": None}
+    vars(module).update(own | {"out_features": weight.shape[0], "in_features": weight.shape[1]})
+    module.register_buffer("kept", config.kept(weight) if schedule.kind == "once" else None, persistent=False)
+    module.register_forward_pre_hook(guards.called)
+    module.__class__ = FakeSparse
+
+
+def unfake(module: nn.Module) -> None:
+    """Undoes `fake`, also where that was interrupted; the parameter is as it is now."""
+    module.__class__ = vars(module).get("was", type(module))
+    hooks = module._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if hook is guards.called]:
+        del hooks[key]
+    module._buffers.pop("kept", None)
+    module._non_persistent_buffers_set.discard("kept")
+    for name in ("config", "schedule", "was", "conv1d", "scale"):
+        vars(module).pop(name, None)

@@ -1,0 +1,134 @@
+"""Which layers of a model a conversion takes, and why it leaves the others: all known before one is changed."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from blockshock_lib.errors import UnsupportedError, first_line
+from blockshock_lib.layers import guards
+from blockshock_lib.layers.linear24 import Linear24
+from blockshock_lib.layers.parts import require_plain
+from blockshock_lib.layers.pattern_linear import PatternLinear
+from blockshock_lib.layers.sparsify.configs import Sparse24, linear_of
+from blockshock_lib.layers.sparsify.fake import FakeSparse
+from blockshock_lib.layers.sparsify.patterns import Patterned
+from blockshock_lib.layers.sparsify.report import Row
+
+Config = Sparse24 | Patterned
+Filter = Callable[[str, nn.Module], bool] | str | None
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def plan(model: nn.Module, config: Config | None, filter: Filter = None) -> list[Row]:
+    """A row for each linear layer that `filter` takes: a pattern of dotted names, or a function of name and module.
+    Without `config` the weights are of no account, and may be on the meta device.
+
+    ValueError: it takes none; UnsupportedError: none of those can be converted.
+    """
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise UnsupportedError("DistributedDataParallel holds on to the parameters it was made of: wrap it afterwards")
+    places, owners = defaultdict(list), defaultdict(list)  # of a module, the names; of a parameter, its modules
+    for name, module in model.named_modules(remove_duplicate=False):
+        places[module].append(name)
+    for module in places:
+        for parameter in module.parameters(recurse=False):
+            owners[parameter].append(module)
+    rows = []
+    for module, names in places.items():
+        if not (_is_linear(module) and any(_takes(filter, name, module) for name in names)):
+            continue
+        others = [places[other][0] for p in module.parameters(recurse=False) for other in owners[p] if other != module]
+        try:
+            _refuse(module, names, others)
+            require_plain(linear := as_linear(module))
+            if config and linear.weight.is_meta:
+                raise UnsupportedError("its weight is on the meta device: load it first")
+            if config:
+                config.refuse(linear.weight.detach())
+            reason = ""
+        except (UnsupportedError, ValueError) as error:
+            reason = first_line(error)
+        rows.append(row_of(names[0], module, reason))
+    if not rows:
+        raise ValueError(f"no linear layer of the model is taken by filter={filter!r}" if filter else "no linear layer")
+    if all(row.refused for row in rows):
+        raise UnsupportedError(f"none of {len(rows)} layers can be converted; {rows[0].name}: {rows[0].refused}")
+    return rows
+
+
+def row_of(name: str, module: nn.Module, refused: str = "") -> Row:
+    made = [p for p in module.parameters(recurse=False) if not isinstance(p, nn.UninitializedParameter)]
+    count = sum(p.nbytes for p in made)
+    if isinstance(module, Linear24 | PatternLinear):
+        made, count = [module.weight], held(module)
+    shape = shape_of(module) if made else ()
+    where = (made[0].dtype, made[0].device) if made else (None, None)
+    return Row(name, type(module).__name__, shape, *where, count, count, refused)
+
+
+def held(layer: Linear24 | PatternLinear) -> int:
+    return sum(layer.hold_bytes().values()) + (0 if layer.bias is None else layer.bias.nbytes)
+
+
+def shape_of(module: nn.Module) -> tuple[int, ...]:
+    """(N, K) of a linear layer."""
+    own = (getattr(module, "out_features", None), getattr(module, "in_features", None))
+    return tuple(module.weight.shape)[:: -1 if is_conv1d(module) else 1] if None in own else own
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """transformers' Conv1D, a linear layer that holds W as [K, N]; told by its name, as that library may be absent."""
+    return type(module).__name__ == "Conv1D" and not isinstance(module, nn.Conv1d)
+
+
+def conv1d_of(module: nn.Module) -> type | None:
+    """The class of a Conv1D, or of that which the layer was before it was made sparse."""
+    return type(module) if is_conv1d(module) else getattr(module, "conv1d", None)
+
+
+def as_linear(module: nn.Module) -> nn.Linear:
+    """The layer itself; of a Conv1D an nn.Linear with a copy of its weight, of a FakeSparse with what it multiplies."""
+    if isinstance(module, FakeSparse):
+        return linear_of(module.effective().detach().contiguous(), module.bias)
+    if not is_conv1d(module) or not isinstance(module.weight, nn.Parameter) or "forward" in vars(module):
+        return module
+    return linear_of(module.weight.detach().t().contiguous(), module.bias)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    # By name too: a quantizer's linear layers, of whatever class, are told that they are left.
+    named = type(module).__name__.endswith(("Linear", "Linear24")) and not any(module.children())
+    return isinstance(module, nn.Linear) or is_conv1d(module) or named
+
+
+def _takes(filter: Filter, name: str, module: nn.Module) -> bool:
+    if isinstance(filter, str):
+        return fnmatchcase(name, filter)
+    return filter is None or bool(filter(name, module))
+
+
+def _refuse(module: nn.Module, names: list[str], tied: list[str]) -> None:
+    if "" in names:
+        raise UnsupportedError("it is the whole model: put it into another module, or use Linear24.from_linear")
+    if len(names) > 1:
+        raise UnsupportedError(f"it is used twice, as {' and '.join(names)}")
+    weight = module._parameters.get("weight")
+    if weight is None and isinstance(module, nn.Linear):
+        raise UnsupportedError(
+            "its weight is made anew in each pass, as prune, weight_norm and FSDP do: take that off first"
+        )
+    if hasattr(module, "to_linear") or type(weight) is not nn.Parameter:
+        return  # which require_plain refuses by its kind
+    hooks = {name: held for name, held in vars(module).items() if "_hooks" in name and isinstance(held, dict)}
+    if hooked := [name for name, held in hooks.items() if any(one is not guards.called for one in held.values())]:
+        raise UnsupportedError(f"it has hooks ({hooked[0]}), which a new layer would lose: take them off first")
+    if tied:
+        raise UnsupportedError(f"it shares a parameter with {tied[0] or 'the model'}: give it one of its own first")
+    if weight.dtype not in DTYPES:
+        raise UnsupportedError(f"its weight is quantized, {weight.dtype}")
+    if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+        raise UnsupportedError("its weight has hooks, which a new layer would lose: take them off first")

@@ -1,0 +1,165 @@
+"""Sparse models as safetensors that others open: 2:4 weights as the compressed-tensors library's sparse-24-bitmask.
+
+Of a sparse layer W [N, K] the file has `name.compressed` [N, K/2], the kept weights row by row, `name.bitmask`, uint8
+[N, K/8], a bit a weight from the lowest on, and `name.shape`, int64 [2, 1]; all else under its name in a state dict.
+"""
+
+import contextlib
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blockshock_lib.errors import CheckpointError, UnsupportedError, first_line
+from blockshock_lib.kernels.sparse24 import masks
+from blockshock_lib.layers.linear24 import Linear24, nonzero_places
+from blockshock_lib.layers.pattern_linear import PatternLinear
+from blockshock_lib.layers.sparsify.configs import Sparse24, linear_of
+from blockshock_lib.layers.sparsify.convert import Swaps, converted
+from blockshock_lib.layers.sparsify.fake import FakeSparse
+from blockshock_lib.layers.sparsify.plan import held, plan, row_of, shape_of
+from blockshock_lib.layers.sparsify.report import Report
+
+PARTS = ("compressed", "bitmask", "shape")
+
+
+@torch.no_grad()
+def save_sparse(path: Path | str, model: nn.Module) -> None:
+    """Writes the model to one .safetensors file, whole or not at all; a tied tensor under its first name alone."""
+    tensors = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, PatternLinear | FakeSparse):
+            raise UnsupportedError(
+                f"{name} is {layer.words}, and a file holds 2:4 layers alone: call dense_(model) first"
+            )
+    for name, layer in _sparse(model).items():
+        dense = layer.to_dense().cpu()
+        keep = nonzero_places(dense)
+        shape = torch.tensor(dense.shape).view(2, 1)
+        found = dense[keep].view(len(dense), -1), _bits(keep), shape
+        tensors |= {f"{name}.{part}": value for part, value in zip(PARTS, found, strict=True)}
+    once = {id(value): name for name, value in reversed(_others(model).items())}.values()
+    tensors |= {name: value.detach().cpu().contiguous() for name, value in _others(model).items() if name in once}
+    path = Path(path)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _safetensors().torch.save_file(tensors, scratch, metadata={"format": "pt"})
+        os.replace(scratch, path)
+    except (OSError, RuntimeError, _safetensors().SafetensorError) as error:
+        raise CheckpointError(f"{path} could not be written: {first_line(error)}") from error
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+@torch.no_grad()
+def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = None) -> Report:
+    """Reads a .safetensors file, or all of a folder, into the model, and makes 2:4 what is 2:4 there; in place.
+
+    The model may be dense, sparse or, in part, on the meta device, whose layers come to the CPU; `dense_(model)` makes
+    it dense again. `config`: the product of the layers, and whether they are frozen. All is checked before anything is
+    changed. CheckpointError: a file is damaged, or names, shapes or dtypes are not the model's.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            found = _opened(Path(path), stack)
+            names = [key.removesuffix(".compressed") for key in found if key.endswith(".compressed")]
+            weights = {name: _weight(name, *(found.pop(f"{name}.{part}")() for part in PARTS)) for name in names}
+            rest = {key: read() for key, read in found.items()}
+            _check(model, weights, rest)
+        except (OSError, KeyError, ValueError, RuntimeError, CheckpointError, _safetensors().SafetensorError) as error:
+            raise CheckpointError(f"{path}: {first_line(error)}") from error
+    config, rows = replace(config or Sparse24(), method="given"), []
+    with Swaps(model) as swaps:
+        for name, weight in weights.items():
+            old = model.get_submodule(name)
+            device = torch.device("cpu") if old.weight.is_meta else old.weight.device
+            bias = None if old.bias is None else rest.pop(f"{name}.bias").to(device)
+            new = converted(config.layer(linear_of(weight.to(device), bias)), old, name)
+            rows.append(replace(row_of(name, old), after=held(new), made=type(new).__name__))
+            swaps.put(name, new)
+        own = _others(model)
+        shared = {}  # of a tensor of the model, what all of its names get, so that they stay tied where it is replaced
+        for key, value in rest.items():
+            value = value.to("cpu" if own[key].is_meta else own[key].device)
+            parameter = isinstance(own[key], nn.Parameter)
+            shared[id(own[key])] = nn.Parameter(value, own[key].requires_grad) if parameter else value
+        rest = {key: shared[id(old)] for key, old in own.items() if id(old) in shared}
+        model.load_state_dict(rest, strict=False, assign=any(own[key].is_meta for key in rest))
+    return Report(tuple(rows))
+
+
+def _sparse(model: nn.Module) -> dict[str, Linear24]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, Linear24)}
+
+
+def _others(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers but the sparse weights, by each of their names in a state dict."""
+    found = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        own = module._parameters | {
+            k: v for k, v in module._buffers.items() if k not in module._non_persistent_buffers_set
+        }
+        leave = {"weight"} if isinstance(module, Linear24) else set()
+        found |= {f"{name}.{key}".lstrip("."): v for key, v in own.items() if v is not None and key not in leave}
+    return found
+
+
+def _opened(path: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """Of each tensor in the file, or in the folder's files, a function that reads it."""
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise CheckpointError("no .safetensors file lies there")
+    opened = [stack.enter_context(_safetensors().safe_open(file, framework="pt")) for file in files]
+    return {key: (lambda file=file, key=key: file.get_tensor(key)) for file in opened for key in file.keys()}  # noqa: SIM118
+
+
+def _weight(name: str, values: Tensor, bits: Tensor, shape: Tensor) -> Tensor:
+    """The dense W [N, K] of a sparse layer."""
+    rows, columns = shape.flatten().tolist()
+    if values.shape != (rows, columns // 2) or bits.shape != (rows, -(-columns // 8)) or bits.dtype != torch.uint8:
+        raise CheckpointError(f"{name} of {rows}x{columns} has other values or another bitmask than that needs")
+    keep = (bits[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).bool().flatten(1)[:, :columns]
+    masks.check_groups(keep)
+    return torch.zeros(rows, columns, dtype=values.dtype).masked_scatter_(keep, values)
+
+
+def _bits(keep: Tensor) -> Tensor:
+    return (keep.unflatten(1, (-1, 8)) * 2 ** torch.arange(8)).sum(-1).to(torch.uint8)
+
+
+def _check(model: nn.Module, weights: dict[str, Tensor], rest: dict[str, Tensor]) -> None:
+    """CheckpointError where names, shapes or dtypes are not the model's, or a layer cannot be made sparse."""
+    own, sparse = _others(model), _sparse(model)
+    wanted = {name: (shape_of(layer), layer.weight.dtype) for name, layer in sparse.items()}
+    with contextlib.suppress(ValueError):  # which says that all are sparse already, or none is there
+        for row in plan(model, None, lambda name, _: name in weights.keys() - sparse.keys()):
+            if row.refused:
+                raise CheckpointError(f"{row.name} cannot be made 2:4: {row.refused}")
+            wanted[row.name] = row.shape, row.dtype
+    if unlike := sorted(weights.keys() - wanted.keys()):
+        raise CheckpointError(f"{unlike[0]} is 2:4 in the checkpoint and no linear layer of the model")
+    if unlike := sorted(sparse.keys() - weights.keys()):
+        raise CheckpointError(f"{unlike[0]} is sparse in the model and not in the checkpoint: call dense_(model) first")
+    wanted |= {key: (tuple(value.shape), value.dtype) for key, value in own.items()}
+    given = {key: (tuple(value.shape), value.dtype) for key, value in (weights | rest).items()}
+    if unlike := sorted(given.keys() - wanted.keys()):
+        raise CheckpointError(f"the model has no {unlike[0]}")
+    there = {id(own[key]) for key in rest}
+    if unlike := [k for k, v in own.items() if id(v) not in there and k.removesuffix(".weight") not in weights]:
+        raise CheckpointError(f"the checkpoint has no {unlike[0]}")
+    for key, found in given.items():
+        if found != wanted[key]:
+            raise CheckpointError(f"{key}: shape or dtype {found} in the checkpoint, {wanted[key]} in the model")
+
+
+def _safetensors() -> ModuleType:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise UnsupportedError("sparse checkpoints need the package safetensors: pip install safetensors") from None
+    return safetensors

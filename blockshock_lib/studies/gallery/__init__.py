@@ -1,0 +1,66 @@
+"""The gallery of sparsity patterns: which pays on one GPU, at which sparsity and batch?"""
+
+from blockshock_lib.engine.study import Study
+from blockshock_lib.report import late
+from blockshock_lib.studies.gallery.arms import ARMS
+from blockshock_lib.studies.gallery.axes import AXES
+from blockshock_lib.studies.gallery.methods import METHODS, WAYS
+from blockshock_lib.studies.gallery.params import PRESETS, Case, Params, columns, expand
+from blockshock_lib.studies.gallery.phases import METRICS, PHASES
+
+_HYPOTHESES = {
+    "gallery_speed": tuple(late(f"studies.gallery.hypotheses:{name}") for name in ("p1", "p2a", "p2b", "p3")),
+    "gallery_training": (late("studies.gallery.steps:p5"),),
+    "gallery_accuracy": tuple(late(f"studies.gallery.losses:{name}") for name in ("p6a", "p6b")),
+}
+
+STUDY = Study(
+    name="gallery",
+    question="Which sparsity pattern pays on this GPU, at which sparsity and batch?",
+    params=Params,
+    case=Case,
+    expand=expand,
+    phases=PHASES,
+    methods=METHODS | WAYS | ARMS,
+    metrics=METRICS,
+    columns=columns,
+    plan=({"pattern": "pattern", "block": "block"}, {"weight": "weight", "batch": "B", "sparsity": "sparsity"}),
+    axes=AXES,
+    twin=(AXES.over, "step_dense"),
+    hypotheses=_HYPOTHESES,
+    problem="blockshock_lib.studies.gallery.accuracy:opened",
+    presets=PRESETS,
+    defaults={"methods": "all", "profile": "none"},
+    answers={
+        "gallery_speed": late("studies.gallery.report:answer"),
+        "gallery_training": late("studies.gallery.steps:answer"),
+        "gallery_accuracy": late("studies.gallery.losses:answer"),
+    },
+    summary=late("studies.gallery.report:summary"),
+    results=late("studies.gallery.report:page"),
+    tables={
+        "correctness": late("report.tables:correctness_table", AXES),
+        "reasons": late("report.tables:reasons", AXES),
+        "errors": late("report.tables:error_table", AXES),
+        "times": late("studies.gallery.report:times"),
+        "break-even": late("studies.gallery.report:break_even"),
+        "tuned": late("studies.gallery.report:tuned"),
+        "packed weight": late("studies.gallery.report:memory"),
+        "steps": late("studies.gallery.steps:times"),
+        "held": late("studies.gallery.steps:held"),
+        "losses": late("studies.gallery.losses:losses"),
+        "hypotheses": late("report.verdicts:words", _HYPOTHESES),
+        "numbers": late("report.verdicts:numbers", _HYPOTHESES),
+        "ceilings": late("report.tables:ceilings_table"),
+        "energy": late("report.tables:energy_table", AXES),
+        "machine": late("report.tables:machine_table"),
+        "kernels": late("report.tables:top_kernels", AXES),
+    },
+    figures={
+        "speed over dense": late("studies.gallery.plots:speed_over_dense"),
+        "fastest": late("studies.gallery.plots:fastest"),
+        "time over floor": late("studies.gallery.plots:time_over_floor"),
+        "break-even": late("studies.gallery.steps:break_even"),
+        "nats lost": late("studies.gallery.losses:nats_lost"),
+    },
+)

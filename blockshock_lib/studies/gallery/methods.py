@@ -1,0 +1,65 @@
+"""The methods of the gallery, a row each: a kernel of a pattern, of kernels/patterns; and what a step trains 2:4."""
+
+from dataclasses import dataclass
+
+from blockshock_lib.report.axes import Look
+
+
+@dataclass(frozen=True)
+class Method(Look):
+    name: str = ""
+    pattern: str = ""  # that it multiplies; "dense": all of the weight, in every case, as the time to beat
+    kernel: str = ""
+
+
+_ROWS = (
+    Method("Dense, searched", "best dense", "#000000", "s", "searched", "dense", "searched"),
+    Method("Dense (F.linear)", "dense", "#666666", "H", "dense", "dense", "linear"),
+    Method("COO (torch.sparse)", "COO", "#CC79A7", "v", "coo", "unstructured", "coo"),
+    Method("CSR (torch.sparse)", "CSR", "#D55E00", "^", "csr", "unstructured", "csr"),
+    Method("CSR (nvmath's universal tensor)", "UST", "#E69F00", "<", "ust", "unstructured", "ust"),
+    Method("BSR, as PyTorch ships it", "BSR shipped", "#56B4E9", "D", "bsr_shipped", "blocks", "bsr_shipped"),
+    Method("BSR, tuned here", "BSR", "#0072B2", "o", "bsr", "blocks", "bsr"),
+    Method("Grouped products over rows of blocks", "grouped", "#3F6FBF", "*", "grouped", "blocks", "grouped"),
+    Method("Shuffled blocks, BSR", "shuffled", "#7A5195", "h", "shuffled", "shuffled blocks", "bsr_shuffled"),
+    Method("2:4, unpacked in each call", "2:4 unpacked", "#999999", ".", "two_four_reference", "2:4", "reference"),
+    Method("2:4 (torch's op)", "2:4 torch", "#B2182B", "d", "two_four_torch", "2:4", "torch"),
+    Method("2:4 (cuSPARSELt, planned and tuned)", "2:4 cuSPARSELt", "#8C6D31", ">", "two_four_cslt", "2:4", "cslt"),
+    Method("2:4 (Block-Shock's choice)", "2:4", "#882255", "p", "two_four", "2:4", "tuned"),
+    Method("2:4 in blocks", "2:4 in blocks", "#1B7837", "P", "blocks24", "2:4 in blocks", "blocks24"),
+    Method("Rows left out", "rows", "#009E73", "X", "rows", "rows", "smaller_rows"),
+    Method("Columns left out", "columns", "#F0E442", "8", "columns", "columns", "smaller_columns"),
+)
+METHODS = {method.name: method for method in _ROWS}
+PATTERNS = tuple(dict.fromkeys(method.pattern for method in _ROWS if method.pattern != "dense"))
+
+
+@dataclass(frozen=True)
+class Way(Look):
+    """A training step. `operand`: what is 2:4 of it, the "weight", or the activations "before" or "after" the
+    nonlinearity; `kernel`: its backend, "" the best that can; `update`: as Linear24 takes it; `tiles`: 2:4 both ways.
+    """
+
+    name: str = ""
+    operand: str = "dense"
+    kernel: str = ""
+    update: str = ""
+    tiles: bool = False
+
+
+_WAYS = (
+    Way("Dense", "dense", "#000000", "s", "step_dense"),
+    Way("Weight, packed anew (T1)", "T1", "#882255", "o", "step_t1", "weight", "auto", "recompress"),
+    Way("Weight, trained packed (T3)", "T3", "#CC79A7", "^", "step_t3", "weight", "auto", "packed"),
+    Way("Weight, PyTorch's op", "stock op", "#B2182B", "d", "step_stock", "weight", "torch", "recompress"),
+    Way("Activations before, strips", "before", "#0072B2", "<", "step_before", "before"),
+    Way("Activations after, strips", "after", "#56B4E9", ">", "step_after", "after"),
+    Way(
+        "Activations after, strips, PyTorch's op", "after, stock", "#009E73", "P", "step_after_stock", "after", "torch"
+    ),
+    Way(
+        "Activations after, tiles, straight-through", "tiles", "#E69F00", "X", "step_tiles", "after", "torch", "", True
+    ),
+)
+WAYS = {way.name: way for way in _WAYS}
+ACTS = ("GELU", "squared ReLU")

@@ -1,0 +1,195 @@
+"""Parameters of the gallery, and the cases that they expand into. No torch here."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from blockshock_lib.engine import study
+from blockshock_lib.errors import allowed
+from blockshock_lib.files import ROOT, canonical, sha256
+from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, wrong
+from blockshock_lib.studies.gallery.arms import ARMS, DENSE, PRUNED
+from blockshock_lib.studies.gallery.methods import ACTS, METHODS, PATTERNS, WAYS
+from blockshock_lib.studies.gallery.phases import PHASES, WORKS
+
+SETS = {
+    "all": tuple(METHODS),
+    "arms": tuple(ARMS),
+    "steps": tuple(WAYS),
+    "decode": ("searched", "dense", "two_four_torch", "two_four_cslt", "two_four"),
+}
+PRESETS = {"methods": SETS}
+HALF = 0.5  # what 2:4 leaves out
+
+
+class Sweep(Frozen):
+    """What is varied, all combinations that a pattern can have; `weights`: (out, in) features; `batches`: rows of x."""
+
+    patterns: Annotated[tuple[Literal[(*PATTERNS, *ACTS)], ...], Field(min_length=1)]
+    weights: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=1)]
+    batches: Annotated[tuple[Count, ...], Field(min_length=1)]
+    sparsities: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=1)]
+    blocks: Annotated[tuple[Count, ...], Field(min_length=1)] = (64,)
+    works: Annotated[tuple[Literal[WORKS], ...], Field(min_length=1)] = ("forward",)
+
+    @model_validator(mode="after")
+    def _whole_blocks(self) -> "Sweep":
+        for block, (n, k) in itertools.product(self.blocks, self.weights):
+            if n % block or k % block:
+                raise wrong("blocks|weights", f"blocks of {block} do not divide {n}x{k}; allowed: a divisor")
+        return self
+
+
+class Accuracy(Frozen):
+    """GPTs trained on `tokens` by AdamW as in the gpt study, with `seeds` seeds from `seed` on. Their `task` is
+    the corpus of all installed packages, of a few, or what a teacher with 2:4 weights says; or the shards in the folder
+    `data`. `calibration`: sequences; `block`: the side of blocks.
+    """
+
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.95)  # AdamW's
+    final: ClassVar[float] = 0.1  # of the learning rate, at the last step
+
+    task: Literal["packages", "nano", "teacher"] = "packages"
+    data: str = ""
+    layers: Count
+    width: Annotated[int, Field(strict=True, ge=64, multiple_of=64)]  # as 2:4 takes them
+    heads: Count
+    vocab: Annotated[int, Field(strict=True, ge=2, le=1 << 16)]
+    context: Count
+    tokens: Annotated[int, Field(strict=True, ge=1, le=1 << 40)]
+    batch: Count
+    learning_rate: Positive
+    warmup: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.1
+    weight_decay: NotNegative = 0.1
+    clip: Positive = 1.0
+    validations: Count = 10
+    validation_tokens: Count = 1 << 19
+    compiled: Flag = True
+    seeds: Count = 1
+    calibration: Count = 128
+    block: Count = 16
+
+    @model_validator(mode="after")
+    def _whole_parts(self) -> "Accuracy":
+        for name in ("heads", "block"):
+            if self.width % (given := getattr(self, name)):
+                raise wrong(name, f"{given} does not divide the width of {self.width}; allowed: a divisor")
+        return self
+
+
+class Params(RunParams):
+    study: Literal["gallery"] = "gallery"
+    phase: Literal[tuple(PHASES)]
+    methods: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(by_name("set of methods", SETS))]
+    sweep: Sweep | None = None
+    accuracy: Accuracy | None = None
+
+    @model_validator(mode="after")
+    def _known_methods(self) -> "Params":
+        table = {"gallery_accuracy": ARMS, "gallery_training": WAYS}.get(self.phase, METHODS)
+        needed = "accuracy" if table is ARMS else "sweep"
+        if getattr(self, needed) is None:
+            raise wrong(needed, f"{self.phase} asks for it")
+        for place, name in enumerate(self.methods):
+            if name not in table:
+                raise wrong(f"methods.{place}", f"{name!r} is not allowed; {allowed(name, table)}")
+            if name in self.methods[:place]:
+                raise wrong("methods", f"{name!r} is listed twice; keep one of them")
+        for pattern in self.sweep.patterns if table is not ARMS else ():
+            if (pattern in ACTS) != (table is WAYS):
+                known = allowed(pattern, ACTS if table is WAYS else PATTERNS)
+                raise wrong("sweep.patterns", f"{pattern!r} is none of {self.phase}; {known}")
+        if table is ARMS and DENSE not in self.methods:
+            raise wrong("methods", f"every arm is held against {DENSE!r}: add it")
+        return self
+
+    def lacks(self) -> str:
+        data = self.accuracy.data if self.accuracy else ""
+        return f"accuracy.data: no folder {data} is there" if data and not (ROOT / data).is_dir() else ""
+
+
+@dataclass(frozen=True)
+class Case(study.Case):
+    """x [batch, k] times a weight [n, k] of one pattern, transposed; `block`: 0 where the pattern has none. Or a GPT of
+    width n = k, trained on `tokens` in batches of `batch` sequences.
+    """
+
+    later: ClassVar[Mapping[str, Any]] = dict.fromkeys(("layers", "heads", "vocab", "context", "tokens"), 0)
+    later |= {"recipe": ""}
+
+    pattern: str
+    n: int
+    k: int
+    batch: int
+    sparsity: float
+    block: int
+    works: tuple[str, ...]
+    layers: int = 0
+    heads: int = 0
+    vocab: int = 0
+    context: int = 0
+    tokens: int = 0
+    recipe: str = ""  # digest of all that a training is done by, besides the fields above
+
+    @property
+    def label(self) -> str:
+        """ "blocks of 64 at 0.9, 4096x1024, B=256, bf16"."""
+        if self.tokens:
+            return f"{ARMS[self.methods[0]].short}, {self.n} wide, seed {self.seed}, {self.dtype}"
+        blocks = f" of {self.block}" if self.block else ""
+        return f"{self.pattern}{blocks} at {self.sparsity:g}, {self.n}x{self.k}, B={self.batch}, {self.dtype}"
+
+
+def expand(params: Params) -> tuple[Case, ...]:
+    """By pattern as listed: 2:4 at one half alone, inside blocks from there on; rows and columns in multiples of the
+    first block. A case holds the dense methods and those of its pattern, if there are any.
+    """
+    if params.accuracy and params.phase == "gallery_accuracy":
+        return _trainings(params)
+    sweep, cases = params.sweep, {}
+    general = {"phase": params.phase, "dtype": params.dtype, "seed": params.seed, "works": sweep.works}
+    general |= {key: getattr(params.hardware, key) for key in ("device", "world_size", "emulated")}
+    if params.phase == "gallery_training":
+        general |= {"methods": params.methods, "works": ("step",), "sparsity": HALF, "block": 0}
+        every = itertools.product(sweep.patterns, sweep.weights, sweep.batches)
+        return tuple(Case(**general, pattern=act, n=n, k=k, batch=batch) for act, (n, k), batch in every)
+    for pattern in sweep.patterns:
+        methods = tuple(name for name in params.methods if METHODS[name].pattern in ("dense", pattern))
+        blocks = {"unstructured": (0,), "2:4": (0,)}.get(pattern, sweep.blocks)
+        blocks = blocks[:1] if pattern in ("rows", "columns") else blocks
+        sparsities = (HALF,) if pattern == "2:4" else sweep.sparsities
+        for weight, batch, sparsity, block in itertools.product(sweep.weights, sweep.batches, sparsities, blocks):
+            own = dict(pattern=pattern, n=weight[0], k=weight[1], batch=batch, sparsity=sparsity, block=block)
+            possible = pattern != "2:4 in blocks" or sparsity >= HALF
+            if possible and any(METHODS[name].pattern == pattern for name in methods):
+                cases[Case(**general, methods=methods, **own)] = None
+    return tuple(cases)
+
+
+def _trainings(params: Params) -> tuple[Case, ...]:
+    """Of each seed the dense model with all that is pruned of it, then a case an arm that is trained 2:4; each of one
+    rank, so that several can run side by side, and a run that is cut off holds whole pairs.
+    """
+    asked, device, free = params.accuracy, params.hardware.device, ("data", "seeds", "validations")
+    how = asked.model_dump(exclude={*free, *SHAPE}) | {"betas": asked.betas, "final": asked.final, "device": device}
+    case = {name: getattr(asked, name) for name in SHAPE if name != "width"} | {"n": asked.width, "k": asked.width}
+    case |= {"phase": params.phase, "dtype": params.dtype, "device": device, "world_size": 1, "emulated": False}
+    case |= {"pattern": "GPT", "sparsity": HALF, "works": (), "recipe": sha256(canonical(how))[:8]}
+    pruned = tuple(name for name in params.methods if name in PRUNED)
+    arms = [(DENSE, *pruned), *((name,) for name in params.methods if name not in (DENSE, *pruned))]
+    seeds = range(params.seed, params.seed + asked.seeds)
+    return tuple(Case(**case, seed=seed, methods=arm) for seed in seeds for arm in arms)
+
+
+SHAPE = ("layers", "width", "heads", "vocab", "context", "tokens", "batch", "block")
+LATER = ("layers", "heads", "vocab", "context", "recipe")
+
+
+def columns(case: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's `case` -> the study's own columns of a records frame."""
+    own = {key: case[key] for key in ("pattern", "n", "k", "batch", "sparsity", "block")}
+    own |= {key: case.get(key, Case.later[key]) for key in LATER} | {"trained": case.get("tokens", 0)}
+    return own | {"weight": f"{case['n']} wide" if own["trained"] else f"{case['n']}x{case['k']}"}

@@ -1,0 +1,50 @@
+"""The phases of the gallery: its notebooks, and what their records hold."""
+
+from blockshock_lib.engine.study import CORE, Metric, Phase
+
+NATS = Metric("nat")
+PHASES = {
+    "gallery_speed": Phase(
+        "gallery_speed",
+        "gallery_speed.ipynb",
+        "Which sparsity pattern pays on this GPU, at which sparsity and batch?",
+        True,
+        "forward_kernel",
+        ("speed over dense", "fastest", "time over floor"),
+    ),
+    "gallery_training": Phase(
+        "gallery_training",
+        "gallery_training.ipynb",
+        "Does 2:4 training of weights or of activations pay, once what makes them 2:4 is paid for?",
+        True,
+        figures=("break-even",),
+    ),
+    "gallery_accuracy": Phase(
+        "gallery_accuracy",
+        "gallery_accuracy.ipynb",
+        "How much of a model's loss does each pattern cost, pruned after training or trained so?",
+        False,
+        figures=("nats lost",),
+        unit="M tokens",
+        amount=lambda case: case.tokens / 1e6,
+        reached=lambda case, row: (
+            row["repeat"] * case.batch * case.context / 1e6 if row["metric"] == "train_loss" else 0
+        ),
+    ),
+}
+WORKS = ("forward", "dx")
+STEP = ("sparsify", "forward", "backward", "step")  # the pieces of a training step, and all of it
+METRICS = CORE | {
+    **{f"{work}_{kind}": Metric("ms", zero=False) for work in (*WORKS, *STEP) for kind in ("kernel", "call")},
+    **{f"floor_{work}": Metric("ms") for work in WORKS},
+    # Of a weight, without its gradient and the optimizer's state; of what a step holds for its backward.
+    **dict.fromkeys(("weight_training", "weight_inference", "activations"), Metric("B")),
+    "flops": Metric("FLOP"),  # of a forward, of the weights that are kept
+    **dict.fromkeys(("packed_bytes", "packed_bytes_formula"), Metric("B")),  # of a weight as the kernel holds it
+    **dict.fromkeys(("kept", "rows_kept"), Metric("1")),  # weights; outputs with a weight
+    **dict.fromkeys(("train_loss", "validation_loss"), NATS),  # `repeat`: the optimizer step after which it was taken
+    "teacher_loss": NATS,  # of the truth on the validation pairs
+    "corpus": Metric("token"),  # trained on once over; `detail` is the digest of the corpus
+    "token_rate": Metric("token/s", zero=False),  # of training, without validation and what compiles
+    "prune_time": Metric("s", zero=False),  # of `sparsify_` with its calibration
+}

@@ -1,0 +1,160 @@
+"""Figures of the gallery: speed over dense against sparsity, the fastest by batch and sparsity, time over floor."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from blockshock_lib.report import figures, frames
+from blockshock_lib.report.figures import INK, MUTED
+from blockshock_lib.studies.gallery import report
+from blockshock_lib.studies.gallery.axes import AXES
+
+_DASHED = (0, (4, 3))
+_MOST = 6  # panels
+
+
+def speed_over_dense(frame: pd.DataFrame) -> Figure:
+    """Speed of each kernel over the best dense product against sparsity, both log, a panel a weight and batch; a cross
+    where a line passes 1.
+    """
+    title, chosen, setting = "Speed over the best dense product", *frames.focus(frame, AXES)
+    table = report.speeds(chosen)
+    if table.empty:
+        return figures.empty(title, "no case holds valid times of a pattern and of the best dense product")
+    panels = (
+        table.groupby(["weight", "batch"], sort=False)["case"].nunique().sort_values(ascending=False, kind="stable")
+    )
+    places = sorted(panels.index[:_MOST])
+    no_claim = frames.no_claim(table)
+    if not no_claim:
+        wins = report.fastest(table)["outcome"].eq(report.FASTER)
+        title = f"Some pattern beats the best dense product in {wins.sum()} of {len(wins)} places"
+    more = f" ({len(panels) - _MOST} weights and batches not drawn)" if len(panels) > _MOST else ""
+    columns = min(3, len(places))
+    ends = [f"{AXES.case(row)}: {row['ratio']:.2f}x by {AXES.short(row['method'])}." for row in _top(table, places)]
+    with figures.drawing(
+        *(2.4 + 3.0 * columns, 2.8 * -(-len(places) // columns) + 0.5),
+        *(title, no_claim, setting + more, frames.time_name(table, AXES, table["metric"].iloc[0])),
+        alt=f"Lines of speed over sparsity, a panel a weight and batch. The fastest: {' '.join(ends)}",
+        note="Above the line at 1x a pattern is faster than the dense product of the whole weight. Of several sides of "
+        "blocks the fastest is drawn. Cross: where a line passes 1x.",
+        rows=-(-len(places) // columns),
+        columns=columns,
+        sharey=True,
+    ) as (fig, grid):
+        methods = AXES.ordered(table["method"])
+        for ax, place in zip(grid.ravel(), places, strict=False):
+            _panel(ax, table[table["weight"].eq(place[0]) & table["batch"].eq(place[1])], methods)
+            ax.set_title(f"{place[0]}, B={place[1]}")
+        for ax in grid.ravel()[len(places) :]:
+            ax.set_axis_off()
+        handles = [grid[0, 0].plot([], [], label=AXES.label(method), **_look(method))[0] for method in methods]
+        grid[0, -1].legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+    return fig
+
+
+def _top(table: pd.DataFrame, places: list) -> list[dict]:
+    rows = report.best_of(table, "weight", "batch").to_dict("records")
+    return [row for row in rows if (row["weight"], row["batch"]) in places]
+
+
+def _look(method: str) -> dict:
+    look = AXES.look(method)
+    edge = {"markeredgecolor": "white", "markeredgewidth": 0.5}
+    return dict(color=look.colour, marker=look.marker, markersize=5.5, linewidth=1.2, **edge)
+
+
+def _panel(ax: Axes, table: pd.DataFrame, methods: list[str]) -> None:
+    ax.axhline(1, color=INK, linewidth=1, linestyle=_DASHED)
+    for method in methods:
+        own = table[table["method"].eq(method)]
+        if own.empty:
+            continue
+        own = report.best_of(own, "sparsity")
+        kept = 1 - own["sparsity"]
+        errors = np.maximum([own["ratio"] - own["low"], own["high"] - own["ratio"]], 0)
+        errors = np.where(np.isfinite(errors) & (errors < own["ratio"].to_numpy()), errors, 0)
+        ax.errorbar(kept, own["ratio"], yerr=errors, elinewidth=0.8, **_look(method))
+        if not np.isnan(at := report.crossing(own)):
+            ax.plot([1 - at], [1], marker="x", color=AXES.look(method).colour, markersize=8, linestyle="")
+    ticks = sorted(set(1 - table["sparsity"]))
+    ax.set(xscale="log", yscale="log")
+    ax.invert_xaxis()
+    ax.set_xticks(ticks, [f"{1 - tick:.4g}" for tick in ticks])
+    ax.xaxis.set_minor_locator(NullLocator())
+    _times(ax.yaxis)
+    ax.set_xlabel("sparsity (share left out)")
+    ax.grid(True, axis="y")
+
+
+def _times(axis: Axis) -> None:
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    axis.set_minor_locator(NullLocator())
+
+
+def fastest(frame: pd.DataFrame) -> Figure:
+    """The fastest pattern, by batch and sparsity, of the weight with the most cases; "dense" where none beats it."""
+    title, chosen, setting = "The fastest pattern by batch and sparsity", *frames.focus(frame, AXES)
+    table = report.speeds(chosen)
+    if table.empty:
+        return figures.empty(title, "no case holds valid times of a pattern and of the best dense product")
+    weight = table.groupby("weight", sort=True)["case"].nunique().idxmax()
+    best = report.fastest(table[table["weight"].eq(weight)])
+    batches, sparsities = sorted(best["batch"].unique()), sorted(best["sparsity"].unique())
+    names = {(row["batch"], row["sparsity"]): row for row in best.to_dict("records")}
+    no_claim = frames.no_claim(table)
+    words = [f"B={b}, {s:g}: {AXES.short(row['method'])} {row['ratio']:.2f}x." for (b, s), row in names.items()]
+    with figures.drawing(
+        *(1.6 + 1.35 * len(sparsities), 0.8 + 0.55 * len(batches), title, no_claim, setting),
+        *(f"weight {weight}", frames.time_name(table, AXES, table["metric"].iloc[0])),
+        alt=" ".join(words),
+        note="Speed over the best dense product. Grey: the dense product is as fast or faster. Patterns of equal "
+        "sparsity do not lose equally much.",
+    ) as (fig, grid):
+        ax = grid[0, 0]
+        for y, batch in enumerate(batches):
+            for x, sparsity in enumerate(sparsities):
+                if row := names.get((batch, sparsity)):
+                    wins = row["ratio"] > 1
+                    colour = AXES.look(row["method"]).colour if wins else MUTED
+                    ax.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=0.35))
+                    ax.text(
+                        x, y, f"{AXES.short(row['method'])}\n{row['ratio']:.2f}x", ha="center", va="center", fontsize=8
+                    )
+        ax.set(xlim=(-0.5, len(sparsities) - 0.5), ylim=(-0.5, len(batches) - 0.5), xlabel="sparsity", ylabel="B")
+        ax.set_xticks(range(len(sparsities)), [f"{sparsity:g}" for sparsity in sparsities])
+        ax.set_yticks(range(len(batches)), batches)
+    return fig
+
+
+def time_over_floor(frame: pd.DataFrame) -> Figure:
+    """Times of a forward over its floor, log, a line a method, a point a case."""
+    title, metric = "Time over the floor", frames.time_metric(frame, "forward_kernel")
+    chosen, setting = frames.focus(frame, AXES, metrics=(metric, "floor_forward"))
+    table = frames.medians(chosen, AXES, ms=metric, floor="floor_forward").dropna(subset=["ms", "floor"])
+    if table.empty:
+        return figures.empty(title, "no case holds valid times and the ceilings of its machine")
+    table["over"] = table["ms"] / table["floor"]
+    methods = AXES.ordered(table["method"])[::-1]
+    middle = table.groupby("method")["over"].median()
+    with figures.drawing(
+        *(7.5, 0.8 + 0.3 * len(methods), title, frames.no_claim(table), setting, frames.time_name(table, AXES, metric)),
+        alt=" ".join(f"{AXES.label(name)}: {middle[name]:.1f} times at the median." for name in methods[::-1]),
+        note="Floor: the kept weights' arithmetic at the rate of a large dense product, or each operand moved once at "
+        "the rate of a large copy, whichever takes longer; both measured in the same run.",
+    ) as (fig, grid):
+        ax = grid[0, 0]
+        for y, method in enumerate(methods):
+            own = table.loc[table["method"].eq(method), "over"]
+            ax.plot(own, [y] * len(own), **_look(method) | dict(linestyle=""))
+        ax.axvline(1, color=INK, linewidth=1, linestyle=_DASHED)
+        ax.set_xscale("log")
+        ax.set_xlabel("time / floor")
+        _times(ax.xaxis)
+        figures.lines(ax, [AXES.label(method) for method in methods])
+    return fig

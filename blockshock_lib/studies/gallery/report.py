@@ -1,0 +1,144 @@
+"""Tables of the gallery, from its records, and what its figures draw."""
+
+import numpy as np
+import pandas as pd
+
+from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report.tables import ABSENT, markdown, rounded, shown, smallest_first
+from blockshock_lib.report.verdicts import FASTER, SLOWER
+from blockshock_lib.studies.gallery.axes import AXES
+from blockshock_lib.studies.gallery.methods import METHODS
+from blockshock_lib.studies.gallery.phases import WORKS
+
+DENSE = AXES.over
+SPARSE = [name for name, method in METHODS.items() if method.pattern != "dense"]
+_CASE = ["pattern", "weight", "batch", "sparsity", "block"]
+
+
+def speeds(frame: pd.DataFrame, work: str = "forward") -> pd.DataFrame:
+    """`verdicts.ratio` of every sparse method over the best dense product, a row a (case, method)."""
+    metric = frames.time_metric(frame, f"{work}_kernel")
+    found = [verdicts.ratio(frame, AXES, DENSE, name, metric).assign(method=name) for name in SPARSE]
+    return pd.concat([table for table in found if len(table)] or found[:1], ignore_index=True)
+
+
+def fastest(table: pd.DataFrame) -> pd.DataFrame:
+    """Of `speeds` the fastest method of each weight, batch and sparsity, whatever its pattern and block."""
+    return best_of(table, "weight", "batch", "sparsity")
+
+
+def best_of(table: pd.DataFrame, *keys: str) -> pd.DataFrame:
+    """The fastest method of each group of `keys`, in their order."""
+    return table.loc[table.groupby(list(keys), sort=True)["ratio"].idxmax()]
+
+
+def even(table: pd.DataFrame) -> tuple[float, float]:
+    """(largest sparsity at which it is slower, smallest at which it is faster) of a series; NaN where there is none."""
+    slower, quicker = (table.loc[table["outcome"].eq(word), "sparsity"] for word in (SLOWER, FASTER))
+    return slower.max(), quicker.min()
+
+
+def crossing(table: pd.DataFrame) -> float:
+    """The sparsity at which a series' speed is that of the dense product, on straight lines between log speeds over the
+    log of what is kept; NaN where it does not cross, or does so twice.
+    """
+    table = table.sort_values("sparsity")
+    kept, speed = np.log(1 - table["sparsity"].to_numpy(float)), np.log(table["ratio"].to_numpy(float))
+    at = np.flatnonzero((speed[:-1] < 0) != (speed[1:] < 0))
+    if len(at) != 1:
+        return float("nan")
+    i = int(at[0])
+    return float(1 - np.exp(kept[i] - speed[i] * (kept[i + 1] - kept[i]) / (speed[i + 1] - speed[i])))
+
+
+def break_even(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row a series, one method over sparsities: from which sparsity on it beats the best dense product."""
+    table = speeds(frame)
+    rows = []
+    for (method, weight, batch, block), part in table.groupby(["method", "weight", "batch", "block"], sort=True):
+        if len(part) > 1:
+            slower, quicker = even(part)
+            about = {"method": method, "weight": weight, "batch": batch, "block": block}
+            found = {"slower up to": slower, "faster from": quicker, "crossing": crossing(part)}
+            rows.append(about | found | {"fastest": part["ratio"].max()})
+    if not rows:
+        return pd.DataFrame({"break-even": ["no method has times at two sparsities of one weight and batch"]})
+    return rounded(shown(pd.DataFrame(rows), AXES, rows[0]), 4)
+
+
+def times(frame: pd.DataFrame) -> pd.DataFrame:
+    """Median times, a row a (case, method): kernel time (on a CPU plain calls) and call time in ms, the speed over the
+    best dense product with its 99% interval, and how many times the floor a forward takes.
+    """
+    names = {f"{work} {kind}": f"{work}_{kind}" for work in WORKS for kind in ("kernel", "call")}
+    table = frames.medians(frame, AXES, **names, floor="floor_forward")
+    if table.empty:
+        return pd.DataFrame({"times": ["none was measured"]})
+    for work in WORKS:
+        found = speeds(frame, work)
+        said = {(row["case"], row["method"]): verdicts.interval_text(row) for row in found.to_dict("records")}
+        keys = zip(table["case"], table["method"], strict=True)
+        table[f"{work} vs dense"] = [said.get(key, ABSENT) for key in keys]
+    made = {f"{name} (ms)": rounded(table[name]) for name in names}
+    time = table["forward kernel"].fillna(table["forward call"])
+    made["times the floor"] = (time / table["floor"]).round(1)
+    columns = [*_CASE, "method", *made, *(f"{work} vs dense" for work in WORKS)]
+    return shown(smallest_first(table.assign(**made), AXES), AXES, columns)
+
+
+def memory(frame: pd.DataFrame) -> pd.DataFrame:
+    """Bytes of a packed weight by formula and as held, a row a (case, method), over those of the dense weight."""
+    table = frames.medians(frame, AXES, held="packed_bytes", formula="packed_bytes_formula")
+    if table.empty:
+        return pd.DataFrame({"packed weight": ["none was weighed"]})
+    dense = table[table["method"].eq(DENSE)].set_index("case")["held"]
+    over = (table["held"] / table["case"].map(dense)).astype(float).round(4)
+    table = table.assign(**{"held (B)": table["held"], "formula (B)": table["formula"], "over dense": over})
+    return shown(smallest_first(table, AXES), AXES, [*_CASE, "method", "held (B)", "formula (B)", "over dense"])
+
+
+def tuned(frame: pd.DataFrame) -> pd.DataFrame:
+    """What the search for a setting is worth: BSR tuned here over BSR as PyTorch ships it, a row a case."""
+    metric = frames.time_metric(frame, "forward_kernel")
+    table = verdicts.ratio(frame, AXES, "bsr_shipped", "bsr", metric)
+    if table.empty:
+        return pd.DataFrame({"tuned over shipped": ["no case holds valid times of both"]})
+    table["tuned over shipped"] = [verdicts.interval_text(row) for row in table.to_dict("records")]
+    return shown(table.assign(method="bsr"), AXES, [*_CASE, "method", "tuned over shipped", "outcome"])
+
+
+def summary(frame: pd.DataFrame) -> list[str]:
+    """Sentences at the end of a run's verdict line."""
+    cases = frame[frame["phase"].eq("gallery_speed")].drop_duplicates("case")
+    return [] if cases.empty else [f"{cases['pattern'].nunique()} patterns in {len(cases)} cases"]
+
+
+def answer(frame: pd.DataFrame) -> str:
+    """The answer in a sentence: where some pattern is faster than the best dense product, and which."""
+    table = speeds(frame)
+    if table.empty:
+        return "Not answered: no case holds valid times of a pattern and of the best dense product."
+    if why := frames.no_claim(table):
+        return f"Not answered here ({why})."
+    every = fastest(table)
+    wins = every[every["outcome"].eq(FASTER)]
+    if wins.empty:
+        return f"No pattern beats the best dense product at any of {len(every)} weights, batches and sparsities."
+    names = ", ".join(f"{AXES.short(name)} {count}" for name, count in wins["method"].value_counts().items())
+    low, high = wins["ratio"].min(), wins["ratio"].max()
+    return (
+        f"In {len(wins)} of {len(every)} weights, batches and sparsities some pattern beats the best dense product, by "
+        f"{low:.2f} to {high:.2f}x; fastest: {names}."
+    )
+
+
+def page(frame: pd.DataFrame) -> str:
+    """The page of results behind its title; what was not measured says so."""
+    from blockshock_lib.studies.gallery import STUDY  # its tables by name, as notebooks take them
+
+    own, lines = frame[frame["phase"].eq("gallery_speed")], []
+    for _, one, lacks in verdicts.judged(frame, STUDY.hypotheses):
+        lines.append(f"- **{one.hypothesis.rstrip('.')}: {one.verdict}.** {(lacks or one.why).rstrip('.')}.")
+    for name in ("break-even", "times", "packed weight"):
+        lines += ["", f"## {name.capitalize()}", "", *markdown(STUDY.tables[name](own))]
+    return "\n".join(["## The answer", "", answer(own), "", *lines])

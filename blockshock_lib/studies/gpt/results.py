@@ -1,0 +1,90 @@
+"""The study's answer in Markdown, of the shipped records: losses and times, which runs of their own have measured."""
+
+import pandas as pd
+
+from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report.tables import ABSENT, markdown
+from blockshock_lib.studies.gpt import gaps, report, saved
+from blockshock_lib.studies.gpt.axes import AXES
+from blockshock_lib.studies.gpt.hypotheses import HEADLINE
+
+RUNS = 3  # whole ones that a headline cell needs
+_HOW = """\
+A gap is a schedule's validation loss less that of tensor parallelism (TP) of the same seed, in nats a token, with
+Student's 99% interval over seeds; fewer than 4 seeds are points. Time saved is of TP's kernel time, with its 99%
+interval over whole runs, or over the fresh groups of processes of one. [The schedules](../gpt.md) and [how it is
+measured](../measuring.md) have pages of their own."""
+_DOES_NOT_SAY = """\
+- One recipe serves all schedules: no learning rate is tuned for each. Losses are those of source code, not of web text.
+- Sums that run beside a sublayer, of the ladder and the delayed schedule, are NCCL's: our own faster ones are awaited.
+  Blocks run by PyTorch's own kernels, uncompiled, for every schedule alike.
+- Sensitivities and what dropping costs are of the same validation text."""
+
+
+def answer(frame: pd.DataFrame) -> str:
+    phases, said = verdicts.phases(frame), {"gpt_training": report.answer, "gpt_latency": saved.answer}
+    found = [say(frame) for phase, say in said.items() if phase in phases]
+    return " ".join(found) or "Not answered: no schedule was trained or timed."
+
+
+def headline(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row a headline cell: the time that it saves, and on how many whole runs that rests."""
+    table, found = saved.ratios(frame), []
+    for name in ("ranks", "link", "dtype"):
+        table = table[table[name].eq(HEADLINE[name])]
+    for work, length, width in HEADLINE["cases"]:
+        for method in HEADLINE["methods"]:
+            cell = table[table["method"].eq(method) & table["width"].eq(width)]
+            cell = cell[cell["work"].eq(work) & cell["length"].eq(length)].to_dict("records")
+            runs = cell[0]["runs"] if cell else 0
+            rests = {0: "not measured", 1: "one run"}.get(runs, f"{runs} runs") + ", too few" * (0 < runs < RUNS)
+            about = {"work": f"{work} {length}", "width": f"{width}", "schedule": AXES.label(method)}
+            found.append(about | {"saved": saved.saving_text(cell[0]) if cell else ABSENT, "rests on": rests})
+    return pd.DataFrame(found)
+
+
+def page(frame: pd.DataFrame) -> str:
+    """The page in Markdown, behind its title; what no run has measured says so."""
+    from blockshock_lib.studies.gpt import STUDY  # its rules by name
+
+    judged, measured = verdicts.judged(frame, STUDY.hypotheses), verdicts.phases(frame)
+    claims = [
+        f"- **{v.hypothesis.rstrip('.')}: {v.verdict}.** {(lacks or v.why).rstrip('.')}." for _, v, lacks in judged
+    ]
+    lines = ["## The answer", "", answer(frame), "", *claims, "", "## How to read it", "", _HOW, ""]
+    parts = {"gpt_training": _losses, "gpt_latency": _times}
+    for phase, write in parts.items():
+        lines += write(frame) if phase in measured else [f"No record of {phase} is shipped yet.", ""]
+    return "\n".join([*lines, "## What this does not say", "", _DOES_NOT_SAY])
+
+
+def _losses(frame: pd.DataFrame) -> list[str]:
+    lines = ["## What a dropped synchronisation costs", "", *markdown(report.losses(frame).reset_index()), ""]
+    table = [
+        {
+            "GPT": gaps.size_of(rows),
+            "syncs dropped of 24": count,
+            "how": how,
+            "costs (nats)": str(gaps.gap(part["cost"])),
+        }
+        for rows in gaps.settings(gaps.finals(frame))
+        for how in ("dropped", "affinity", "distilled")
+        for count, part in gaps.after(frame, rows, f"{how}_loss").groupby("repeat")
+    ]
+    about = "The least sensitive first: as they are; heads grouped by affinity; after distillation."
+    lines += ["**After training**", "", about, "", *markdown(pd.DataFrame(table)), ""] if table else []
+    return [*lines, "**Speed of training**", "", *markdown(report.rates(frame).reset_index()), ""]
+
+
+def _times(frame: pd.DataFrame) -> list[str]:
+    table = saved.ratios(frame)
+    table = table.assign(text=[saved.saving_text(row) for row in table.to_dict("records")])
+    names = [AXES.short(name) for name in AXES.ordered(table["method"])]
+    cells, table = ["work", "length", "width", "ranks", "link", "dtype", "runs"], table.sort_values("width")
+    table["method"] = table["method"].map(AXES.short)
+    wide = table.pivot_table(index=cells, columns="method", values="text", aggfunc="first", sort=False)
+    about = f"Headline cells rest on {RUNS} whole runs or more; the others, where `runs` is 1, on one alone."
+    lines = ["## Time saved: the headline cells", "", about, "", *markdown(headline(frame)), ""]
+    lines += ["## Time saved in every cell", "", *markdown(wide[names].fillna(ABSENT).reset_index()), ""]
+    notes = [frames.no_claim(table), *saved.summary(frame[frame["phase"].eq("gpt_latency")])]
+    return [*lines, *(f"{note}." for note in notes if note), ""]

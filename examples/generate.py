@@ -1,0 +1,152 @@
+"""How many tokens a second a causal language model of Hugging Face decodes, dense and made 2:4, by the same loop.
+
+python examples/generate.py [folder of a model] [--method sparsegpt] [--batch 4] [--text a file of text]
+
+Without a folder it decodes with a small Llama of random weights, whose words say nothing.
+"""
+
+import argparse
+import copy
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, StaticCache
+
+from blockshock_lib import Sparse24, sparsify_
+
+SMALL = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+
+
+class Decoder:
+    """Greedy decoding with a static cache; on a GPU a step is one CUDA graph."""
+
+    def __init__(self, model, prompt, tokens):
+        self.model, self.prompt, self.tokens = model, prompt, tokens
+        self.length, device = prompt.shape[1] + tokens, prompt.device
+        self.cache = StaticCache(config=model.config, max_cache_len=self.length)
+        self.token, self.position = prompt[:, :1].clone(), torch.zeros(1, dtype=torch.long, device=device)
+        self.places, self.graph = torch.arange(self.length, device=device), None
+
+    def step(self):
+        mask = (self.places <= self.position).expand(len(self.prompt), 1, 1, -1)
+        logits = self.model(
+            input_ids=self.token,
+            position_ids=self.position.expand(len(self.prompt), 1),
+            attention_mask=mask,
+            past_key_values=self.cache,
+            use_cache=True,
+        ).logits
+        self.token.copy_(logits[:, -1:].argmax(-1))
+        self.position += 1
+
+    def prefill(self):
+        self.cache.reset()
+        logits = self.model(input_ids=self.prompt, past_key_values=self.cache, use_cache=True).logits
+        self.token.copy_(logits[:, -1:].argmax(-1))
+        self.position.fill_(self.prompt.shape[1])
+
+    def capture(self):
+        self.prefill()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.step()  # what is made at a first call is made before the graph
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.step()
+
+    @torch.no_grad()
+    def __call__(self):
+        """(tokens [B, T], seconds of all steps after the first token)."""
+        if self.prompt.is_cuda and self.graph is None:
+            self.capture()
+        self.prefill()
+        found, wait = [self.token.clone()], torch.cuda.synchronize if self.prompt.is_cuda else lambda: None
+        wait()
+        start = time.perf_counter()
+        for _ in range(self.tokens - 1):
+            self.graph.replay() if self.graph else self.step()
+            found.append(self.token.clone())
+        wait()
+        return torch.cat(found, 1), time.perf_counter() - start
+
+
+@torch.no_grad()
+def nats(model, batches):
+    """The mean loss of the next token."""
+    losses = [F.cross_entropy(model(b).logits[:, :-1].flatten(0, 1).float(), b[:, 1:].flatten()) for b in batches]
+    return torch.stack(losses).mean().item()
+
+
+def loaded(folder, device, dtype):
+    if folder:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=512, **SMALL)).to(device, dtype).eval()
+
+
+def batches_of(args, model, device):
+    """Rows of 256 tokens of the text, or of random tokens where there is no tokenizer."""
+    size = min(256, model.config.max_position_embeddings)
+    if args.folder:
+        ids = AutoTokenizer.from_pretrained(args.folder)(args.text.read_text(), return_tensors="pt").input_ids[0]
+    else:
+        ids = torch.randint(model.config.vocab_size, (32 * size,), generator=torch.Generator().manual_seed(1))
+    rows = ids[: len(ids) // size * size].view(-1, size).to(device)
+    return list(rows[: args.calibration + 16].split(4))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", help="of a model in Hugging Face's form")
+    parser.add_argument("--method", default="magnitude", choices=Sparse24.methods)
+    parser.add_argument("--filter", default="*.layers.*", help='which layers ("transformer.h.*" for GPT-2)')
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--calibration", type=int, default=128, help="rows of 256 tokens")
+    parser.add_argument(
+        "--text",
+        type=Path,
+        default=Path(__file__).parents[1] / "README.md",
+        help="of perplexity, and of wanda's and sparsegpt's calibration, for which README.md is too short",
+    )
+    args = parser.parse_args(argv)
+    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+
+    dense = loaded(args.folder, device, dtype)
+    batches = batches_of(args, dense, device)
+    held, rest = batches[:4], batches[4:]
+    calibration = rest if args.method in ("wanda", "sparsegpt") else None
+    if not held or calibration == []:
+        parser.error("too little --text: perplexity takes 16 rows of 256 tokens, and calibration those beyond")
+    sparse, start = copy.deepcopy(dense), time.perf_counter()
+    print(sparsify_(sparse, Sparse24(args.method), args.filter, calibration))
+    print(f"pruned by {args.method} in {time.perf_counter() - start:.1f} s")
+
+    prompt = held[0][:1, :32].expand(args.batch, -1).contiguous()
+    for module in sparse.modules():  # which 2:4 kernel is the fastest for this batch: searched once, and kept
+        if device == "cuda" and hasattr(module, "tune"):
+            module.tune(torch.randn(args.batch, module.in_features, device=device, dtype=dtype))
+    decoders = {"dense": Decoder(dense, prompt, args.tokens), "2:4": Decoder(sparse, prompt, args.tokens)}
+    found, seconds = {}, {name: [] for name in decoders}
+    for _ in range(args.repeats + 1):  # in turns; the first is thrown away
+        for name, decoder in decoders.items():
+            found[name], took = decoder()
+            seconds[name].append(took)
+    rates = {k: args.batch * (args.tokens - 1) / statistics.median(took[1:]) for k, took in seconds.items()}
+    same = (found["dense"] == found["2:4"]).all(0).long().cumprod(0).sum().item()
+    losses = {"dense": nats(dense, held), "2:4": nats(sparse, held)}
+    if device == "cpu":
+        print("on a CPU: these rates say nothing about speed")
+    for name, rate in rates.items():
+        print(f"{name:5}  {rate:9.1f} tokens/s  perplexity {torch.tensor(losses[name]).exp():.2f}")
+    print(f"2:4 over dense: {rates['2:4'] / rates['dense']:.2f}x; first {same} of {args.tokens} greedy tokens agree")
+
+
+if __name__ == "__main__":
+    main()

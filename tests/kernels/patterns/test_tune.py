@@ -1,0 +1,87 @@
+"""The search for settings, with a clock of its own in the place of a GPU's."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from blockshock_lib.kernels.patterns import blocks, dense, tune
+from blockshock_lib.kernels.patterns.table import PATTERNS
+
+MS = {(4, 4): 1.0, (2, 4): 0.5, (2, 1): 0.2}  # by SPLIT_N and GROUP_SIZE_ROW
+
+
+class Faked(blocks.Bsr):
+    """Multiplies as its setting says: the fastest wrongly for one of two inputs, some not at all."""
+
+    def by(self, way, x):
+        if way.num_stages == 5:
+            raise OSError("out of shared memory")
+        y = x @ self.dense().t()
+        return y * torch.nan if way.GROUP_SIZE_ROW == 1 and way.SPLIT_N == 2 and x is self.wrong_for else y
+
+
+@pytest.fixture
+def probed(monkeypatch, tmp_path):
+    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    tried = []
+
+    class Probe(tune.Probe):
+        def __init__(self, packed, x):
+            self.inputs, self.copies = [x, x.flip(0)], [packed]
+            self.truths = [one @ packed.dense().t() for one in self.inputs]
+            self.units = [(1e-2, 1e-2)] * 2
+            self.clock = contextlib.ExitStack()
+
+        def timed(self, way):
+            tried.append(way)
+            return contextlib.nullcontext(lambda: MS.get((way.SPLIT_N, way.GROUP_SIZE_ROW), 9.0))
+
+    monkeypatch.setattr(tune, "Probe", Probe)
+    monkeypatch.setattr(tune, "guarded", lambda device: contextlib.nullcontext())
+    return tried
+
+
+def test_the_fastest_right_setting_is_found_kept_and_found_again(probed):
+    pattern, draw = PATTERNS["blocks"], torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(size, generator=draw) for size in ((64, 64), (64, 64)))
+    packed = Faked(weight, pattern.mask(weight.abs(), 0.5, 16), 16)
+    packed.wrong_for, ways = x, blocks.settings(64, 16)
+    best = tune.choice(blocks.STORE, ways, packed, x, {"block": 16}, blocks._variants)
+    assert (best.SPLIT_N, best.GROUP_SIZE_ROW) == (2, 4) and best.num_stages != 5
+    timed = {(way.SPLIT_N, way.GROUP_SIZE_ROW) for way in probed}
+    assert (2, 16) in timed and (2, 1) not in timed  # both vary a leader, and one is wrong
+    probed.clear()
+    assert tune.choice(blocks.STORE, ways, packed, x, {"block": 16}) == best and not probed
+    with pytest.warns(UserWarning, match="nothing that was tried gave right values"):
+        packed.by = lambda way, x: x * torch.nan
+        assert tune.choice(blocks.STORE, ways, packed, x, {"block": 32}) == ways[0]
+
+
+@pytest.mark.parametrize("batch", [16, 48, 256, 50432])
+def test_settings_are_of_whole_programs_of_a_power_of_two(batch):
+    for block in (16, 64, 128):
+        ways = blocks.settings(batch, block)
+        assert len(set(ways)) == len(ways) <= 18 and ways
+        assert all(batch % way.SPLIT_N == 0 and blocks._width(batch // way.SPLIT_N) for way in ways)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_a_dense_product_in_parts_is_the_dense_product_and_the_library_is_put_back(splits, monkeypatch):
+    set_to = ["default"]
+    library = lambda name=None: set_to.append(name) if name else set_to[-1]  # noqa: E731
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", library)
+    weight, x = torch.randn(48, 64), torch.randn(8, 64)
+    packed = dense.Searched(weight, torch.ones_like(weight, dtype=torch.bool))
+    torch.testing.assert_close(packed.by(dense.Way("cublaslt", splits), x), x @ weight.t())
+    assert set_to == ["default", "cublaslt", "default"]
+
+
+def test_a_gpu_that_does_not_tell_its_cache_has_copies_past_a_common_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=0))
+    monkeypatch.setattr(torch, "mm", lambda x, w, out_dtype: (x @ w).to(out_dtype))
+    monkeypatch.setattr(tune, "Clock", lambda device: None)
+    weight, x = torch.randn(48, 64), torch.randn(8, 64)
+    assert len(tune.Probe(dense.Searched(weight, torch.ones_like(weight, dtype=torch.bool)), x).copies) == 16

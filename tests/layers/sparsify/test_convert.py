@@ -1,0 +1,212 @@
+"""A model is made sparse as planned, wholly or not at all, and made dense again."""
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from blockshock_lib import BlockSparse, Linear24, Sparse24, Unstructured, dense_, fake_sparsify_, sparsify_
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.sparse24 import masks, tune
+from blockshock_lib.kernels.sparse24.mask import Mask
+from blockshock_lib.kernels.sparse24.plans import Setting
+from blockshock_lib.layers.gpt import model as gpt
+from blockshock_lib.layers.sparsify import plan
+from tests.layers.sparsify.models import Conv1D, Model, same, state
+
+BLOCK = ["q", "k", "up", "down"]
+ALL = [f"blocks.{i}.{name}" for i in (0, 1) for name in BLOCK]
+TOKENS = torch.arange(30).view(2, 15)
+
+
+def test_a_model_is_pruned_by_magnitude_in_place_and_its_report_says_what_became_of_each_layer():
+    model, dense = Model().eval(), Model().eval()
+    report = sparsify_(model, Sparse24())
+    assert report.converted == ALL and report.refused == {
+        "head": "it shares a parameter with embed: give it one of its own first"
+    }
+    for name, module in dense.named_modules():
+        if name in ALL:
+            weight = module.weight.detach()
+            weight = (weight.t() if isinstance(module, Conv1D) else weight).contiguous()
+            weight = torch.where(masks.make(Mask.named("magnitude"), tuple(weight.shape), weight=weight), weight, 0)
+            module.weight = nn.Parameter(weight.t() if isinstance(module, Conv1D) else weight)
+            layer = model.get_submodule(name)
+            assert type(layer) is Linear24 and layer.path == name and not layer.training
+    torch.testing.assert_close(model(TOKENS), dense(TOKENS))
+    weights = sum(model.get_submodule(name).in_features * model.get_submodule(name).out_features for name in ALL)
+    biases = sum(model.get_submodule(name).bias is not None and model.get_submodule(name).out_features for name in ALL)
+    # The oracle's format: half of the values, and half a byte of metadata for four weights.
+    assert report.nbytes == (4 * (weights + biases), 2 * weights + weights // 8 + 4 * biases)
+    lines = str(report).splitlines()
+    assert lines[0].startswith("8 of 9 layers converted, 0.19 MiB before, 0.10 MiB after") and len(lines) == 10
+    assert lines[3].split() == ["blocks.0.up", "Conv1D", "128x64", "0.03", "MiB", "->", "0.02", "MiB"]
+
+
+def test_made_dense_again_each_layer_is_of_its_old_kind_with_zeros_where_it_was_pruned():
+    model, old = Model(), Model()
+    report = sparsify_(model, Sparse24())
+    y = model(TOKENS)
+    model.again = model.blocks[0].q
+    sparse, report = report, dense_(model)
+    assert report.nbytes == sparse.nbytes[::-1]
+    assert report.converted == ALL and model.again is model.blocks[0].q
+    assert [type(m) for n, m in model.named_modules() if n in ALL] == [type(old.get_submodule(n)) for n in ALL]
+    torch.testing.assert_close(model(TOKENS), y)
+    del model.again
+    assert model.state_dict().keys() == old.state_dict().keys()
+    for name, value in model.state_dict().items():
+        kept = value != 0
+        assert torch.equal(value[kept], old.state_dict()[name][kept])
+        assert kept.float().mean() == 0.5 or name.endswith(("bias", "embed.weight", "head.weight")), name
+    with pytest.raises(UnsupportedError, match="no layer of this model is sparse"):
+        dense_(model)
+
+
+def test_what_is_pruned_already_is_packed_as_given_and_else_the_group_is_named():
+    model = Model()
+    sparsify_(model, Sparse24(), "blocks.0.*")
+    dense_(model)
+    y = model(TOKENS)
+    report = sparsify_(model, Sparse24("given"))
+    assert report.converted == ALL[:4] and set(report.refused) == {*ALL[4:], "head"}
+    assert "the weight is not pruned 2:4: row 0, columns 0 to 3 hold 4 nonzeros" in report.refused["blocks.1.up"]
+    torch.testing.assert_close(model(TOKENS), y)
+    report = sparsify_(model, Sparse24())
+    assert report.converted == ALL[4:] and "it is packed or sharded already" in report.refused["blocks.0.k"]
+
+
+def test_frozen_layers_have_no_gradient_and_others_train():
+    for frozen in (True, False):
+        model = Model()
+        sparsify_(model, Sparse24(frozen=frozen), lambda name, module: isinstance(module, Conv1D))
+        model(TOKENS).sum().backward()
+        layer = model.blocks[0].up
+        assert layer.frozen is frozen and (layer.weight.grad is None) is frozen
+
+
+def planted():
+    """(why it is left, the layer) for each kind of layer that cannot be converted."""
+    hooked, patched, pruned, normed = (nn.Linear(64, 64) for _ in range(4))
+    hooked.register_forward_hook(lambda *_: None)
+    patched.forward = lambda x: x
+    prune.l1_unstructured(pruned, "weight", 0.5)
+    parametrizations.weight_norm(normed)
+    watched, odd, conv = nn.Linear(64, 64), nn.Linear(64, 64), Conv1D(64, 64)
+    watched.weight.register_hook(lambda grad: grad)
+    odd.weight.data[3, 4] = torch.nan
+    conv.forward = lambda x: x
+    quantized = nn.Linear(64, 64)
+    quantized.weight = nn.Parameter(quantized.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    other = type("QuantLinear", (nn.Module,), {})()
+    yield "multiples of 64, not 64x96", nn.Linear(96, 64)
+    yield "hooks (_forward_hooks)", hooked
+    yield "only an nn.Linear with nn.Linear's own forward", patched
+    yield "made anew in each pass", pruned
+    yield "made anew in each pass", normed
+    yield "its weight has hooks", watched
+    yield "not finite", odd
+    yield "it holds its weight as [K, N]", conv
+    yield "quantized, torch.float8_e4m3fn", quantized
+    yield "only an nn.Linear with", other
+    yield "on the meta device: load it first", nn.Linear(64, 64, device="meta")
+    yield "UninitializedParameter", nn.LazyLinear(64)
+    yield "nn.MultiheadAttention reads this weight", nn.MultiheadAttention(64, 2).out_proj
+    yield "its model reads this weight", gpt.MLP(gpt.GPTConfig(64, 2, 64, 8)).out
+
+
+def test_each_layer_that_cannot_be_converted_is_left_and_told_why():
+    reasons, layers = zip(*planted(), strict=True)
+    model = nn.ModuleList([*layers, nn.Linear(64, 64)])
+    model.append(model[-1])
+    model.append(nn.Linear(64, 64))
+    report = sparsify_(model, Sparse24())
+    assert report.converted == [str(len(model) - 1)] and list(report.refused) == list(map(str, range(len(layers) + 1)))
+    for number, reason in enumerate((*reasons, f"used twice, as {len(layers)} and {len(layers) + 1}")):
+        assert reason in report.refused[str(number)], number
+    assert all(model[number] is layer for number, layer in enumerate(layers))
+
+
+def test_a_model_of_which_nothing_is_taken_or_nothing_can_be_is_refused():
+    model = Model()
+    before = state(model)
+    for kind, words, given, config, which in (
+        (ValueError, r"no linear layer of the model is taken by filter='blocks.\*.v'", model, Sparse24(), "blocks.*.v"),
+        (ValueError, "no linear layer", nn.Sequential(nn.ReLU()), Sparse24(), None),
+        (UnsupportedError, "none of 1 layers can be converted; head: it shares", model, Sparse24(), "head"),
+        (UnsupportedError, "none of 9.*blocks.0.q: .*NVIDIA", model, Sparse24(product="cslt"), None),
+        (UnsupportedError, "the whole model", nn.Linear(64, 64), Sparse24(), None),
+    ):
+        with pytest.raises(kind, match=words):
+            sparsify_(given, config, which)
+    assert same(model, before)
+    for options, words in (({"method": "magnitud"}, "did you mean 'magnitude'"), ({"product": "x"}, "allowed: auto")):
+        with pytest.raises(ValueError, match=words):
+            Sparse24(**options)
+
+
+def test_a_model_inside_distributed_data_parallel_is_refused(monkeypatch):
+    wrapper = type("Wrapper", (nn.Module,), {})
+    monkeypatch.setattr(plan, "DistributedDataParallel", wrapper)
+    model = wrapper()
+    model.module = Model()
+    with pytest.raises(UnsupportedError, match="wrap it afterwards"):
+        sparsify_(model, Sparse24())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
+def test_a_conversion_that_is_interrupted_leaves_every_layer_as_it_was(error):
+    model = Model()
+    before, layer = state(model), Sparse24.layer
+
+    def fails(config, *given):
+        fails.left -= 1
+        if not fails.left:
+            raise error("midway")
+        return layer(config, *given)
+
+    fails.left = 6
+    with mock.patch.object(Sparse24, "layer", fails), pytest.raises(error):
+        sparsify_(model, Sparse24())
+    assert fails.left == 0 and same(model, before)
+    sparsify_(model, Sparse24())
+    before = state(model)
+    broken = mock.patch.object(Linear24, "to_dense", side_effect=[torch.ones(64, 64), error("midway")])
+    with broken, pytest.raises(error):
+        dense_(model)
+    assert same(model, before)
+
+
+def test_the_expected_time_is_what_was_tuned_here_for_the_padded_batch_and_else_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
+    model = Model()
+    report = sparsify_(model, Sparse24())
+    assert report.expected(5) == {}  # nothing is tuned on a CPU
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(tune, "versions", lambda device: {"torch": "1"})
+    on_gpu = type(report)(tuple(replace(row, device=torch.device("cuda")) for row in report.rows))
+    problem = {"N": 128, "K": 64, "B": 8, "dtype": "float32", "gpu": "a GPU"}
+    tune.STORE.keep(problem, {"torch": "1"}, {Setting(1): 0.25, Setting(2): 0.5})
+    assert on_gpu.expected(5) == {"blocks.0.up": 0.25, "blocks.1.up": 0.25} and on_gpu.expected(9) == {}
+    other = sparsify_(Model(), Unstructured(sparsity=0.5))
+    other = type(report)(tuple(replace(row, device=torch.device("cuda")) for row in other.rows))
+    assert other.converted == ALL and other.expected(5) == {}  # it is not multiplied as 2:4
+
+
+@pytest.mark.parametrize("convert", [sparsify_, fake_sparsify_])
+@pytest.mark.parametrize("config", [Sparse24(), Unstructured(sparsity=0.5), BlockSparse(block=16, sparsity=0.5)])
+def test_a_transformers_layer_in_eval_mode_calls_its_sparse_layers(convert, config):
+    """It reads the weights of layers without hooks by itself."""
+    model = nn.TransformerEncoderLayer(128, 2, 256, batch_first=True, dtype=torch.float64).eval()
+    x = torch.randn(2, 3, 128, dtype=torch.float64)
+    convert(model, config)
+    with torch.no_grad():
+        read = model(x)
+    torch.testing.assert_close(read, model(x.requires_grad_()))
+    with torch.no_grad():
+        dense_(model)
+        torch.testing.assert_close(model(x), read)
+    assert not model.linear1._forward_pre_hooks

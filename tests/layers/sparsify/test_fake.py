@@ -1,0 +1,170 @@
+"""Layers that are trained as if they were sparse: what a pass multiplies, its gradient, and how they become real."""
+
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from blockshock_lib import PruneSchedule, Sparse24, dense_, fake_sparsify_, sparsify_
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.sparse24 import masks
+from blockshock_lib.layers.linear24 import nonzero_places
+from blockshock_lib.layers.sparsify import convert
+from blockshock_lib.layers.sparsify.fake import FakeSparse
+from tests.layers.sparsify.models import Model, same, state
+from tests.layers.sparsify.test_convert import ALL, TOKENS
+
+
+def trained(schedule, steps, seed=0):
+    """A model after some steps of AdamW in float64, and its fake layers."""
+    model = Model(seed).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)  # made before: the parameters stay
+    report = fake_sparsify_(model, Sparse24(), schedule=schedule)
+    assert report.converted == ALL
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(TOKENS).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+    return model
+
+
+KINDS = [PruneSchedule(), PruneSchedule("gradual", 6), PruneSchedule("decay", 6, "sparse"), PruneSchedule("s-ste")]
+
+
+@pytest.mark.parametrize("schedule", KINDS, ids=lambda schedule: schedule.kind)
+def test_a_trained_model_becomes_real_and_dense_with_equal_values(schedule):
+    model = trained(schedule, 8)
+    y, dense = model(TOKENS), Model().double()
+    assert model.state_dict().keys() == dense.state_dict().keys()
+    report = sparsify_(model, Sparse24("given"))
+    assert report.converted == ALL
+    torch.testing.assert_close(model(TOKENS), y)
+    dense_(model)
+    torch.testing.assert_close(model(TOKENS), y)
+    model = trained(PruneSchedule(schedule.kind, schedule.steps, schedule.gradient), 8)
+    torch.testing.assert_close(model(TOKENS), y)
+    dense_(model)
+    assert [type(m) for n, m in model.named_modules() if n in ALL] == [type(dense.get_submodule(n)) for n in ALL]
+    torch.testing.assert_close(model(TOKENS), y)
+
+
+def test_a_schedule_that_has_not_ended_cannot_become_real():
+    model = trained(PruneSchedule("gradual", 9), 4)
+    with pytest.raises(UnsupportedError, match="the weight is not pruned 2:4"):
+        sparsify_(model, Sparse24("given"))
+    with pytest.raises(UnsupportedError, match="already: call sparsify_ or dense_ first"):
+        fake_sparsify_(model, Sparse24())
+    assert isinstance(model.blocks[0].up, FakeSparse)
+
+
+def layer(schedule, weight):
+    model = nn.Sequential(nn.Linear(64, 64, bias=False))
+    model[0].weight.data.copy_(weight)
+    fake_sparsify_(model, Sparse24(), schedule=schedule)
+    return model[0]
+
+
+def test_what_a_pass_multiplies_at_each_step_is_what_the_schedule_says():
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    keep = masks.make(masks.named.MASKS["magnitude"], (64, 64), weight=weight)
+    once = layer(PruneSchedule(), weight)
+    assert torch.equal(once.effective(), weight * keep)
+    once.weight.data.neg_().sub_(1)
+    assert torch.equal(once.effective(), (-weight - 1) * keep)  # its mask stays
+    for kind in ("gradual", "decay"):
+        schedule = PruneSchedule(kind, 4)
+        one = layer(schedule, weight)
+        for done in range(6):
+            value, t = one.effective(), min(1, done / 4)
+            assert torch.equal(value[keep], weight[keep])
+            if kind == "decay":
+                torch.testing.assert_close(value[~keep], (1 - t) * weight[~keep])
+            else:
+                sizes, gone = weight[~keep].abs(), value[~keep] == 0
+                assert gone.sum() == round((1 - (1 - t) ** 3) * 2048)
+                assert done == 0 or done > 3 or sizes[gone].max() < sizes[~gone].min()
+            schedule.step()
+        one.weight.data.copy_(weight.flip(1))
+        assert torch.equal(one.effective(), (weight * keep).flip(1))  # its mask follows the weight
+    soft = layer(PruneSchedule("s-ste"), weight)
+    value, ratio = soft.effective(), soft.effective() / weight
+    groups = weight.unflatten(1, (-1, 4))
+    second = groups.abs().sort(-1).values[..., 1:2]
+    wanted = (groups - groups.sign() * second).flatten(1) * keep
+    scale = (weight * wanted).sum() / wanted.square().sum()
+    torch.testing.assert_close(value, scale * wanted)
+    assert bool((ratio >= 0).all()) and nonzero_places(value).equal(keep)
+    least = torch.linalg.vector_norm(weight - value)
+    assert all(torch.linalg.vector_norm(weight - value * c) > least for c in (0.99, 1.01))
+    soft.weight.data[:32] *= 0.1
+    wanted[:32] *= 0.1
+    torch.testing.assert_close(soft.effective(), scale * wanted)  # the scale stays
+
+
+@pytest.mark.parametrize("kind", ["once", "s-ste"])
+def test_a_state_that_is_loaded_is_pruned_as_if_the_layers_were_made_from_it(kind):
+    model, other = Model(), Model(seed=1)
+    for one in (model, other):
+        fake_sparsify_(one, Sparse24(), schedule=PruneSchedule(kind))
+        one(TOKENS)
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(model(TOKENS), other(TOKENS))
+    model.blocks[0].q.weight.data.neg_().sub_(1)
+    y = model(TOKENS)
+    model.load_state_dict({"blocks.0.q.none": torch.ones(1)}, strict=False)
+    assert torch.equal(model(TOKENS), y)  # its mask and scale stay where no weight comes
+
+
+def test_a_state_that_is_not_pruned_is_refused_where_the_mask_is_given():
+    weight = torch.randn(64, 64)
+    model = nn.Sequential(nn.Linear(64, 64, bias=False))
+    model[0].weight.data.copy_(weight * masks.make(masks.named.MASKS["magnitude"], (64, 64), weight=weight))
+    fake_sparsify_(model, Sparse24("given"))
+    with pytest.raises(RuntimeError, match=r"0.weight: the weight is not pruned 2:4: row 0"):
+        model.load_state_dict({"0.weight": weight})
+
+
+@pytest.mark.parametrize("gradient", ["straight-through", "sparse"])
+def test_the_gradient_goes_straight_through_or_is_the_true_one(gradient):
+    weight, x = torch.randn(64, 64), torch.randn(5, 64)
+    for kind, share in (("once", 0.0), ("decay", 0.75), ("s-ste", 0.0)):
+        schedule = PruneSchedule(kind, 4 * (kind == "decay"), gradient)
+        one = layer(schedule, weight)
+        schedule.step()
+        one(x).sum().backward()
+        whole, keep = x.sum(0).expand(64, 64), masks.make(masks.named.MASKS["magnitude"], (64, 64), weight=weight)
+        wanted = whole if gradient == "straight-through" else torch.where(keep, whole, share * whole)
+        if kind == "s-ste" and gradient == "sparse":
+            wanted = wanted * one.scale
+        torch.testing.assert_close(one.weight.grad, wanted)
+
+
+def test_an_interrupted_one_leaves_the_model_and_words_that_are_none_are_refused():
+    model = Model()
+    before, kinds = state(model), [type(module) for module in model.modules()]
+    held = [set(vars(module)) | set(module._buffers) for module in model.modules()]
+    right = convert.fake
+
+    def fails(module, *given):
+        right(module, *given)
+        if module is model.blocks[1].up:
+            raise KeyboardInterrupt
+
+    with mock.patch.object(convert, "fake", fails), pytest.raises(KeyboardInterrupt):
+        fake_sparsify_(model, Sparse24())
+    assert same(model, before) and [type(module) for module in model.modules()] == kinds
+    left = [set(vars(module)) | set(module._buffers) for module in model.modules()]
+    assert all(a - b <= {"out_features", "in_features"} for a, b in zip(left, held, strict=True))
+    with pytest.raises(ValueError, match="'wanda' needs calibration"):
+        fake_sparsify_(model, Sparse24("wanda"))
+    for given, words in (
+        (("gradua", 3), "did you mean 'gradual'"),
+        (("decay",), "takes steps"),
+        (("once", 3), "no steps"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            PruneSchedule(*given)
+    with pytest.raises(ValueError, match="gradient 'x': allowed"):
+        PruneSchedule(gradient="x")

@@ -1,0 +1,116 @@
+"""The other patterns: what a layer computes, its state, and what is refused."""
+
+import copy
+import io
+
+import pytest
+import torch
+
+from blockshock_lib import (
+    BlockSparse,
+    ShuffledBlocks,
+    Sparse24InBlocks,
+    StructuredColumns,
+    StructuredRows,
+    Unstructured,
+    dense_,
+    fake_sparsify_,
+    save_sparse,
+    sparsify_,
+)
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.layers.pattern_linear import PatternLinear
+from blockshock_lib.layers.sparsify import prune
+from tests.layers.sparsify.models import Model, same, state
+from tests.layers.sparsify.test_convert import ALL, TOKENS
+from tests.layers.sparsify.test_prune import BATCHES
+
+CONFIGS = [
+    Unstructured(sparsity=0.9),
+    Unstructured(sparsity=0.9, kernel="coo"),
+    BlockSparse(block=16, sparsity=0.125),
+    ShuffledBlocks(block=16, sparsity=0.0625),  # more would leave a row of blocks of these small weights empty
+    Sparse24InBlocks(block=64, sparsity=0.5),
+    StructuredRows(sparsity=0.5),
+    StructuredColumns(sparsity=0.25),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{type(config).__name__} {config.kernel}")
+def test_a_model_in_any_pattern_computes_what_its_dense_form_does(config):
+    model = Model()
+    report = sparsify_(model, config)
+    assert report.converted == [*ALL] and all(isinstance(model.get_submodule(name), PatternLinear) for name in ALL)
+    before, after = report.nbytes
+    assert after < before or isinstance(config, ShuffledBlocks | Sparse24InBlocks)
+    dense = copy.deepcopy(model)
+    back = dense_(dense)
+    assert back.nbytes == (after, before) and back.expected(5) == {}
+    assert [row.shape for row in back.rows] == [row.shape for row in report.rows if not row.refused]
+    x = torch.randn(3, 5, 64, requires_grad=True)
+    again = x.detach().clone().requires_grad_()
+    y, wanted = model.blocks(x), dense.blocks(again)
+    torch.testing.assert_close(y, wanted)
+    y.sum().backward()
+    wanted.sum().backward()
+    torch.testing.assert_close(x.grad, again.grad)
+    assert model.blocks(x[:0]).shape == (0, 5, 64)
+    assert {k: v.shape for k, v in model.state_dict().items()}.keys() == dense.state_dict().keys()
+    zeros = torch.cat([dense.get_submodule(name).weight.flatten() == 0 for name in ALL]).float().mean()
+    assert zeros.item() == pytest.approx(config.sparsity, abs=0.01)
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+def test_calibrated_patterns_keep_by_its_scores(method):
+    config = BlockSparse(block=16, sparsity=0.5, method=method)
+    model, dense = Model().double(), Model().double()
+    sparsify_(model, config, "blocks.0.q", calibration=BATCHES)
+    weight, x = dense.blocks[0].q.weight.detach(), dense.embed(torch.cat(BATCHES)).detach().flatten(0, 1)
+    if method == "wanda":
+        wanted = torch.where(config.keep(prune.wanda(weight, x.square().sum(0))), weight, 0)
+    else:
+        wanted, _ = prune.sparsegpt(weight, x.t() @ x, config.keep, 16)
+    torch.testing.assert_close(model.blocks[0].q.to_dense(), wanted)
+
+
+def test_fake_layers_of_a_pattern_become_real_with_equal_values():
+    model = Model()
+    fake_sparsify_(model, BlockSparse(block=16, sparsity=0.5))
+    y = model(TOKENS)
+    assert sparsify_(model, BlockSparse(block=16, sparsity=0.5, method="given")).converted == ALL
+    torch.testing.assert_close(model(TOKENS), y)
+
+
+def test_what_a_pattern_cannot_do_is_refused_by_name():
+    model = Model()
+    before = state(model)
+    with torch.no_grad():
+        model.blocks[0].k.weight[7] = 1e-9
+    for words, config in (
+        (r"leaves 1 outputs without a weight, as row 7", Unstructured(sparsity=0.5)),
+        (r"blocks of 48 do not divide 64x64", BlockSparse(block=48, sparsity=0.5)),
+    ):
+        with pytest.raises(UnsupportedError, match=words):
+            sparsify_(model, config, "blocks.0.k")
+    with pytest.raises(ValueError, match=r"blocks.0.k: a sparsity of 0.99 leaves"):
+        sparsify_(model, Unstructured(sparsity=0.99, method="wanda"), "blocks.0.k", calibration=BATCHES)
+    model.blocks[0].k.weight.data.copy_(before[1]["blocks.0.k.weight"])
+    assert same(model, before)
+    for words, make in (
+        ("did you mean 'magnitude'", lambda: Unstructured(sparsity=0.5, method="magnitud")),
+        ("from 0 to below 1", lambda: BlockSparse(sparsity=1.0)),
+        ("kernel='bsr': allowed", lambda: Unstructured(sparsity=0.5, kernel="bsr")),
+        ("method='sparsegpt': allowed", lambda: StructuredRows(sparsity=0.5, method="sparsegpt")),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make()
+    sparsify_(model, BlockSparse(block=16, sparsity=0.5), "blocks.0.q")
+    with pytest.raises(UnsupportedError, match=r"blocks.0.q is packed for torch.float32 on cpu"):
+        model.double()
+    with pytest.raises(RuntimeError, match=r"blocks.0.q.weight is packed for good: call dense_\(model\)"):
+        model.load_state_dict(Model().state_dict())
+    with pytest.raises(
+        UnsupportedError, match=r"blocks.0.q is blocks, 0.500 sparse, and a file holds 2:4 layers alone"
+    ):
+        save_sparse(io.BytesIO(), model)
+    assert "packed or sharded already" in sparsify_(model, BlockSparse(block=16, sparsity=0.5)).refused["blocks.0.q"]

@@ -1,0 +1,224 @@
+"""The accuracy phase: a teacher is the truth, planted faults are refused, a stopped training goes on; its verdicts."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from blockshock_lib import studies
+from blockshock_lib.comm import Group
+from blockshock_lib.engine import experiment
+from blockshock_lib.errors import ParamsError
+from blockshock_lib.layers.gpt import shards, store, training
+from blockshock_lib.layers.pattern_linear import PatternLinear
+from blockshock_lib.layers.sparsify import Sparse24, Unstructured, fake
+from blockshock_lib.params import load
+from blockshock_lib.studies.gallery import accuracy, losses
+from blockshock_lib.studies.gallery.arms import ARMS, DENSE, PRUNED, TRAINED
+from blockshock_lib.studies.gallery.params import columns, expand
+from tests.report.frames import row
+
+STUDY = studies.load("gallery")
+TINY = {"layers": 1, "heads": 2, "vocab": 32, "context": 16, "batch": 8, "tokens": 768, "validation_tokens": 256}
+TINY |= {"seeds": 1, "calibration": 32}
+
+
+def asked(*methods, **settings):
+    settings = {f"accuracy.{name}": value for name, value in (TINY | settings).items()}
+    return load(STUDY, "gallery_accuracy", settings | {"methods": list(methods)}, choose={"hardware": "cpu"})
+
+
+def opened(params, case=0, state=None):
+    found = accuracy.opened(expand(params)[case], params, device=torch.device("cpu"), group=Group())
+    found.state = state
+    return found
+
+
+def measured(params, case=0, **how):
+    return pd.DataFrame(experiment.measure(opened(params, case), params, STUDY, **how))
+
+
+def said(rows, metric="check"):
+    rows = rows[rows["metric"].eq(metric)]
+    return {one.method: one.reason or one.status for one in rows.itertuples()}
+
+
+@torch.no_grad()
+def test_a_teacher_is_2to4_already_and_loses_nothing_where_2to4_is_pruned_of_it():
+    problem = opened(asked(DENSE))
+    teacher = problem.trained = problem.task.model
+    best = training.validate(teacher, problem.validation)
+
+    class Run:
+        agree, refuse = (
+            staticmethod(lambda fn: fn()),
+            staticmethod(lambda reason: pytest.fail(reason) if reason else None),
+        )
+
+    lost = {}
+    for name in PRUNED:
+        *_, last = accuracy.Pruned(problem, ARMS[name]).samples(Run, ())
+        lost[ARMS[name].pattern, ARMS[name].method] = last.value - best
+    kept = {key: abs(value) < 1e-5 for key, value in lost.items()}
+    assert all(kept["2:4", method] for method in ("magnitude", "wanda", "sparsegpt"))
+    assert kept["unstructured", "magnitude"] and lost["rows", "magnitude"] > lost["blocks", "sparsegpt"] > 0.05
+
+
+def test_every_arm_is_checked_trained_and_pruned():
+    params = asked(*ARMS)
+    assert [case.methods for case in expand(params)] == [(DENSE, *PRUNED), *((name,) for name in TRAINED)]
+    rows = pd.concat([measured(params, case) for case in range(1 + len(TRAINED))])
+    assert said(rows) == dict.fromkeys(ARMS, "ok")
+    ends = rows[rows["metric"].eq("validation_loss") & rows["repeat"].eq(6)].set_index("method")["value"]
+    assert set(ends.index) == set(ARMS) and ends[DENSE] < ends["magnitude_rows"]
+
+
+def larger(patch):
+    keep = Sparse24.keep
+    patch.setattr(Sparse24, "keep", lambda self, scores: ~keep(self, scores))
+
+
+def whole(patch):
+    patch.setattr(Unstructured, "keep", lambda self, scores: torch.ones_like(scores, dtype=torch.bool))
+
+
+def soft(patch):
+    sum_of = fake.soft_threshold
+    patch.setattr(fake, "soft_threshold", lambda weight: 1.01 * sum_of(weight).roll(1, 0))
+
+
+def unbiased(patch):
+    multiply = PatternLinear.forward
+    patch.setattr(PatternLinear, "forward", lambda self, x: multiply(self, x) - self.bias)
+
+
+@pytest.mark.parametrize(
+    ("plant", "arm", "words"),
+    [
+        (larger, "trained_once", "logits: largest error"),
+        (soft, "trained_s_ste", "logits: largest error"),
+        (whole, "magnitude_any", "keeps 100.0% of its units"),
+        (unbiased, "magnitude_rows", "logits: largest error"),
+    ],
+)
+def test_planted_faults_are_refused(plant, arm, words, monkeypatch):
+    plant(monkeypatch)
+    rows = measured(asked(DENSE, arm), case=int(arm in TRAINED))
+    assert words in said(rows)[arm]
+
+
+@pytest.mark.parametrize("arm", TRAINED)
+def test_a_stopped_training_goes_on_to_the_same_numbers(arm, tmp_path, monkeypatch):
+    params, state, save = asked(DENSE, arm, validations=3), tmp_path / "state", training.Trainer.save
+    apart = measured(params, 1)
+
+    def stop(self, path, corpus):
+        save(self, path, corpus)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training.Trainer, "save", stop)
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        experiment.measure(opened(params, 1, state), params, STUDY, emit=done.extend)
+    monkeypatch.setattr(training.Trainer, "save", save)
+    rest = pd.DataFrame(experiment.measure(opened(params, 1, state), params, STUDY, done=done))
+    for metric in ("train_loss", "validation_loss"):
+        both = [rows[rows["metric"].eq(metric)][["repeat", "value"]].to_numpy().tolist() for rows in (apart, rest)]
+        assert both[0] == both[1] and len(both[0]) >= 3
+
+
+def test_a_corpus_is_learned_as_the_gpt_study_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "PLACE", tmp_path / "corpus")
+    (tmp_path / "data").mkdir()
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 20_000), ("val", 2_000)):
+        shards.write(tmp_path / "data", f"own_{part}", np.cumsum(1 + (draw.random(count) < 0.2)) % 32)
+    rows = measured(asked(DENSE, "wanda_24", task="packages", data=str(tmp_path / "data")))
+    assert said(rows) == {DENSE: "ok", "wanda_24": "ok"}
+    digest = rows.loc[rows["metric"].eq("corpus"), "detail"].item()
+    assert digest == next(path.name for path in (tmp_path / "corpus").iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings", "match"),
+    [
+        (("wanda_24",), {}, "every arm is held against 'trained_dense'"),
+        ((DENSE, "csr"), {}, "'csr' is not allowed"),
+        ((DENSE,), {"block": 48}, "48 does not divide the width of 64"),
+        ((DENSE,), {"width": 96}, "width"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(methods, settings, match):
+    with pytest.raises(ParamsError, match=match):
+        asked(*methods, **settings)
+
+
+def planted(gaps, seeds=6, width=384, run="a", heads=6, task="c0", took=1.0, dense=3.0):
+    """Records of losses: by arm the nats over the dense model's 3 of a seed, which differ from seed to seed; `took`:
+    seconds of pruning.
+    """
+    case = {"pattern": "GPT", "n": width, "k": width, "batch": 64, "sparsity": 0.5, "block": 16, "layers": 12}
+    about = columns(case | {"heads": heads, "vocab": 8192, "context": 512, "tokens": 64 * 512 * 10, "recipe": "a"})
+    about |= {"run": run, "phase": "gallery_accuracy", "code": "", "device": "cuda", "emulated": False, "group": 0}
+    about |= {"world_size": 1, "dtype": "bf16"}
+    draw, found = np.random.default_rng(0), []
+    for seed in range(seeds):
+        base = dense + draw.normal(0, 0.1)
+        for name, gap in {DENSE: 0.0, **gaps}.items():
+            end = base + gap + draw.normal(0, 0.002) * (name != DENSE)
+            rows = [row(name, "check", "bool", 1), row(name, "corpus", "token", 1, detail=task)]
+            rows += [row(name, "prune_time", "s", took)]
+            rows += [row(name, "validation_loss", "nat", value, at) for at, value in ((5, 9.0), (10, end))]
+            found += [about | {"seed": seed, "case": f"{seed} {name} {heads} {task}"} | one for one in rows]
+    return pd.DataFrame(found)
+
+
+@pytest.mark.parametrize(
+    ("rule", "gaps", "how", "verdict"),
+    [
+        ("p6a", {"sparsegpt_24": 0.05}, {}, "supported"),
+        ("p6a", {"sparsegpt_24": 0.5}, {}, "refuted"),
+        ("p6a", {"sparsegpt_24": 0.0915}, {}, "undecided"),
+        ("p6a", {"sparsegpt_24": 0.05}, {"seeds": 3}, "undecided"),
+        ("p6a", {"sparsegpt_24": 0.05}, {"width": 64}, "not applicable"),
+        ("p6a", {"sparsegpt_24": 0.05}, {"task": "teacher-0"}, "not applicable"),
+        ("p6b", dict.fromkeys(TRAINED, 0.1), {}, "refuted"),
+        ("p6b", dict.fromkeys(TRAINED[1:], 0.1), {}, "undecided"),
+        ("p6b", dict.fromkeys(TRAINED, 0.1) | {"trained_decay": 0.001}, {}, "supported"),
+        ("p6b", {}, {}, "undecided"),
+    ],
+)
+def test_a_claim_of_accuracy_is_judged_by_its_interval_over_seeds(rule, gaps, how, verdict):
+    found = getattr(losses, rule)(planted(gaps, **how))
+    assert found.verdict == verdict, found.why
+
+
+def test_losses_are_paired_by_seed_and_shown_beside_what_was_published():
+    frame = planted({"wanda_24": 1.2, "trained_gradual": 0.1})
+    one = losses.lost(losses.finals(frame), "wanda_24")
+    assert one.mean == pytest.approx(1.2, abs=0.003) and one.high - one.low < 0.02, "a seed's own loss cancels"
+    table = losses.losses(frame)
+    assert (
+        table.loc["2:4, Wanda", "lost (nats)"] == str(one) and table.loc["2:4, Wanda", "published at 124M"] == "+1.351"
+    )
+    assert "gradual loses least" in losses.answer(frame)
+    assert "shows that the code runs" in losses.answer(planted({"wanda_24": 1.0}, width=64))
+    assert "2:4, Wanda: +1.2" in losses.nats_lost(frame).alt
+    apart = pd.concat([frame, planted({"wanda_24": 9.0}, seeds=1).assign(recipe="b", run="b")])
+    assert losses.lost(losses.finals(apart), "wanda_24") == one, "arms of another recipe are another setting"
+
+
+def test_arms_are_paired_with_the_dense_model_of_their_own_run_and_setting():
+    frame = planted({"wanda_24": 1.2})
+    one = losses.lost(losses.finals(frame), "wanda_24")
+
+    def beside(gaps, **how):
+        return losses.finals(pd.concat([frame, planted(gaps, **how)]))
+
+    assert losses.lost(beside({}, run="b", dense=3.5), "wanda_24") == one, "cut from the dense model of run a"
+    assert losses.lost(beside({"wanda_24": 2.0}, run="b"), "wanda_24").mean == pytest.approx(2, abs=0.003), "the newest"
+    assert losses.lost(beside({"wanda_24": 9.0}, run="b", heads=2, seeds=2), "wanda_24") == one, "other heads"
+    taught = beside(dict.fromkeys(PRUNED, 0.0), run="b", task="teacher-0", width=768, seeds=9)
+    assert losses.lost(taught, "wanda_24") == one, "text before a teacher"
+    both = pd.concat([frame, planted({"wanda_24": 1.2}, run="b", heads=2, seeds=5, took=100.0)])
+    assert losses.losses(both).loc["2:4, Wanda", "pruned in (s)"] == 1.0, "of the models shown"

@@ -1,0 +1,78 @@
+import pytest
+
+from blockshock_lib import studies
+from blockshock_lib.errors import ParamsError
+from blockshock_lib.kernels.patterns.table import KERNELS, PATTERNS
+from blockshock_lib.params import load
+from blockshock_lib.studies.gallery import hypotheses
+from blockshock_lib.studies.gallery.methods import METHODS
+from blockshock_lib.studies.gallery.params import expand
+
+STUDY = studies.load("gallery")
+
+
+def asked(hardware="cpu", **settings):
+    return load(
+        STUDY,
+        "gallery_speed",
+        {f"sweep.{name}": value for name, value in settings.items()},
+        choose={"hardware": hardware},
+    )
+
+
+def test_every_method_is_a_kernel_of_its_pattern_and_every_kernel_a_method():
+    assert {method.kernel: method.pattern for method in METHODS.values()} == {
+        name: pattern.name for name, (pattern, _) in KERNELS.items()
+    }
+    assert {method.pattern for method in METHODS.values()} == PATTERNS.keys()
+
+
+def test_a_pattern_is_asked_for_at_the_sparsities_and_blocks_that_it_can_have():
+    every = ["unstructured", "blocks", "2:4", "2:4 in blocks", "rows"]
+    cases = expand(asked(patterns=every, sparsities=[0.25, 0.75], blocks=[64, 32], batches=[8]))
+    found = [(case.pattern, case.sparsity, case.block) for case in cases]
+    assert found == [
+        *(("unstructured", sparsity, 0) for sparsity in (0.25, 0.75)),
+        *(("blocks", sparsity, block) for sparsity in (0.25, 0.75) for block in (64, 32)),
+        ("2:4", 0.5, 0),
+        *(("2:4 in blocks", 0.75, block) for block in (64, 32)),
+        *(("rows", sparsity, 64) for sparsity in (0.25, 0.75)),
+    ]
+    assert cases[0].methods == ("searched", "dense", "coo", "csr", "ust")
+
+
+def test_the_sweep_of_a_gpu_times_every_kernel_of_unstructured_sparsity():
+    cases = expand(asked(hardware="cuda"))
+    (found,) = {case.methods for case in cases if case.pattern == "unstructured"}
+    assert {name for name, method in METHODS.items() if method.pattern == "unstructured"} <= set(found)
+
+
+def test_patterns_without_a_method_are_not_asked_for():
+    params = load(STUDY, "gallery_speed", {"methods": ["searched", "csr"]}, choose={"hardware": "cpu"})
+    assert {case.pattern for case in expand(params)} == {"unstructured"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"sweep.blocks": [96]}, "blocks of 96 do not divide 256x512"),
+        ({"sweep.sparsities": [1.0]}, "sparsities"),
+        ({"sweep.patterns": ["block"]}, "patterns"),
+        ({"methods": ["bsrr"]}, "'bsrr' is not allowed; .*did you mean 'bsr'"),
+        ({"methods": ["bsr", "bsr"]}, "listed twice"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(settings, match):
+    with pytest.raises(ParamsError, match=match):
+        load(STUDY, "gallery_speed", settings, choose={"hardware": "cpu"})
+
+
+def test_the_headline_cells_are_twenty_and_those_of_the_shipped_sweeps():
+    own = {"unstructured": hypotheses.UNSTRUCTURED, "2:4": hypotheses.DECODE, "blocks": hypotheses.SEED}
+    cells = {(pattern, *cell) for pattern, some in own.items() for cell in some}
+    asked_for = {
+        (case.pattern, (case.n, case.k), case.batch, case.sparsity)
+        for sweep in ("cuda", "decode", "vit")
+        for case in expand(load(STUDY, "gallery_speed", choose={"hardware": "cuda", "sweep": f"gallery_speed-{sweep}"}))
+    }
+    assert len(cells) == 20 and cells <= asked_for

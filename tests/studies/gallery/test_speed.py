@@ -1,0 +1,195 @@
+"""The speed phase: its verdicts, tables and figures on planted times; and a tiny case through the engine."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from blockshock_lib import studies
+from blockshock_lib.comm import Group
+from blockshock_lib.engine import experiment
+from blockshock_lib.params import load
+from blockshock_lib.studies.gallery import hypotheses, plots, report
+from blockshock_lib.studies.gallery.methods import METHODS
+from blockshock_lib.studies.gallery.params import columns, expand
+from blockshock_lib.studies.gallery.problem import GalleryProblem
+from tests.report.frames import row, title
+
+STUDY = studies.load("gallery")
+QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01, "sweep.weights": [[128, 192]]}
+
+
+def measured(pattern, sparsity=0.75, batch=8, **more):
+    asked = {"sweep.patterns": [pattern], "sweep.sparsities": [sparsity], "sweep.batches": [batch]}
+    params = load(STUDY, "gallery_speed", QUICK | asked | more, choose={"hardware": "cpu"})
+    (case,) = expand(params)
+    problem = GalleryProblem(case, params, device=torch.device("cpu"), group=Group())
+    return case, pd.DataFrame(experiment.measure(problem, params, STUDY))
+
+
+def planted(speeds, device="cuda", groups=3):
+    """A GPU's records: {(method, weight, batch, sparsity, block): speed over the best dense product of 1 ms}."""
+    rng, found = np.random.default_rng(0), []
+    for (method, (n, k), batch, sparsity, block), speed in speeds.items():
+        case = dict(pattern=METHODS[method].pattern, n=n, k=k, batch=batch, sparsity=sparsity, block=block)
+        about = columns(case) | dict(
+            run="a", phase="gallery_speed", case=f"{n} {k} {batch} {sparsity} {block} {case['pattern']}"
+        )
+        about |= dict(seed=0, code="", device=device, emulated=False, world_size=1, dtype="bf16")
+        for group in range(groups):
+            rows = []
+            for name, ms in (("searched", 1.0), (method, 1 / speed)):
+                rows += [row(name, "check", "bool", 1), row(name, "floor_forward", "ms", ms / 2)]
+                each = ms * np.exp(rng.normal(0, 0.002, 4))
+                rows += [row(name, "forward_kernel", "ms", value, repeat) for repeat, value in enumerate(each)]
+            found += [about | {"group": group} | one for one in rows]
+    return pd.DataFrame(found).drop_duplicates(["case", "group", "method", "metric", "repeat"])
+
+
+def unstructured(at=0.97, turned=1.0):
+    cells = {}
+    for weight, batch, sparsity in hypotheses.UNSTRUCTURED:
+        cells["csr", weight, batch, sparsity, 0] = ((1 - at) / (1 - sparsity)) ** (0.5 * turned)
+    return cells
+
+
+@pytest.mark.parametrize(
+    ("cells", "device", "verdict", "words"),
+    [
+        (unstructured(), "cuda", "supported", "s* between 0.9 and 0.99"),
+        (unstructured(at=0.9999), "cuda", "undecided", "slower up to 0.999"),
+        (unstructured(at=0.1), "cuda", "refuted", "faster from 0.5"),
+        (unstructured(turned=-1.0), "cuda", "refuted", "s* between 0.999 and 0.5"),
+        (unstructured(), "cpu", "undecided", "CPU"),
+        ({key: value for key, value in unstructured().items() if key[3] != 0.5}, "cuda", "undecided", "s* between"),
+        ({("csr", hypotheses.SQUARE, 16, 0.99, 0): 1.5}, "cuda", "undecided", "faster from 0.99"),
+    ],
+)
+def test_unstructured_pays_only_above_a_sparsity(cells, device, verdict, words):
+    found = hypotheses.p1(planted(cells, device))
+    assert found.verdict == verdict and words in found.why, found.why
+
+
+@pytest.mark.parametrize(
+    ("speeds", "verdict"),
+    [((2.3, 1.7), "supported"), ((2.3, 1.5), "refuted"), ((2.3,), "undecided"), ((2.3, 1.63), "undecided")],
+)
+def test_the_seed_asks_for_a_speed_in_each_of_its_cells(speeds, verdict):
+    keys = [("bsr", *cell, 64) for cell in hypotheses.SEED]
+    assert hypotheses.p2a(planted(dict(zip(keys, speeds, strict=False)))).verdict == verdict
+
+
+@pytest.mark.parametrize(("best", "verdict"), [(3.6, "supported"), (3.2, "refuted")])
+def test_of_all_blocks_the_fastest_cell_counts(best, verdict):
+    cells = {("bsr", hypotheses.MLP1, 256, 0.9, 64): 2.0, ("grouped", hypotheses.MLP2, 256, 0.9, 64): best}
+    found = hypotheses.p2b(planted(cells))
+    assert found.verdict == verdict and found.ratio == pytest.approx(best, rel=0.01) and "1024x4096" in found.why
+
+
+@pytest.mark.parametrize(("worst", "verdict"), [(1.6, "supported"), (1.4, "refuted")])
+def test_2to4_must_reach_its_speed_in_every_cell_of_decoding(worst, verdict):
+    cells = {("two_four", *cell, 0): 1.7 for cell in hypotheses.DECODE} | {
+        ("two_four", *hypotheses.DECODE[3], 0): worst
+    }
+    found = hypotheses.p3(planted(cells))
+    assert found.verdict == verdict and found.ratio == pytest.approx(worst, rel=0.01)
+    del cells["two_four", *hypotheses.DECODE[3], 0]
+    assert hypotheses.p3(planted(cells)).verdict == "undecided"
+
+
+def test_a_line_crosses_where_its_speed_is_that_of_the_dense_product():
+    table = report.speeds(planted(unstructured(at=0.97)))
+    assert report.crossing(table[table["batch"].eq(16)]) == pytest.approx(0.97, abs=1e-3)
+    text = report.break_even(planted(unstructured(at=0.97)))
+    assert text["slower up to"].eq(0.9).all() and text["faster from"].eq(0.99).all()
+
+
+def test_figures_and_the_answer_say_what_is_fastest():
+    square = hypotheses.SQUARE
+    cells = unstructured() | {("bsr", square, 256, 0.9, 64): 3.0, ("bsr_shipped", square, 256, 0.9, 64): 1.5}
+    frame = planted(cells)
+    assert title(plots.speed_over_dense(frame)) == "Some pattern beats the best dense product in 7 of 12 places"
+    assert "B=256, 0.9: BSR 3.00x." in plots.fastest(frame).alt
+    assert "BSR, tuned here: 2.0 times" in plots.time_over_floor(frame).alt
+    assert report.tuned(frame)["tuned over shipped"].str.startswith("2.0").all()
+    assert report.answer(frame).startswith("In 7 of 12 weights, batches and sparsities some pattern beats")
+    page = report.page(frame).splitlines()
+    assert page[2] == report.answer(frame) and sum(line.startswith("- **") for line in page) >= 4
+    assert any("no record of gallery_accuracy yet" in line for line in page) and "## Break-even" in page
+    assert sum("2.0" in line or "3.00x" in line for line in page) >= 2
+    assert "no claim" in title(plots.speed_over_dense(planted(cells, "cpu"))) or "CPU" in report.answer(
+        planted(cells, "cpu")
+    )
+    assert report.answer(planted({key: 0.5 for key in cells})).startswith("No pattern beats the best dense product")
+
+
+@pytest.mark.parametrize("pattern", ["unstructured", "shuffled blocks", "rows"])
+def test_a_case_is_checked_weighed_and_timed_forward_and_dx(pattern):
+    case, rows = measured(pattern)
+    name = {"unstructured": "csr", "shuffled blocks": "shuffled", "rows": "rows"}[pattern]
+    mine = rows[rows["method"].eq(name)]
+    assert mine.loc[mine["metric"].eq("check"), "value"].eq(1).all()
+    assert set(mine.loc[mine["metric"].eq("error_rms_ratio"), "detail"]) == {"", "dx"}
+    assert {"forward_kernel", "forward_call", "dx_kernel", "floor_forward", "floor_dx"} <= set(mine["metric"])
+    held, formula = (
+        mine.loc[mine["metric"].eq(one), "value"].item() for one in ("packed_bytes", "packed_bytes_formula")
+    )
+    assert held == formula > 0
+    if pattern == "unstructured":
+        assert mine.loc[mine["metric"].eq("kept"), "value"].item() == 0.25 * case.n * case.k
+
+
+def test_what_has_no_dx_says_so_and_its_forward_is_timed():
+    _, rows = measured("2:4", 0.5)
+    mine = rows[rows["method"].eq("two_four_reference")]
+    refused = mine[mine["status"].eq("unsupported") & mine["metric"].eq("dx_kernel")]
+    assert "the mask is not 2:4" in refused["reason"].item() and mine["metric"].eq("forward_kernel").any()
+
+
+def test_the_dense_product_multiplies_the_whole_weight_and_the_others_what_is_kept():
+    params = load(STUDY, "gallery_speed", QUICK, choose={"hardware": "cpu"})
+    problem = GalleryProblem(expand(params)[0], params, device=torch.device("cpu"), group=Group())
+    for method, weight in (("dense", problem.weight), ("csr", torch.where(problem.mask, problem.weight, 0))):
+        truth, baseline = problem.expected(method, "forward")
+        torch.testing.assert_close(truth, problem.x.double() @ weight.double().t())
+        torch.testing.assert_close(problem.build(method).packed["forward"].dense(), weight)
+        assert baseline.dtype == problem.dtype
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RuntimeError("CUDA error: CUSPARSE_STATUS_NOT_SUPPORTED when calling"), "unsupported"),
+        (NotImplementedError("addmm has no kernel"), "unsupported"),
+        (type("OutOfResources", (Exception,), {"__module__": "triton.runtime.errors"})("shared memory"), "unsupported"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), ""),
+        (TypeError("an int is not supported between str and int"), ""),
+    ],
+)
+def test_only_what_a_library_has_no_product_for_is_unsupported(error, status, monkeypatch):
+    from blockshock_lib.kernels.patterns.csr import Csr
+
+    def product(self, x):
+        raise error
+
+    monkeypatch.setattr(Csr, "product", product)
+    if not status:
+        with pytest.raises(type(error)):
+            measured("unstructured")
+        return
+    _, rows = measured("unstructured")
+    check = rows[rows["method"].eq("csr") & rows["metric"].eq("check")]
+    assert check["status"].item() == status and str(error) in check["reason"].item()
+
+
+def test_a_product_that_is_wrong_has_no_time(monkeypatch):
+    from blockshock_lib.kernels.patterns.csr import Csr
+
+    right = Csr.product
+    monkeypatch.setattr(Csr, "product", lambda self, x: right(self, x).roll(1, 1))
+    _, rows = measured("unstructured")
+    mine = rows[rows["method"].eq("csr")]
+    assert (
+        mine.loc[mine["metric"].eq("check"), "status"].item() == "failed"
+        and not mine["metric"].eq("forward_kernel").any()
+    )

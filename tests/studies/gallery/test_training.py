@@ -1,0 +1,190 @@
+"""The training phase: every way's step is its formulas, planted faults are refused; its table, figure and verdict."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from blockshock_lib import studies
+from blockshock_lib.comm import Group
+from blockshock_lib.engine import experiment
+from blockshock_lib.errors import ParamsError
+from blockshock_lib.kernels.patterns import two_four
+from blockshock_lib.kernels.sparse24 import compress, cslt, packing, pattern
+from blockshock_lib.kernels.sparse24.backends import BACKENDS
+from blockshock_lib.params import load
+from blockshock_lib.report import verdicts
+from blockshock_lib.studies.gallery import steps, training
+from blockshock_lib.studies.gallery.accuracy import opened
+from blockshock_lib.studies.gallery.methods import WAYS
+from blockshock_lib.studies.gallery.params import columns, expand
+from tests.report.frames import row
+
+STUDY = studies.load("gallery")
+QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01, "sweep.weights": [[64, 128]]}
+RUNS = ("step_dense", "step_t1", "step_t3", "step_before", "step_after")  # on a CPU
+
+
+def measured(*methods, act="GELU", **more):
+    asked = QUICK | {"methods": list(methods), "sweep.patterns": [act]} | more
+    params = load(STUDY, "gallery_training", asked, choose={"hardware": "cpu"})
+    (case,) = expand(params)
+    problem = opened(case, params, device=torch.device("cpu"), group=Group())
+    return pd.DataFrame(experiment.measure(problem, params, STUDY))
+
+
+def said(rows):
+    rows = rows[rows["metric"].eq("check") & rows["method"].ne("twin")]
+    return {one.method: one.reason or one.status for one in rows.itertuples()}
+
+
+@pytest.mark.parametrize("act", ["GELU", "squared ReLU"])
+def test_every_way_is_its_formulas_and_says_where_it_has_no_kernel(act):
+    rows = measured(*WAYS, act=act)
+    found = said(rows)
+    assert [name for name, words in found.items() if words == "ok"] == list(RUNS)
+    assert all("GPU" in found[name] for name in WAYS if name not in RUNS)
+    timed = {(one.method, one.metric) for one in rows.itertuples() if one.value > 0}
+    assert {(name, f"{part}_call") for name in RUNS for part in training.PARTS} <= timed
+
+
+def test_autograd_gives_the_same_gradients():
+    params = load(STUDY, "gallery_training", QUICK | {"sweep.patterns": ["GELU"]}, choose={"hardware": "cpu"})
+    problem = opened(expand(params)[0], params, device=torch.device("cpu"), group=Group())
+    for name in ("step_before", "step_after"):
+        runner = problem.build(name)
+        h, weight = (x.double().requires_grad_() for x in (problem.x, problem.weight))
+        keep = runner.operand.keep
+        a = problem.f(h * keep) if name == "step_before" else problem.f(h) * keep
+        y = a @ weight.t()
+        true = y, *torch.autograd.grad(y, (h, weight), problem.dy.double())
+        for made, right in zip(runner.step(), true, strict=True):
+            assert (made - right).abs().max() < 1e-4 * right.abs().max()
+
+
+def smaller(patch):
+    keep = training.PATTERN.keep
+    patch.setattr(training, "PATTERN", replace(training.PATTERN, keep=lambda scores, *how: ~keep(scores, *how)))
+
+
+def flipped(patch):
+    backward = training.Linear24.backward
+    patch.setattr(training.Linear24, "backward", lambda self, dy, x: backward(self, dy.flip(0), x))
+
+
+@pytest.mark.parametrize(
+    ("plant", "method", "words"),
+    [
+        (smaller, "step_after", "a smaller one of four is kept"),
+        (smaller, "step_before", "a smaller one of four is kept"),
+        (flipped, "step_t1", "dH: largest error"),
+        (flipped, "step_t3", "dH: largest error"),
+    ],
+)
+def test_planted_faults_are_refused(plant, method, words, monkeypatch):
+    plant(monkeypatch)
+    assert words in said(measured("step_dense", method))[method]
+
+
+@pytest.mark.parametrize(
+    ("phase", "settings", "match"),
+    [
+        ("gallery_training", {"sweep.patterns": ["blocks"]}, "'blocks' is none of gallery_training"),
+        ("gallery_speed", {"sweep.patterns": ["GELU"]}, "'GELU' is none of gallery_speed"),
+        ("gallery_training", {"methods": ["csr"]}, "'csr' is not allowed"),
+    ],
+)
+def test_patterns_and_methods_of_another_phase_are_refused(phase, settings, match):
+    with pytest.raises(ParamsError, match=match):
+        load(STUDY, phase, settings, choose={"hardware": "cpu"})
+
+
+def test_a_rank_that_stands_by_follows_the_steps():
+    rows = measured(*RUNS, **{"hardware.world_size": 2, "hardware.emulated": True})
+    assert said(rows) == dict.fromkeys(RUNS, "ok")
+    assert "straight-through" in WAYS["step_tiles"].label
+
+
+def test_a_step_packs_as_its_operand_was_tuned_and_checks_no_mask(monkeypatch):
+    params = load(STUDY, "gallery_training", QUICK | {"sweep.patterns": ["GELU"]}, choose={"hardware": "cpu"})
+    runner = opened(expand(params)[0], params, device=torch.device("cpu"), group=Group()).build("step_after")
+    weights = torch.randn(2, 64, 128, dtype=torch.bfloat16)
+    masks = [training.PATTERN.keep(one.abs(), 0.5, 0) for one in weights]
+    monkeypatch.setattr(cslt, "require", lambda *what, **how: None)  # its bytes are made on a CPU too
+    monkeypatch.setattr(compress, "known", lambda device: "")
+    first, whole = (two_four.TwoFour(*one, 0, BACKENDS["tuned"]) for one in zip(weights, masks, strict=True))
+    first.packed.extra[64] = "tuned"
+    for module in (packing, pattern):
+        monkeypatch.setattr(module, "check_groups", lambda mask: pytest.fail("the host waits for the device"))
+    again = first.again(torch.where(masks[1], weights[1], 0), masks[1])
+    assert again.packed.extra is first.packed.extra and torch.equal(again.tensors["values"], whole.tensors["values"])
+    assert torch.equal(*(one.packed.data[0].view(torch.int16) for one in (again, whole)))
+    monkeypatch.setattr(two_four.TwoFour, "again", lambda self, *what: self)
+    assert runner.sparsify().packed is runner.operand.packed
+
+
+def planted(speeds, device="cuda", kernel=True, case="a"):
+    """A GPU's records: way -> speed over the dense step of 1 ms; `kernel`: whether a graph holds it."""
+    shape = {"pattern": "GELU", "n": 1024, "k": 4096, "batch": 8192, "sparsity": 0.5, "block": 0}
+    about = columns(shape) | {
+        "run": "a",
+        "phase": "gallery_training",
+        "case": case,
+        "seed": 0,
+        "code": "",
+        "device": device,
+    }
+    about |= {"emulated": False, "world_size": 1, "dtype": "bf16"}
+    rng, found = np.random.default_rng(0), []
+    for group in range(3):
+        for name, speed in ({"step_dense": 1.0} | speeds).items():
+            rows = [row(name, "check", "bool", 1), row(name, "weight_training", "B", 8 + (name != "step_dense"))]
+            for part, share in zip(training.PARTS, (0.1, 0.3, 0.6, 1.0), strict=True):
+                for kind in ("kernel", "call") if kernel or name == "step_dense" else ("call",):
+                    each = share / speed * np.exp(rng.normal(0, 0.002, 4))
+                    rows += [row(name, f"{part}_{kind}", "ms", value, at) for at, value in enumerate(each)]
+            found += [about | {"group": group} | one for one in rows]
+    return pd.DataFrame(found)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "how", "verdict"),
+    [
+        ({"step_t3": 1.2, "step_after": 0.8}, {}, "supported"),
+        ({"step_t3": 1.05}, {}, "refuted"),
+        ({"step_t3": 1.1}, {}, "undecided"),
+        ({"step_t3": 1.2}, {"device": "cpu"}, "undecided"),
+        ({"step_after": 1.2}, {"kernel": False}, "supported"),
+        ({}, {}, "undecided"),
+        (dict.fromkeys(("step_t1", "step_t3", "step_stock"), 1.108), {}, "undecided"),
+    ],
+)
+def test_training_pays_where_a_whole_step_is_a_tenth_faster(speeds, how, verdict):
+    found = steps.p5(planted(speeds, **how))
+    assert found.verdict == verdict, found.why
+
+
+def test_a_case_without_a_graph_is_judged_by_its_calls():
+    frame = pd.concat([planted({"step_after": 0.9}), planted({"step_after": 1.2}, kernel=False, case="b")])
+    found = steps.speeds(frame).set_index("case")
+    assert found["metric"].to_dict() == {"a": "step_kernel", "b": "step_call"}
+    assert steps.p5(frame).verdict == "supported"
+
+
+def test_the_dense_step_is_timed_once_more_as_its_twin():
+    assert {f"{part}_call" for part in training.PARTS} <= set(
+        measured("step_dense").query("method == 'twin'")["metric"]
+    )
+    (said,) = verdicts.twin_sentences(planted({"twin": 1.0, "step_t3": 1.2}), steps.AXES)
+    assert said.startswith("dense again differs from dense in 0 of 1 cells; smallest difference to claim: ")
+
+
+def test_the_figure_and_the_tables_say_what_a_step_takes():
+    frame = planted({"step_t3": 1.25, "step_after": 0.5}, kernel=False)
+    assert "trained packed (T3): 0.80 of the dense step" in steps.break_even(frame).alt
+    table = steps.times(frame).set_index("method")
+    assert table.loc["Dense", "calls"] == "" and "sparsify" in table.loc["Activations after, strips", "calls"]
+    assert steps.held(frame).set_index("method").loc["Weight, trained packed (T3)"].iloc[-3] == 1.125
+    assert "T3" in steps.p5(frame).why and "faster" in steps.answer(frame)
