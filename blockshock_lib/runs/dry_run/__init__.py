@@ -17,8 +17,8 @@ from blockshock_lib.runs.dry_run.earlier import estimate
 from blockshock_lib.runs.machine import admit
 
 WIDTH = 120
-# A process before it has a case: the interpreter, torch and Triton where it is installed; on a GPU CUDA's context, too.
-PROCESS = {"cpu": int(0.5 * memory.GIB), "cuda": 2 * memory.GIB}
+# A process before it has a case: interpreter, torch and Triton, 0.4 to 0.55 GiB seen; on a GPU CUDA's context, too.
+PROCESS = {"cpu": int(0.75 * memory.GIB), "cuda": 2 * memory.GIB}
 
 
 def dry_run(study: Study, params: RunParams, card: dict, out: Path | None = None) -> str:
