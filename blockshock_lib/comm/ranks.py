@@ -116,8 +116,7 @@ class Ranks:
         """On every rank the lowest with an `error`, and that, or (-1, ""): before a collective that would hang."""
         if not any(self.max_over_ranks([float(bool(error))], device)):
             return -1, ""
-        errors = self.gather_objects(error)
-        return next((rank, text) for rank, text in enumerate(errors) if text)
+        return next((rank, text) for rank, text in enumerate(self.gather_objects(error)) if text)
 
     @contextlib.contextmanager
     def raise_together(self, device: torch.device) -> Iterator[None]:

@@ -32,8 +32,7 @@ def trace(fn: Callable[[], object], device: torch.device, path: Path) -> list[tu
         # "nccl:..." is a range drawn around the kernel of that name, not work of its own.
         if us > 0 and on_device == cuda and not event.key.startswith("nccl:"):
             spent.setdefault(event.key, []).append((event.time_range.start, us))
-    found = [(name, ms_a_call(each)) for name, each in spent.items()]
-    return sorted(found, key=lambda item: -item[1])[:TOP]
+    return sorted(((name, ms_a_call(each)) for name, each in spent.items()), key=lambda item: -item[1])[:TOP]
 
 
 def ms_a_call(spent: list[tuple[float, float]]) -> float:

@@ -15,7 +15,7 @@ from ruamel.yaml.nodes import ScalarNode
 
 from blockshock_lib.errors import ParamsError, allowed
 from blockshock_lib.files import ROOT
-from blockshock_lib.params.models import RunParams, explain
+from blockshock_lib.params.models import RunParams, explain, keys
 
 PARAMS = ROOT / "params"
 SET = "--set"
@@ -120,8 +120,7 @@ def load(
         name, source = picked.pop(kind, ("auto", flag + kind))
         chosen[kind] = name = auto() if name == "auto" else name
         if name not in (known := stack.names(files)):
-            kinds = allowed(name, ["auto", *known])
-            raise refusal(source, "", f"{name!r} is no file of {stack.label(files)}; {kinds}")
+            raise refusal(source, "", f"{name!r} is no file of {stack.label(files)}; {allowed(name, ['auto', *known])}")
         stack.read(f"{files}/{name}.yaml")
 
     pick("hardware", "hardware", detect)
@@ -139,6 +138,12 @@ def load(
     if isinstance(sweep := stack.values.get("sweep"), dict):
         for key in {*picked, *given}:
             sweep.pop(f"{key}s", None)  # what was asked for by name is not swept over
+    for typed, whole in ((one, key) for one in overrides or {} for key, inner in keys(study.params) if not inner):
+        if typed.startswith(f"{whole}.") and whole not in RESERVED:
+            known = [*study.presets.get(whole, ())]
+            name = value if (value := overrides[typed]) in known else next(iter(known), "VALUE")
+            phrase = f"{whole} has no keys of its own; set it whole, as in {whole}={name}"
+            raise refusal(said, typed, phrase + f"; {allowed(name, known)}" * bool(known))
     stack.add(given, said)
     try:
         return study.params.model_validate(stack.values | {"study": folder, "phase": phase, "layers": chosen})

@@ -1,7 +1,7 @@
 """What every study's parameters have, to which it adds its own in a subclass; and pydantic's errors as sentences."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -165,7 +165,7 @@ def _sentence(error: dict, model: type[BaseModel]) -> str:
         return "is missing: no file sets it" if isinstance(loc[-1], str) else "a value is missing"
     if kind == "extra_forbidden":
         phrase = f"unknown key; {allowed(loc[-1], _model(_annotation(model, loc[:-1])).model_fields)}"
-        elsewhere = [key for key in _keys(model) if key.split(".")[-1] == loc[-1]]
+        elsewhere = [key for key, _ in keys(model) if key.split(".")[-1] == loc[-1]]
         return phrase if "mean" in phrase or not elsewhere else f"{phrase}; did you mean {elsewhere[0]!r}?"
     if kind == "literal_error":
         return f"{given} is not allowed; {allowed(error['input'], get_args(_annotation(model, loc)))}"
@@ -191,9 +191,9 @@ def _model(annotation: object) -> type[BaseModel] | None:
     return next(filter(None, map(_model, get_args(annotation))), None)
 
 
-def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    # Every dotted key, lists left out.
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel] | None]]:
+    """Every dotted key, lists left out, and the model of what is below it, if that has keys."""
     for name, field in model.model_fields.items():
-        yield prefix + name
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _keys(field.annotation, f"{prefix}{name}.")
+        inner = None if get_origin(field.annotation) is tuple else _model(field.annotation)
+        yield prefix + name, inner
+        yield from keys(inner, f"{prefix}{name}.") if inner else ()

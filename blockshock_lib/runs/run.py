@@ -240,8 +240,7 @@ class Run:
                 except Exception as error:  # the run and its records are worth more than a figure
                     warnings.warn(f"no figure {name!r} is kept: {first_line(error)}", stacklevel=3)
         first = sorted(self._drawn, key=lambda name: name not in headlines)
-        saved = figures.save(self.folder, {name: self._drawn[name] for name in first})
-        return saved or before
+        return figures.save(self.folder, {name: self._drawn[name] for name in first}) or before
 
 
 def _why(record: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -23,7 +23,6 @@ from blockshock_lib.runs.run import OUTPUTS, REFERENCE
 
 COMMAND_SECONDS = 8.0  # from the command to the run's first line and from its last to the prompt; in no manifest
 
-
 _loaded = cache(records.load)  # a completed run changes no more
 
 
@@ -44,9 +43,8 @@ def runs(device: str, *, machine: str = "", out: Path | None = None) -> list[Ear
 
 
 def _every(out: Path | None) -> Iterator[Earlier]:
-    for folder in sorted(
-        {folder.resolve() for place in (out or OUTPUTS, REFERENCE) for folder in manifest.folders(place)}
-    ):
+    places = out or OUTPUTS, REFERENCE
+    for folder in sorted({folder.resolve() for place in places for folder in manifest.folders(place)}):
         # A prediction can do without a damaged run, or one of a study that is not here.
         with suppress(RecordError, ParamsError, KeyError, TypeError):
             found = manifest.read(folder)
