@@ -7,38 +7,23 @@ import importlib
 
 from blockshock_lib.runs import code  # noqa: F401  # notes now which code is imported: an edit after this makes it stale
 
-_WHERE = {
-    "BlockShockLinear": "layers",
-    "BlockShockParallel": "layers.parallel_style",
-    "BlockSparse": "layers.sparsify",
-    "ColumnParallelLinear": "layers",
-    "DenseLinear": "layers",
-    "Group": "comm",
-    "Linear24": "layers",
-    "Mask": "kernels.sparse24.mask",
-    "MaskedDenseLinear": "layers",
-    "PermutedDenseLinear": "layers",
-    "PruneSchedule": "layers.sparsify",
-    "RowParallelLinear": "layers",
-    "ShuffledBlocks": "layers.sparsify",
-    "Sparse24": "layers.sparsify",
-    "Sparse24InBlocks": "layers.sparsify",
-    "StructuredColumns": "layers.sparsify",
-    "StructuredRows": "layers.sparsify",
-    "Unstructured": "layers.sparsify",
-    "attention": "layers.attention",
-    "checkpoint": "layers.checkpoint",
-    "clip_grad_norm_": "layers.clipping",
-    "compare": "runs.compare",
-    "dense_": "layers.sparsify",
-    "fake_sparsify_": "layers.sparsify",
-    "gpt": "layers.gpt",
-    "load": "runs.records",
-    "load_sparse_": "layers.sparsify",
-    "open_run": "notebook.workbook",
-    "save_sparse": "layers.sparsify",
-    "sparsify_": "layers.sparsify",
+_BY_MODULE = {
+    "comm": "Group",
+    "kernels.sparse24.mask": "Mask",
+    "layers": "BlockShockLinear ColumnParallelLinear DenseLinear Linear24 MaskedDenseLinear PermutedDenseLinear "
+    "RowParallelLinear",
+    "layers.attention": "attention",
+    "layers.checkpoint": "checkpoint",
+    "layers.clipping": "clip_grad_norm_",
+    "layers.gpt": "gpt",
+    "layers.parallel_style": "BlockShockParallel",
+    "layers.sparsify": "BlockSparse PruneSchedule ShuffledBlocks Sparse24 Sparse24InBlocks StructuredColumns "
+    "StructuredRows Unstructured dense_ fake_sparsify_ load_sparse_ save_sparse sparsify_",
+    "notebook.workbook": "open_run",
+    "runs.compare": "compare",
+    "runs.records": "load",
 }
+_WHERE = {name: module for module, names in _BY_MODULE.items() for name in names.split()}
 
 __all__ = sorted(_WHERE)
 
