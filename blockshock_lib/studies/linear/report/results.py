@@ -1,7 +1,10 @@
 """The answer of the study in Markdown: every number is read from the records of one machine."""
 
-import numpy as np
+from collections.abc import Iterator
+from pathlib import Path
+
 import pandas as pd
+from jinja2 import StrictUndefined, Template
 
 from blockshock_lib.report import verdicts
 from blockshock_lib.report.tables import markdown
@@ -11,46 +14,23 @@ from blockshock_lib.studies.linear.report import build, law
 from blockshock_lib.studies.linear.report.build import B1, OURS, STOCK, T1, A, C
 
 _D, _B2 = "permuted_dense", "column_parallel"
-_DOES_NOT_SAY = """\
-- *Refuted* means: in the cases that were measured, on that machine, with those libraries. Beyond them only the law
-  argues.
-- It is one linear layer with random weights. Whether a model learns as well is another question.
-- An interval is over the fresh groups of processes of one run on one machine. Another run, on other GPUs, may differ by
-  more.
-- Phases may be measured with different code, as the findings say: compare within one phase alone.
-- In a model the all-reduce can hide behind other layers' work, for every method alike."""
-
-
-_HOW = """\
-`1.20x [1.18, 1.22]` is a speed, above 1 where the one that is named first is faster, with its 99% interval; of kernel
-time unless it says *called eagerly*. [How it is measured](../measuring.md) and [which methods there are](../methods.md)
-have pages of their own. s1/f and s3/f are what T1's and T3's step keep of the forward's speed over B1."""
 
 
 def page(frame: pd.DataFrame) -> str:
-    """The page in Markdown, behind its title."""
+    """The page in Markdown, behind its title: results.md filled in."""
     forward, step = law.rows_of(frame, "forward"), law.rows_of(frame, "step")
-    claims = [f"- **{v.hypothesis.rstrip('.')}: {v.verdict}.** {v.why}." for v in (h1(frame), h3(frame), h2(frame))]
-    pairs = ((B1, OURS), (B1, T1), (STOCK, OURS))
-    steps = [_span(verdicts.ratio(step, AXES, *pair, "step_kernel")["ratio"], 2) for pair in pairs]
-    answer = [
-        "- **Against the other rivals:** the same split dense without its zeros (D) is "
-        f"{_count(forward, OURS, _D)} Dense on one GPU (A) is {_count(forward, OURS, A)} "
-        f"Column-parallel (B2) is {_count(forward, B1, _B2, 'B1')}",
-        f"- **Called eagerly** Block-Shock is {_count(forward, B1, OURS, 'B1', 'forward_call')} "
-        f"Where both run through a layer's CUDA graph it is {_count(forward, B1, OURS, 'B1', 'forward_graph_call')}",
-        f"- **Training:** T3's step has {steps[0]} of B1's speed, T1's {steps[1]}; the same by PyTorch's stock ops "
-        f"takes {steps[2]} times as long as T3.",
-    ]
-    why = (
-        "B1 multiplies half of the columns, Block-Shock all columns at half density. By arithmetic parity needs a 2:4 "
-        "product that is s = 2 times as fast as the dense one of the same size; "
-        f"s = {_span(law.law_rows(frame)['s'], 2)} was measured. Where bytes bind, B1 reads 8/9 of Block-Shock's. Both "
-        "add the same all-reduce, which brings the ratio towards 1 and never across."
+    pairs = {"T3": (B1, OURS), "T1": (B1, T1), "stock": (STOCK, OURS)}
+    text = Path(__file__).with_name("results.md").read_text(encoding="utf-8")
+    return Template(text, trim_blocks=True, undefined=StrictUndefined).render(
+        claims=[h1(frame), h3(frame), h2(frame)],
+        ours_over={"D": _count(forward, OURS, _D), "A": _count(forward, OURS, A)},
+        b2_over_b1=_count(forward, B1, _B2, "B1"),
+        eagerly=_count(forward, B1, OURS, "B1", "forward_call"),
+        by_graph=_count(forward, B1, OURS, "B1", "forward_graph_call"),
+        steps={name: _span(verdicts.ratio(step, AXES, *pair, "step_kernel")["ratio"]) for name, pair in pairs.items()},
+        s=_span(law.law_rows(frame)["s"]),
+        tables=_tables(frame),
     )
-    lines = ["## The answer", "", *claims, *answer, "", "## How to read it", "", _HOW, ""]
-    lines += ["## Why it loses", "", why, ""]
-    return "\n".join([*lines, *_tables(frame), "## What this does not say", "", _DOES_NOT_SAY])
 
 
 def _count(
@@ -66,10 +46,8 @@ def _count(
     return f"{counts}; {build.interval(row)} at {AXES.case(row)}."
 
 
-def _tables(frame: pd.DataFrame) -> list[str]:
-    """Every ratio with its 99% interval: a row a B, a column a size."""
-    head = "Kernel time; above 1 Block-Shock is faster; [ , ] is the 99% interval over groups."
-    lines = ["## Every ratio", "", head, ""]
+def _tables(frame: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
+    """Every ratio with its 99% interval, by its title: a row a B, a column a size."""
     asked = [(f"The forward over {name}", "forward", over, OURS) for name, over in (("B1", B1), ("C", C), ("D", _D))]
     asked += [("Forward and dX over B1", "pass", B1, OURS)]
     asked += [(f"The step of {name} over B1", "step", B1, ours) for name, ours in (("T3", OURS), ("T1", T1))]
@@ -79,12 +57,11 @@ def _tables(frame: pd.DataFrame) -> list[str]:
             part = table[table["optimizer"].eq(optimizer)]
             part = part.assign(text=[build.interval(row) for row in part.to_dict("records")])
             wide = part.pivot(index="batch", columns="shape", values="text")[list(dict.fromkeys(part["shape"]))]
-            name = f"{title}, {optimizer_name(optimizer)}" if optimizer else title
-            lines += [f"**{name}**", "", *markdown(wide.fillna("–").rename_axis("B").reset_index()), ""]
-    return lines
+            named = build.listed(title, optimizer_name(optimizer) if optimizer else "")
+            yield named, markdown(wide.rename_axis("B").reset_index())
 
 
-def _span(values: pd.Series, digits: int = 0) -> str:
-    """ "0.65 to 0.98": the least and the most; three digits, or `digits` behind the point."""
-    ends = [np.nanmin(values), np.nanmax(values)] if pd.Series(values).notna().any() else []
-    return " to ".join(dict.fromkeys(f"{end:.{digits}f}" if digits else f"{end:.3g}" for end in ends)) or "not measured"
+def _span(values: pd.Series) -> str:
+    """ "0.65 to 0.98": the least and the most."""
+    ends = [values.min(), values.max()] if values.notna().any() else []
+    return " to ".join(dict.fromkeys(f"{end:.2f}" for end in ends)) or "not measured"
