@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from blockshock_lib.report import grid_plots, machine_plots, tables, time_plots, verdicts
+from blockshock_lib.report import machine_plots, plots, tables, verdicts
 from blockshock_lib.studies.linear.methods import METHODS
 from tests.report.frames import SORTING, sorting, where, words
 
-FIGURES = (time_plots.time_vs_n, grid_plots.ratio_heatmap, machine_plots.roofline)
+FIGURES = (plots.time_vs_n, plots.ratio_heatmap, machine_plots.roofline)
 PEAK = {"peak": "peak_bytes"}
 
 
@@ -30,7 +30,7 @@ def test_sizes_memory_checks_and_kernels_come_from_the_axes(frame):
     assert tables.correctness_table(frame, SORTING).index.tolist() == [("random",), ("reversed",)]
     memory = tables.memory_table(frame, SORTING, PEAK)
     assert list(memory.columns[:5]) == ["n", "order", "dtype", "method", "peak (GiB)"] and len(memory) == 8
-    assert "R radix sort, reversed: 6/6." in grid_plots.check_matrix(frame, SORTING).alt
+    assert "R radix sort, reversed: 6/6." in plots.check_matrix(frame, SORTING).alt
 
 
 def test_a_verdict_is_that_of_the_studys_two_methods(frame):

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from blockshock_lib.report import figures, grid_plots, machine_plots, time_plots, verdicts
+from blockshock_lib.report import figures, machine_plots, plots, verdicts
 from blockshock_lib.report.frames import summary
 from blockshock_lib.studies.linear.axes import AXES
 from tests.report import frames
@@ -15,7 +15,7 @@ from tests.report.frames import title, words
 from tests.studies.linear.report.shipped import shipped
 
 time_vs_n, ratio_heatmap, roofline = (
-    partial(figure, axes=AXES) for figure in (time_plots.time_vs_n, grid_plots.ratio_heatmap, machine_plots.roofline)
+    partial(figure, axes=AXES) for figure in (plots.time_vs_n, plots.ratio_heatmap, machine_plots.roofline)
 )
 RUNS = {
     "gpu": dict(ns=(4096, 8192, 16384, 40960), bs=(16, 256, 4096), repeats=3),
@@ -93,14 +93,14 @@ def test_the_roof_is_the_lower_of_bandwidth_and_gemm_rate():
 
 def test_the_matrix_counts_checks_of_every_method_and_what_failed_is_in_the_title():
     run = shipped("phase0-cpu")
-    alt = grid_plots.check_matrix(run, AXES).alt
+    alt = plots.check_matrix(run, AXES).alt
     assert alt.startswith("195 of 245 checks passed, none failed")
     assert "D permuted dense, random: 0/5." in alt and "Block-Shock, checkerboard: 5/5." in alt
     first, second = run.index[run["metric"].eq("check") & run["method"].eq("block_shock")][:2]
     run.loc[first, "value"] = 0.0
     run.loc[second, ["status", "value", "reason"]] = ["oom", float("nan"), "planted"]
-    assert grid_plots.check_matrix(run, AXES).alt.startswith("2 of 245 checks did not pass")
-    assert "nothing was checked" in grid_plots.check_matrix(run.iloc[:0], AXES).alt
+    assert plots.check_matrix(run, AXES).alt.startswith("2 of 245 checks did not pass")
+    assert "nothing was checked" in plots.check_matrix(run.iloc[:0], AXES).alt
 
 
 def floors(device="cuda"):

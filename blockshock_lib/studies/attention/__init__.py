@@ -72,7 +72,7 @@ STUDY = Study(
         "kernels": late("report.tables:top_kernels", AXES),
     },
     figures={
-        "checks": late("report.grid_plots:check_matrix", AXES),
+        "checks": late("report.plots:check_matrix", AXES),
         "time over density": late("studies.attention.plots:time_over_density"),
         "backward over density": late("studies.attention.plots:time_over_density", "backward"),
         "share of dense": late("studies.attention.plots:share_of_dense"),

@@ -52,12 +52,12 @@ STUDY = Study(
         "extrapolated": late("studies.gpt.saved:extrapolated"),
     },
     figures={
-        "checks": late("report.grid_plots:check_matrix", AXES),
+        "checks": late("report.plots:check_matrix", AXES),
         "gap over syncs": late("studies.gpt.plots:gap_over_syncs"),
         "loss over tokens": late("studies.gpt.plots:loss_over_tokens"),
         "dropped syncs": late("studies.gpt.plots:dropped"),
-        "time over width": late("report.time_plots:time_vs_n", AXES),
-        "step over width": late("report.time_plots:time_vs_n", AXES, "step_kernel"),
+        "time over width": late("report.plots:time_vs_n", AXES),
+        "step over width": late("report.plots:time_vs_n", AXES, "step_kernel"),
         "gap over time saved": late("studies.gpt.saved:gap_over_time_saved"),
     },
 )

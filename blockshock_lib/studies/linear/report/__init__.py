@@ -46,15 +46,15 @@ TABLES = {
 }
 RESULTS = _own("results:page")
 FIGURES = {
-    "speed over B1": _shared("grid_plots:ratio_heatmap"),
-    "step over B1": _shared("grid_plots:ratio_heatmap", metric="step_kernel"),
-    "pass over B1": _shared("grid_plots:ratio_heatmap", metric="pass_kernel"),
-    "T1's step over B1": _shared("grid_plots:ratio_heatmap", under="block_shock_recompress", metric="step_kernel"),
-    "D over B1": _shared("grid_plots:ratio_heatmap", over="row_parallel", under="permuted_dense"),
-    "checks": _shared("grid_plots:check_matrix"),
-    "time over N": _shared("time_plots:time_vs_n"),
-    "pass time over N": _shared("time_plots:time_vs_n", metric="pass_kernel"),
-    "step time over N": _shared("time_plots:time_vs_n", metric="step_kernel"),
+    "speed over B1": _shared("plots:ratio_heatmap"),
+    "step over B1": _shared("plots:ratio_heatmap", metric="step_kernel"),
+    "pass over B1": _shared("plots:ratio_heatmap", metric="pass_kernel"),
+    "T1's step over B1": _shared("plots:ratio_heatmap", under="block_shock_recompress", metric="step_kernel"),
+    "D over B1": _shared("plots:ratio_heatmap", over="row_parallel", under="permuted_dense"),
+    "checks": _shared("plots:check_matrix"),
+    "time over N": _shared("plots:time_vs_n"),
+    "pass time over N": _shared("plots:time_vs_n", metric="pass_kernel"),
+    "step time over N": _shared("plots:time_vs_n", metric="step_kernel"),
     "timeline": _shared("timeline:timeline"),
     "law": _own("plots:law_figure"),
     "roofline": _shared(
