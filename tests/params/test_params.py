@@ -8,7 +8,6 @@ import pytest
 from pydantic import ValidationError
 
 from blockshock_lib import files, params
-from blockshock_lib.errors import ParamsError
 from blockshock_lib.params import parse_override
 from blockshock_lib.runs import records
 from blockshock_lib.studies.linear import PHASES, STUDY
@@ -87,8 +86,6 @@ def test_mappings_merge_and_lists_replace():
     loaded = on_cpu(overrides={"timing": {"warmup": 7}, "sweep.n": [128]})
     lead_in = {"lead_in_s": 0.01, "lead_in_most_s": 3.0}
     assert loaded.timing.model_dump() == {"warmup": 7, "samples": 8, "groups": 2, "min_sample_ms": 1.0} | lead_in
-    with pytest.raises(ParamsError, match=r"timing\.lead_in_most_s: lead_in_s, 0\.01, is longer than"):
-        on_cpu(overrides={"timing.lead_in_most_s": 0.0})
     assert loaded.sweep.n == (128,) and loaded.sweep.b == (16, 256)
 
 
