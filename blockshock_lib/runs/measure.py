@@ -77,9 +77,8 @@ def run(
     pack_call(task)
     hardware = params.hardware
     done = sum((case.id, index) in finished for case in cases for index in range(params.timing.groups))
-    options = {name: getattr(hardware, name) for name in ("device", "backend", "threads")}
+    options = {name: getattr(hardware, name) for name in ("device", "backend", "threads", "environment")}
     options |= dict(logs=folder / "logs", start_seconds=params.limits.start_seconds)
-    options |= {"environment": hardware.environment} if hardware.environment else {}
     stopped, turn = threading.Event(), threading.Lock()
 
     def say(case: Case, index: int, status: str) -> None:
@@ -96,8 +95,9 @@ def run(
                 return
             say(case, index, "running")
             if workers is None or not workers.alive:
-                where = {"first": first} if first else {}
-                workers = stack.enter_context(group(processes, **where, **options))
+                workers = stack.enter_context(group(processes, first=first, **options))
+            if stopped.is_set():  # while they started: the stack may have ended all before it had these
+                return workers.close()
             started = time.monotonic()
             part = Part(folder, case, index, context)
             with machine.Sampler(hardware.device, processes, first) as sampler:

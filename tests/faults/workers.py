@@ -30,11 +30,11 @@ def faulty(name: str, fault: str = "", **changes) -> Case:
 CONTEXT = {"code": {"commit": "", "sources": "abc"}, "machine": "0123456789ab", "libraries": {}, "emulated": False}
 
 
-def params(groups: int = 1, device: str = "cpu", case_seconds: float = 60, processes: int = 1) -> SimpleNamespace:
+def params(groups: int = 1, device: str = "cpu", case_seconds: float = 300, processes: int = 1) -> SimpleNamespace:
     return SimpleNamespace(
         hardware=SimpleNamespace(processes=processes, device=device, backend="gloo", threads=1, environment={}),
         timing=SimpleNamespace(groups=groups),
-        limits=SimpleNamespace(start_seconds=60, case_seconds=case_seconds),
+        limits=SimpleNamespace(start_seconds=300, case_seconds=case_seconds),
     )
 
 
@@ -54,9 +54,10 @@ def measure(ctx, study, case, params, group, done=()):
             (ctx.log.parent.parent / "records" / f"{case.id}-{group}.state").touch()
             ctx.emit([row("block_shock", "flops", 7.0, repeat=1)])
         os.kill(os.getpid(), signal.SIGKILL)
-    if fault == "meet":  # until the other one of them has begun too
+    if fault in ("meet", "hang"):
+        ctx.log.parent.mkdir(exist_ok=True)
         (ctx.log.parent / f"met-{case.name}-{group}").touch()
-        while len(list(ctx.log.parent.glob(f"met-*-{group}"))) < 2:
+        while fault == "meet" and len(list(ctx.log.parent.glob(f"met-*-{group}"))) < 2:  # until another has begun too
             time.sleep(0.01)
     if fault == "hang":
         time.sleep(600)

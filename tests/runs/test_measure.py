@@ -1,11 +1,13 @@
 """Cases in, records out: a sweep goes on after every failure, and what a case has said survives a kill."""
 
 import multiprocessing
+import threading
 from unittest import mock
 
 import pytest
 
 from blockshock_lib.errors import Interrupted, RankError, RecordError
+from blockshock_lib.ranks import WorkerGroup
 from blockshock_lib.runs import measure, record, records
 from blockshock_lib.runs.measure import Part
 from blockshock_lib.studies.linear import STUDY
@@ -14,9 +16,9 @@ from tests.faults import workers
 from tests.processes import living
 
 
-def run(tmp_path, cases, **settings):
+def run(tmp_path, cases, on_event=None, **settings):
     events = []
-    named = dict(study=STUDY, run_name="r1", context=workers.CONTEXT, on_event=events.append)
+    named = dict(study=STUDY, run_name="r1", context=workers.CONTEXT, on_event=on_event or events.append)
     measure.run(workers.params(**settings), cases, tmp_path, task=workers.measure, **named)
     return records.load(tmp_path, strict=True), events
 
@@ -71,13 +73,33 @@ def test_what_stops_one_lane_stops_all_and_leaves_no_worker_and_no_record_of_wha
         if event["status"] == "ok":
             raise Interrupted("enough")
 
-    cases, named = lone("hang", "", "", ""), dict(study=STUDY, run_name="r1", context=workers.CONTEXT, on_event=stop)
-    named |= dict(task=workers.measure, finished={(cases[3].id, 1)})
+    cases, named = lone("hang", "meet", "", ""), dict(study=STUDY, run_name="r1", context=workers.CONTEXT)
+    named |= dict(on_event=stop, task=workers.measure, finished={(cases[3].id, 1)})
     with pytest.raises(Interrupted, match="enough"):
         measure.run(workers.params(processes=2, groups=2), cases, tmp_path, **named)
     assert events[0]["done"] == 1 and events[0]["total"] == 8, "what is finished of a later group is done already"
     assert [path.name for path in (tmp_path / "records").glob("*.json")] == [f"{1:0>12}-0.json"]
     assert len(list(tmp_path.rglob("*.part"))) == 1, "what the stopped case has said is there to go on from"
+    assert not [child for child in multiprocessing.active_children() if child.name.startswith("rank ")]
+
+
+def test_a_lane_that_is_stopped_while_its_workers_start_measures_nothing_and_ends_them(tmp_path, monkeypatch, light):
+    """The first device's workers are not there before the other lane has stopped all, and its own have been ended."""
+    ended, start, leave = threading.Event(), WorkerGroup.__init__, WorkerGroup.__exit__
+    monkeypatch.setattr(WorkerGroup, "__exit__", lambda *args: leave(*args) or ended.set())
+
+    def late(*args, **how):
+        assert how["first"] or ended.wait(600)
+        start(*args, **how)
+
+    def stop(event):
+        if event["status"] == "ok":
+            raise Interrupted("enough")
+
+    monkeypatch.setattr(WorkerGroup, "__init__", late)
+    with pytest.raises(Interrupted, match="enough"):
+        run(tmp_path, lone("", ""), stop, processes=2)
+    assert not list(tmp_path.rglob("*.part")), "it was measured"
     assert not [child for child in multiprocessing.active_children() if child.name.startswith("rank ")]
 
 
