@@ -25,8 +25,7 @@ from blockshock_lib.errors import DeadlineError, LaunchError, RankError, first_l
 from blockshock_lib.ranks import worker
 
 CLOSE_SECONDS = 5.0  # NCCL captured in a CUDA graph can hang destroy_process_group (pytorch#115388)
-GRACE_SECONDS = 0.3  # how long a first error waits for the one that caused it
-STACK_SECONDS = 0.7
+GRACE_SECONDS = 0.3  # how long a first error waits for an earlier one; who tells of a lost peer waits CLOSE_SECONDS
 
 
 class Lost(NamedTuple):
@@ -138,16 +137,14 @@ class WorkerGroup:
             raise
 
     def _tell(self, message: bytes) -> None:
-        # One that has died is found, and named, by `_hear`.
         for pipe in self._pipes.values():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # one that has died is found, and named, by `_hear`
                 pipe.send_bytes(message)
 
     def _collect(
         self, seconds: float, on_emit: Callable | None = None, may_lose: Collection[int] = ()
     ) -> list[worker.Answer | Lost]:
-        deadline, failures = time.monotonic() + seconds, {}
-        answers: dict[int, worker.Answer | Lost] = {}
+        deadline, failures, answers = time.monotonic() + seconds, {}, {}
         while len(answers) < len(self._processes):
             for rank in self._ready(answers, max(0.0, deadline - time.monotonic())):
                 message = self._hear(rank)
@@ -160,7 +157,8 @@ class WorkerGroup:
                     self._tell(worker.LOST + str(rank).encode())
                     answers[rank] = Lost(rank, f"{message.kind}: {first_line(message.message)}")
                 elif not message.ok:
-                    deadline = deadline if failures else time.monotonic() + GRACE_SECONDS
+                    grace = CLOSE_SECONDS if worker.is_knock_on(message.message) else GRACE_SECONDS
+                    deadline = min(time.monotonic() + grace, deadline if failures else float("inf"))
                     failures[rank] = message
             if time.monotonic() >= deadline:  # also where a rank says something all the time
                 break
@@ -183,7 +181,7 @@ class WorkerGroup:
         with contextlib.suppress(EOFError, OSError):
             if self._pipes[rank].poll():
                 return pickle.loads(self._pipes[rank].recv_bytes())
-        self._processes[rank].join(1.0)
+        self._processes[rank].join(CLOSE_SECONDS)
         kind, message = _death(self._processes[rank].exitcode)
         log = _read(self._logs[rank])[self._seen[rank] :].decode(errors="replace")
         told = "\n".join(["(last lines of its log)", *log.splitlines()[-30:]])
@@ -194,14 +192,16 @@ class WorkerGroup:
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)
-        time.sleep(STACK_SECONDS)  # faulthandler does not say when it has written all
-        found = {}
-        for rank in self._processes:
-            text = _read(worker.log_of(self._meeting, rank, "stacks")).decode()
-            with contextlib.suppress(OSError), self._logs[rank].with_suffix(".stacks").open("a") as file:
+        files = [worker.log_of(self._meeting, rank, "stacks") for rank in self._processes]
+        texts, before, until = [], None, time.monotonic() + CLOSE_SECONDS
+        # faulthandler does not say when it has written all: once all have begun, and two looks find the same.
+        while (texts != before or not all(texts)) and time.monotonic() < until:
+            time.sleep(0.35)
+            before, texts = texts, [_read(file).decode(errors="replace") for file in files]
+        for log, text in zip(self._logs, texts, strict=True):
+            with contextlib.suppress(OSError), log.with_suffix(".stacks").open("a") as file:
                 file.write(text)
-            found[rank] = text or "(no stack: this rank was still starting, or stopped)"
-        return found
+        return dict(enumerate(text or "(no stack: this rank was still starting, or stopped)" for text in texts))
 
 
 def call(fn: Callable[..., Any], *args: Any, processes: int = 2, seconds: float = 60, **options: Any) -> list[Any]:
