@@ -228,10 +228,10 @@ OTHER_LAYERS = [(2, {"mask": "random", "update": "recompress"}), (4, {"mask": "t
 
 @pytest.mark.parametrize(("ranks", "options"), OTHER_LAYERS, ids=str)
 def test_plain_models_and_any_ranks_and_masks_read_each_others_exactly(written, pair, four, tmp_path, ranks, options):
-    views = pair.call(training.saved, tmp_path / "first", seconds=60)
+    views = pair.call(training.saved, tmp_path / "first", seconds=600)
     for folder in (written[0], tmp_path / "first"):
         found = plain(folder)
-        moved = {2: pair, 4: four}[ranks].call(training.moved, folder, tmp_path / "second", options, seconds=60)
+        moved = {2: pair, 4: four}[ranks].call(training.moved, folder, tmp_path / "second", options, seconds=600)
         assert all(torch.equal(found[key], view[key]) for view in moved for key in view)
         assert len(found) == 16 and same(plain(tmp_path / "second"), found)
     assert all(torch.equal(found[key], view[key]) for view in views for key in view)
@@ -239,5 +239,5 @@ def test_plain_models_and_any_ranks_and_masks_read_each_others_exactly(written, 
 
 
 def test_a_rank_that_cannot_read_stops_all_ranks(written, pair):
-    for said in pair.call(training.refused_on_one_rank, written[0], seconds=60):
+    for said in pair.call(training.refused_on_one_rank, written[0], seconds=600):
         assert "planted on rank 1" in said

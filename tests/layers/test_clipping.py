@@ -26,7 +26,7 @@ F64 = torch.float64
 @pytest.fixture(params=["pair", "four"])
 def ranks(request):
     group = request.getfixturevalue(request.param)
-    return lambda fn, *args: group.call(in_process, fn, *args, seconds=60)
+    return lambda fn, *args: group.call(in_process, fn, *args, seconds=600)
 
 
 class Net(nn.Module):

@@ -61,7 +61,7 @@ def lives(ctx, name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_transformers_trains_and_generates_as_the_dense_one(pair, name):
-    for ((losses, tokens, weights), (found, said, state)), count in pair.call(lives, name, seconds=100):
+    for ((losses, tokens, weights), (found, said, state)), count in pair.call(lives, name, seconds=600):
         assert count == MODELS[name][2]
         assert found == pytest.approx(losses, abs=1e-6) and said == tokens
         torch.testing.assert_close(state, weights, rtol=0, atol=1e-6)

@@ -127,7 +127,7 @@ def compressed(group):
 
 
 def test_over_two_processes_gradients_are_the_whole_sequences_and_compression_sends_the_largest(pair):
-    pair.call(in_process, compressed, seconds=100)
+    pair.call(in_process, compressed, seconds=600)
 
 
 @pytest.mark.parametrize(

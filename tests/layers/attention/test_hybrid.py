@@ -79,8 +79,8 @@ def test_ranks_equal_one(ranks, kv_heads, mlp):
 
 def test_two_processes_equal_one_and_refuse_other_weights_or_patterns(pair):
     for mlp in hybrid.MLPS:
-        pair.call(in_process, agree, mlp, seconds=60)
-    pair.call(in_process, others, seconds=60)
+        pair.call(in_process, agree, mlp, seconds=600)
+    pair.call(in_process, others, seconds=600)
 
 
 def others(group):
@@ -109,7 +109,7 @@ def compiled(group):
 
 @pytest.mark.long
 def test_it_compiles_on_one_rank_and_on_two(pair):
-    pair.call(in_process, compiled, seconds=300)
+    pair.call(in_process, compiled, seconds=600)
 
 
 def test_each_rank_holds_its_share_of_the_preset():
@@ -204,4 +204,4 @@ def clipped(ctx):
 
 
 def test_it_is_clipped_as_the_whole_block_and_what_takes_a_share_for_the_whole_is_refused(pair):
-    pair.call(clipped, seconds=60)
+    pair.call(clipped, seconds=600)

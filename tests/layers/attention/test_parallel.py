@@ -150,4 +150,4 @@ def as_a_style(ctx):
 
 
 def test_a_model_is_shared_by_a_style_on_two_real_ranks_which_may_not_disagree(pair):
-    pair.call(as_a_style, seconds=60)
+    pair.call(as_a_style, seconds=600)

@@ -44,7 +44,7 @@ def compared(ctx):
 
 
 def test_all_sent_is_plain_and_what_is_not_sent_comes_later(pair):
-    pair.call(compared, seconds=60)
+    pair.call(compared, seconds=600)
 
 
 @pytest.mark.parametrize("options", [{"density": 0}, {"density": 1.5}, {"density": 0.5, "start": 1}])

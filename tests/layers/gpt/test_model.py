@@ -142,8 +142,8 @@ def alike(group):
 
 
 def test_two_processes_are_two_tracks_by_every_schedule(pair):
-    pair.call(in_process, in_processes, seconds=120)
-    pair.call(in_process, alike, seconds=60)
+    pair.call(in_process, in_processes, seconds=600)
+    pair.call(in_process, alike, seconds=600)
 
 
 @dataclass(frozen=True)
