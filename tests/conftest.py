@@ -25,6 +25,11 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in long)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    torch.manual_seed(0)  # what a test draws hangs neither on the tests before it nor on who runs them
+
+
 @pytest.fixture(scope="module")
 def outputs():
     """A folder for runs inside the project, as outputs/ is, but which `make list` does not show; removed afterwards."""

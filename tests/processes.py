@@ -30,8 +30,8 @@ def running(pids):
     return found
 
 
-def wait_for(condition, seconds):
-    """What `condition()` gives once it is true, or at the end of the time."""
+def wait_for(condition, seconds=120):
+    """What `condition()` gives once it is true, or at the end of a time that is long enough on a loaded machine too."""
     end = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < end:
         time.sleep(0.02)
@@ -41,7 +41,7 @@ def wait_for(condition, seconds):
 def python(*words, cwd=ROOT, **env):
     """A program of this interpreter that finds the library, at its end; what it said as text."""
     env, line = os.environ | {"PYTHONPATH": str(ROOT)} | env, [sys.executable, *map(str, words)]
-    return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=900)
 
 
 def command(env, *args):

@@ -50,7 +50,7 @@ def python(tmp_path_factory):
 
 def run(python, *args):
     env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    return subprocess.run([python, *args], env=env, cwd=python.parent, capture_output=True, text=True, timeout=300)
+    return subprocess.run([python, *args], env=env, cwd=python.parent, capture_output=True, text=True, timeout=900)
 
 
 def test_the_environment_holds_nothing_of_the_workbook(python):

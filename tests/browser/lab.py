@@ -11,7 +11,7 @@ from pathlib import Path
 
 from blockshock_lib.files import ROOT
 
-START_SECONDS = 60
+START_SECONDS = 300
 # A token that this computer's user has set must not decide, nor an outer make.
 DROP = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "JUPYTER_TOKEN", "JUPYTER_CONFIG_PATH")
 PLACES = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")

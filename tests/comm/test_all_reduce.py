@@ -159,4 +159,4 @@ def a_workspace_is_freed_with_its_group(ctx):
     ],
 )
 def test_on_two_ranks(claim, pair):
-    pair.call(claim, seconds=60)
+    pair.call(claim, seconds=600)

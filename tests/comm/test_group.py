@@ -43,7 +43,7 @@ def of_processes(ctx):
 
 @pytest.mark.long
 def test_collectives_between_four_processes(tmp_path):
-    call(of_processes, processes=4, logs=tmp_path, seconds=60)
+    call(of_processes, processes=4, logs=tmp_path, seconds=600)
 
 
 def test_collectives_between_four_threads():
@@ -64,7 +64,7 @@ def outside_and_after_destroy(ctx):
 
 
 def test_a_rank_outside_a_group_is_told_so_and_a_group_does_not_outlive_its_destruction(pair):
-    pair.call(outside_and_after_destroy, seconds=60)
+    pair.call(outside_and_after_destroy, seconds=600)
 
 
 def test_a_lone_rank_communicates_nothing_and_one_without_its_group_refuses():

@@ -130,7 +130,7 @@ def a_candidate_that_fails_on_one_rank_before_or_in_its_sum_raises_on_all(ctx, _
     ],
 )
 def test_on_two_ranks(claim, pair, tmp_path):
-    pair.call(in_folder, claim, str(tmp_path), seconds=60)
+    pair.call(in_folder, claim, str(tmp_path), seconds=600)
 
 
 def in_folder(ctx, claim, folder):

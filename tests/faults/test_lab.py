@@ -15,7 +15,7 @@ from tests.ranks.test_torchrun import free_port
 
 def get(port, path, token=""):
     headers = {"Authorization": f"token {token}"} if token else {}
-    return requests.get(f"http://127.0.0.1:{port}{path}", headers=headers, allow_redirects=False, timeout=30)
+    return requests.get(f"http://127.0.0.1:{port}{path}", headers=headers, allow_redirects=False, timeout=300)
 
 
 def addresses(port):
@@ -32,7 +32,10 @@ def test_jupyterlab_from_make_lab(tmp_path):
     with jupyterlab(tmp_path, *command) as (process, url):
         given, token = re.search(r":(\d+)/lab\?token=(\w+)", url).groups()
         # The address is printed before it is listened on.
-        assert int(given) == port and wait_for(lambda: addresses(port), 30) == {"127.0.0.1"} and len(token) >= 32
+        # Jupyter takes one near it where another program was quicker.
+        assert abs(int(given) - port) <= 102 and len(token) >= 32
+        port = int(given)
+        assert wait_for(lambda: addresses(port)) == {"127.0.0.1"}
         for wrong in ("", "0" * len(token)):
             for path in ("/api/contents", "/api/kernels", "/api/terminals"):
                 assert get(port, path, wrong).status_code == 403, path
@@ -47,5 +50,5 @@ def test_jupyterlab_from_make_lab(tmp_path):
         assert answer.status_code == 200
         assert {"phase0_correctness.ipynb", "phase1_forward.ipynb"} <= {one["name"] for one in answer.json()["content"]}
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(10)
-        assert wait_for(lambda: not addresses(port), 5)
+        process.wait(120)
+        assert wait_for(lambda: not addresses(port))

@@ -12,11 +12,11 @@ from tests import training
 @pytest.mark.long
 def test_training_resumed_after_a_killed_rank_gives_the_same_numbers(tmp_path):
     with pytest.raises(RankError) as caught:
-        call(training.train_on, tmp_path / "c", 20, 12, processes=2, seconds=60)
+        call(training.train_on, tmp_path / "c", 20, 12, processes=2, seconds=600)
     assert (caught.value.rank, caught.value.kind) == (1, "SIGKILL")
     with WorkerGroup(2) as fresh:
-        whole = fresh.call(training.train_on, tmp_path / "whole", 14, seconds=60)
-        after = fresh.call(training.train_on, tmp_path / "c", 14, seconds=60)
+        whole = fresh.call(training.train_on, tmp_path / "whole", 14, seconds=600)
+        after = fresh.call(training.train_on, tmp_path / "c", 14, seconds=600)
     for (_, losses, weights), (start, later, found) in zip(whole, after, strict=True):
         assert start == 10 and later == losses[10:]
         assert all(torch.equal(found[key], weights[key]) for key in weights)
@@ -30,7 +30,7 @@ def test_a_rank_killed_in_a_save_leaves_the_checkpoint_before_it(tmp_path, momen
     optimizer = training.adamw(model)
     checkpoint.save(folder, model, optimizer, step=1)
     with pytest.raises(RankError) as caught:
-        call(training.killed_while, folder, moment, processes=ranks, seconds=60)
+        call(training.killed_while, folder, moment, processes=ranks, seconds=600)
     assert (caught.value.rank, caught.value.kind) == (0, "SIGKILL")
     assert len(list(tmp_path.iterdir())) == 2, "the killed save left its scratch folder"
     again = training.mlp(seed=9)

@@ -11,7 +11,7 @@ from blockshock_lib.errors import ParamsError
 from blockshock_lib.files import ROOT
 from blockshock_lib.runs import machine, manifest, records
 from tests.processes import flags
-from tests.ranks.test_torchrun import free_port
+from tests.ranks.test_torchrun import meeting
 from tests.small_runs import TINY
 
 
@@ -50,14 +50,14 @@ def test_what_the_nodes_must_agree_on(second, words):
 @pytest.mark.long
 def test_two_torchrun_nodes_make_one_run(outputs, tmp_path):
     command = ["-m", "blockshock_lib", "run", "phase0", "--out", str(outputs), *flags(TINY)]
-    port, both = free_port(), []
+    both = []
     for node in range(2):
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"]
-        launcher += ["--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}", *command]
+        launcher += ["--nproc-per-node=1", *meeting(tmp_path), *command]
         pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         both.append(subprocess.Popen(launcher, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, **pipe))
     try:
-        said = [process.communicate(timeout=300)[0] for process in both]
+        said = [process.communicate(timeout=900)[0] for process in both]
     finally:
         for process in both:
             process.kill()

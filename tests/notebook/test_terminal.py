@@ -1,17 +1,15 @@
 import io
-import itertools
 import json
 import os
-import re
 import sys
-import time
+from types import SimpleNamespace
 
 import pytest
 
 from blockshock_lib.__main__ import main
 from blockshock_lib.notebook import terminal, workbook
 from blockshock_lib.runs import manifest
-from tests.processes import python
+from tests.processes import python, wait_for
 from tests.small_runs import written
 
 
@@ -20,50 +18,63 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_without_a_terminal_a_plain_line_comes_at_once_and_again_and_names_the_case(monkeypatch, capsys):
-    monkeypatch.setattr(terminal, "FIRST", 0.01)
-    monkeypatch.setattr(terminal, "EVERY", 0.1)
-    done = itertools.chain([2], itertools.repeat(3))
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds on the clock of what is said, which stands still unless the test moves it."""
+    seconds = [1000.0]
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    return seconds
+
+
+def says(stream, line):
+    """Waits until it was said, by a thread that looks every 0.1 s."""
+    assert wait_for(lambda: line in stream.getvalue()), stream.getvalue()
+
+
+def test_without_a_terminal_a_plain_line_comes_at_once_and_again_and_names_the_case(monkeypatch, clock):
+    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
+    monkeypatch.setattr(terminal, "FIRST", 0.0)
+    done = [2]
     with terminal.working("run phase1"):
-        time.sleep(0.4)
-        with terminal.working("phase1", lambda: (next(done), 12, "512x512 B=16")):
-            time.sleep(1)
+        says(said, "run phase1: 0 s\n")
+        with terminal.working("phase1", lambda: (done[0], 12, "512x512 B=16")):
+            says(said, "phase1: 2 of 12, 512x512 B=16, 0 s\n")  # what was done before is no speed
+            done[0] = 3
+            for seconds, left in ((8, 72), (16, 144), (24, 216)):
+                clock[0] += terminal.EVERY
+                says(said, f"phase1: 3 of 12, 512x512 B=16, {seconds} s, about {left} s left\n")
         terminal.note("making the page")
-        time.sleep(0.6)
-    first, *others = capsys.readouterr().err.splitlines()
-    had = next(line for line in others if line.startswith("phase1"))
-    assert re.fullmatch(r"run phase1: \d s", first)
-    assert re.fullmatch(r"phase1: 2 of 12, 512x512 B=16, \d s", had), "what was done before is no speed"
-    case = re.compile(r"phase1: 3 of 12, 512x512 B=16, \d s, about \d s left")
-    assert sum(map(bool, map(case.fullmatch, others))) >= 3
-    assert re.fullmatch(r"run phase1: making the page, \d s", others[-1])
+        clock[0] += terminal.EVERY
+        says(said, "run phase1: making the page, 32 s\n")
+    assert said.getvalue().startswith("run phase1: 0 s\n")
 
 
-def test_on_a_terminal_each_line_takes_the_place_of_the_last_and_all_is_clean_in_the_end(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", Terminal())
+def test_on_a_terminal_each_line_takes_the_place_of_the_last_and_all_is_clean_in_the_end(monkeypatch, clock):
+    monkeypatch.setattr(sys, "stderr", said := Terminal())
+    monkeypatch.setattr(terminal, "FIRST", 0.0)
     with terminal.working("findings"):
         terminal.note("notebook, cell 7")
-        time.sleep(0.6)
+        says(said, "findings: notebook, cell 7, 0 s\r")
+        clock[0] += 1
         with terminal.working("phase1", lambda: (3, 12, "512x512 B=16")):
-            time.sleep(0.6)
-    *shown, last = sys.stderr.getvalue().split("\r\033[K")
-    assert "findings: notebook, cell 7, 0 s" in shown and "\n" not in "".join(shown) and last == ""
-    assert any(line.startswith("phase1: 3 of 12, 512x512 B=16, 1 s") for line in shown)
+            says(said, "phase1: 3 of 12, 512x512 B=16, 1 s\r")
+    *shown, last = said.getvalue().split("\r\033[K")
+    assert "\n" not in "".join(shown) and last == ""
 
 
-def test_the_time_left_of_a_run_that_goes_on_is_that_of_what_is_done_now():
+def test_the_time_left_of_a_run_that_goes_on_is_that_of_what_is_done_now(clock):
     done = iter((30, 30, 40))
     work = terminal._Work("phase1", lambda: (next(done), 60, ""))
-    assert not any("left" in work.line(time.monotonic()) for _ in range(2))
-    work.first = 30, time.monotonic() - 100  # ten were done in 100 s since
-    assert work.line(time.monotonic()).endswith("about 200 s left")
+    assert not any("left" in work.line(clock[0]) for _ in range(2))
+    clock[0] += 100  # ten are done in them
+    assert work.line(clock[0]).endswith("about 200 s left")
 
 
-def test_a_look_that_fails_ends_no_work(capsys, monkeypatch):
-    monkeypatch.setattr(terminal, "FIRST", 0.01)
+def test_a_look_that_fails_ends_no_work(monkeypatch, clock):
+    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
+    monkeypatch.setattr(terminal, "FIRST", 0.0)
     with terminal.working("phase1", lambda: open("/nowhere/at/all")):
-        time.sleep(0.2)
-    assert capsys.readouterr().err.startswith("phase1: 0 s")
+        says(said, "phase1: 0 s\n")
 
 
 def test_what_a_bar_shows_of_a_run_is_its_records_and_the_case_in_hand(outputs):
@@ -134,7 +145,7 @@ told, put = [], terminal._put
 terminal._put = lambda text: told.append(text) or put(text)
 class Held:
     def find_spec(self, name, *_):
-        for _ in range(2000) if name in ("pandas", "torch") else ():
+        for _ in range(60000) if name in ("pandas", "torch") else ():
             if told:
                 return
             time.sleep(0.01)

@@ -144,7 +144,7 @@ def test_a_library_edited_after_a_kernel_imported_it_is_told_and_its_records_do_
     first = f"from blockshock_lib.notebook import workbook\n{opened}"
     sources = (first, change, opened, "run.measure(progress=False)", "print(len(run.finished()))")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    options = dict(timeout=120, resources={"metadata": {"path": str(copy)}}, extra_arguments=["--log-level=40"])
+    options = dict(timeout=600, resources={"metadata": {"path": str(copy)}}, extra_arguments=["--log-level=40"])
     nbclient.NotebookClient(notebook, **options).execute()
     said = [json.dumps(cell.outputs) for cell in notebook.cells]
     for place in (2, 3):

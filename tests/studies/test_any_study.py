@@ -88,7 +88,7 @@ def test_a_rank_that_may_be_lost_is_and_the_case_goes_on(tmp_path):
 def test_a_run_killed_in_a_case_loses_at_most_the_step_that_it_was_in(tmp_path):
     """Kept rows have the pace of the first run, later ones that of the second: no case's id holds it."""
     settings = dict(n=[64], methods=["whole"], steps=8)
-    code = f"from tests.studies import test_any_study as t; t.run({str(tmp_path)!r}, step_seconds=0.5, **{settings!r})"
+    code = f"from tests.studies import test_any_study as t; t.run({str(tmp_path)!r}, step_seconds=600, **{settings!r})"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "BLOCKSHOCK_STUDIES": NAMED}
     process = subprocess.Popen([sys.executable, "-c", f"if __name__ == '__main__': {code}"], env=environment)
 
@@ -98,11 +98,9 @@ def test_a_run_killed_in_a_case_loses_at_most_the_step_that_it_was_in(tmp_path):
     assert wait_for(lambda: len(lines()) >= 4, 60), "no row was kept"
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    kept = sum("lead" in json.dumps(line) for line in lines())
-    assert 3 <= kept < 8
     values = run(tmp_path, pace=10.0, **settings).query("metric == 'lead'").sort_values("repeat").value.tolist()
     steps = [(-1) ** step * (step + 1) for step in range(8)]
-    assert values == steps[:kept] + [10 * one for one in steps[kept:]]
+    assert values == steps[:3] + [10 * one for one in steps[3:]]
 
 
 @pytest.mark.long

@@ -49,7 +49,7 @@ def test_memory_needed_is_above_the_measured_peak_and_not_far_above(phase, tmp_p
     need = pkgutil.resolve_name(study.need)(case, machine.probe())
     (tmp_path / "records").mkdir()
     measured = sum(
-        call(resident, study.name, case, effective, processes=case.world_size, seconds=240, logs=tmp_path / "logs")
+        call(resident, study.name, case, effective, processes=case.world_size, seconds=600, logs=tmp_path / "logs")
     )
     assert measured <= dry_run.memory_of(case, need) <= (2.5 if study.name == "linear" else 4) * measured
 

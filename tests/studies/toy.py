@@ -31,7 +31,7 @@ class Params(RunParams):
     n: tuple[Count, ...]
     orders: tuple[Literal["random", "reversed", "mortal"], ...] = ("random",)  # in which the numbers lie at first
     steps: int = 4  # of the series
-    step_seconds: float = 0.0
+    step_seconds: float = 0.0  # of each step after the third
     sort_bytes: float = 0.0  # what a method is said to need, 0 for not known
     pace: Positive = 1.0
 
@@ -144,7 +144,7 @@ class Sorter(study.Runner):
     def samples(self, run, done):
         """How far the ranks' pace is ahead (above 0) or behind, by step; rank 1 of a mortal case dies on the way."""
         for step in range(len(done), self.problem.params.steps):
-            time.sleep(self.problem.params.step_seconds)
+            time.sleep(self.problem.params.step_seconds * (step > 2))
             if self.problem.case.order == "mortal" and step == MORTAL_STEP and self.problem.group.world_size > 1:
                 if self.problem.group.rank == 1:
                     os.kill(os.getpid(), signal.SIGKILL)

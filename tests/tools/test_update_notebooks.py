@@ -30,13 +30,13 @@ def updated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("repository")
     cells = [code("import time\ntime.time()", "nbval-ignore-output"), code("print('one')\nprint('two')")]
     changed = notebook(nbformat.v4.new_markdown_cell("# A question"), code(TABLE % "FAIL"), *cells)
-    changed = update.execute(changed, folder, 60)
+    changed = update.execute(changed, folder, 300)
     changed.cells[1].source = TABLE % "pass"
     changed.cells[3].source = "print('one')\nprint('TWO')"
     changed.metadata["papermill"] = {"input_path": "x"}
     changed.cells[1].metadata["execution"] = {"iopub.status.busy": "2026-11-20T16:38:37.803221Z"}
     nbformat.write(changed, folder / "changed.ipynb")
-    nbformat.write(update.execute(notebook(code("1 + 1")), folder, 60), folder / "same.ipynb")
+    nbformat.write(update.execute(notebook(code("1 + 1")), folder, 300), folder / "same.ipynb")
     (folder / "other.txt").write_text("mine")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "PYTHONPATH": str(update.ROOT)}
@@ -49,7 +49,7 @@ def updated(tmp_path_factory):
     git("init", "--quiet")
     git("add", "other.txt")
     command = [sys.executable, "-m", "tools.update_notebooks", "--commit", "changed.ipynb", "same.ipynb"]
-    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     return folder, ran.stdout, git
 

@@ -113,7 +113,7 @@ def test_a_choice_waits_for_another_process_that_is_writing_and_loses_neither():
         thread.start()
         thread.join(0.2)
         assert thread.is_alive()
-    thread.join(10)
+    thread.join(120)
     assert (STORE.find(PROBLEM, VERSIONS), STORE.find(other, VERSIONS)) == (WAYS, OTHER)
 
 

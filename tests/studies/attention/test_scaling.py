@@ -129,7 +129,7 @@ def test_a_strategy_that_goes_wrong_while_it_is_timed_gets_no_number(monkeypatch
 
 def test_models_and_hooks_are_right_over_a_process_group_and_a_hook_that_loses_is_refused(pair):
     names = ["model", "dp", "ddp", "ddp_fp16", "ddp_psgd", "ddp_top_k", "model_ring", "block", "hybrid"]
-    frame, other = pair.call(on_ranks, names, seconds=120)
+    frame, other = pair.call(on_ranks, names, seconds=600)
     assert len(frame) == len(other)
     found = outcomes(frame)
     assert found.pop("dp") == "unsupported" and set(found.values()) == {"ok"}, found
@@ -144,7 +144,7 @@ def test_models_and_hooks_are_right_over_a_process_group_and_a_hook_that_loses_i
     assert table.loc["Model: DDP, PowerSGD", "sent (MiB)"] == pytest.approx(4 * (256 + 128 + 256) / 2**20, rel=1e-3)
     error = table["error of the gradient"]
     assert error["Model: DDP"] == 0 < error["Model: DDP, fp16"] < 0.01 < error["Model: DDP, top-k"] < 1
-    faulty = outcomes(pair.call(on_ranks, ["model", "ddp", "ddp_fp16"], "lost", seconds=120)[0])
+    faulty = outcomes(pair.call(on_ranks, ["model", "ddp", "ddp_fp16"], "lost", seconds=600)[0])
     assert faulty == {"model": "ok", "ddp": "ok", "ddp_fp16": "failed"}
 
 

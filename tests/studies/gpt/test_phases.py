@@ -1,6 +1,7 @@
 """How far a training is, in the unit of its phase."""
 
-import time
+import io
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,10 @@ from blockshock_lib import studies
 from blockshock_lib.notebook import terminal, workbook
 from blockshock_lib.params import load
 from blockshock_lib.runs.measure import Part
+from tests.processes import wait_for
 
 
-def test_a_training_counts_tokens_from_its_first_losses_on(tmp_path, monkeypatch, capsys):
+def test_a_training_counts_tokens_from_its_first_losses_on(tmp_path, monkeypatch):
     study, settings = studies.load("gpt"), {"methods": ["spd", "none"], "training.tokens": 40_000_000}
     params = load(study, "gpt_training", settings, choose={"hardware": "cpu"})
     run = SimpleNamespace(study=study, params=params, cases=study.expand(params), folder=tmp_path)
@@ -24,6 +26,6 @@ def test_a_training_counts_tokens_from_its_first_losses_on(tmp_path, monkeypatch
     look = workbook._measured(run)
     assert look() == (pytest.approx(40 + 30_000 * 8 * 64 / 1e6), 80, other.label)
     monkeypatch.setattr(terminal, "FIRST", 0.01)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
     with terminal.working("gpt_training", look, study.phases["gpt_training"].unit):
-        time.sleep(0.2)
-    assert capsys.readouterr().err.startswith("gpt_training: 55.36 of 80 M tokens, none, 64 wide")
+        assert wait_for(sys.stderr.getvalue).startswith("gpt_training: 55.36 of 80 M tokens, none, 64 wide")

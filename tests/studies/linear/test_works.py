@@ -108,7 +108,7 @@ def test_the_faster_order_of_the_backward_is_taken_and_both_are_shown(training, 
 
 
 def test_of_a_large_batch_on_ranks_every_cut_and_every_way_to_add_up_is_timed_and_the_taken_one_is_named(tmp_path):
-    for rows in call(measuring.on_two_ranks, processes=2, logs=tmp_path, seconds=120):
+    for rows in call(measuring.on_two_ranks, processes=2, logs=tmp_path, seconds=600):
         for method in ("row_parallel", "block_shock"):
             (taken,) = set(details(rows, "forward_kernel", method))
             assert taken in ("1", "2")
