@@ -48,7 +48,7 @@ def linear(layer: nn.Module, x: Tensor) -> Tensor:
             raise ValueError(f"x is {x.dtype}, the layer {dtype}: convert one of them, or use torch.autocast")
         x = x.to(dtype)
     if torch.compiler.is_compiling():
-        if torch.compiler.is_exporting():
+        if torch.compiler._is_exporting_flag:  # is_exporting() is True in whatever PyTorch 2.11 compiles
             raise UnsupportedError(
                 "torch.export cannot take a packed layer along: export with its to_linear() in its place"
             )
