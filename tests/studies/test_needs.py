@@ -25,6 +25,12 @@ CASES = {
         **{"size": WIDE, "methods": ["spd"], "corpus": "nano", "training.tokens": 4096, "training.batch": 2},
         **{"training.validations": 1, "training.validation_tokens": 1024},
     },
+    "gallery_speed": {"sweep.patterns": ["unstructured"], "sweep.weights": [[1024, 1024]], "sweep.sparsities": [0.9]},
+    "gallery_training": {"sweep.patterns": ["GELU"], "sweep.weights": [[1024, 512]], "sweep.batches": [512]},
+    "gallery_accuracy": {
+        **{"methods": ["trained_dense", "sparsegpt_24"], "accuracy.seeds": 1, "accuracy.calibration": 32},
+        **{"accuracy.width": 128, "accuracy.vocab": 4096, "accuracy.tokens": 4096, "accuracy.validation_tokens": 1024},
+    },
     "gpt_latency": {"latency.widths": [512], "latency.prefill": [256], "methods": ["tensor_parallel", "spd"]},
 }
 

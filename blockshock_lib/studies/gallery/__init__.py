@@ -29,6 +29,7 @@ STUDY = Study(
     twin=(AXES.over, "step_dense"),
     hypotheses=_HYPOTHESES,
     problem="blockshock_lib.studies.gallery.accuracy:opened",
+    need="blockshock_lib.studies.gallery.need:need",
     presets=PRESETS,
     defaults={"methods": "all", "profile": "none"},
     answers={

@@ -104,6 +104,12 @@ class Params(RunParams):
                 raise wrong("sweep.patterns", f"{pattern!r} is none of {self.phase}; {known}")
         if table is ARMS and DENSE not in self.methods:
             raise wrong("methods", f"every arm is held against {DENSE!r}: add it")
+        if table is ARMS and any(ARMS[name].method == "sparsegpt" for name in self.methods):
+            asked = self.accuracy  # whole batches are taken, and as many rows as the widest layer has inputs
+            least = -(-4 * asked.width // asked.context)
+            if -(-asked.calibration // asked.batch) * asked.batch < least:
+                given = f"{asked.calibration} sequences; allowed with SparseGPT: at least {least}"
+                raise wrong("accuracy.calibration", given)
         return self
 
     def lacks(self) -> str:

@@ -76,3 +76,16 @@ def test_the_headline_cells_are_twenty_and_those_of_the_shipped_sweeps():
         for case in expand(load(STUDY, "gallery_speed", choose={"hardware": "cuda", "sweep": f"gallery_speed-{sweep}"}))
     }
     assert len(cells) == 20 and cells <= asked_for
+
+
+def test_sparsegpt_is_given_as_many_rows_as_its_widest_layer_has_inputs():
+    def model(*methods, calibration, batch=2):
+        given = {"calibration": calibration, "batch": batch}  # of 32 tokens, for layers of up to 256 inputs
+        settings = {"methods": list(methods)} | {f"accuracy.{name}": value for name, value in given.items()}
+        return load(STUDY, "gallery_accuracy", settings, choose={"hardware": "cpu"})
+
+    with pytest.raises(ParamsError, match=r"accuracy\.calibration: 6 sequences; allowed with SparseGPT: at least 8"):
+        model("trained_dense", "sparsegpt_24", calibration=6)
+    assert model("trained_dense", "sparsegpt_24", calibration=7)  # 4 whole batches
+    assert model("trained_dense", "sparsegpt_24", calibration=8)
+    assert model("trained_dense", "wanda_24", calibration=6)
