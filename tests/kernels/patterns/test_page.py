@@ -14,7 +14,9 @@ TEXT = (ROOT / "docs" / "gallery.md").read_text()
 def test_the_example_runs_and_every_pattern_and_kernel_is_named():
     made = {}
     exec(re.search(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)[1], made)
-    torch.testing.assert_close(made["y"], made["x"] @ torch.where(made["mask"], made["weight"], 0).t())
+    x, kept = made["x"].double(), torch.where(made["mask"], made["weight"], 0).double()
+    bound = x.shape[1] * torch.finfo(torch.float32).eps * (x.abs() @ kept.abs().t())  # of sums in any order
+    assert ((made["y"] - x @ kept.t()).abs() <= bound).all()
     assert not [name for name in (*PATTERNS, *KERNELS) if f"`{name}`" not in TEXT]
 
 

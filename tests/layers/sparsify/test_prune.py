@@ -116,7 +116,7 @@ class Twice(nn.Module):
 
 
 def test_layers_with_one_input_share_a_pass_that_ends_at_the_first_and_one_called_twice_gets_all_its_inputs():
-    model, passes = Model(), []
+    model, passes = Model().double(), []
     model.blocks[1].down = model.blocks[0].down
     model.blocks.register_forward_hook(lambda *_: passes.append("whole"))
     model.blocks[0].register_forward_hook(lambda *_: passes.append("one"))
