@@ -181,11 +181,12 @@ class WorkerGroup:
         with contextlib.suppress(EOFError, OSError):
             if self._pipes[rank].poll():
                 return pickle.loads(self._pipes[rank].recv_bytes())
+        now = time.monotonic()  # before its core is written, so that who died first is told apart
         self._processes[rank].join(CLOSE_SECONDS)
         kind, message = _death(self._processes[rank].exitcode)
         log = _read(self._logs[rank])[self._seen[rank] :].decode(errors="replace")
         told = "\n".join(["(last lines of its log)", *log.splitlines()[-30:]])
-        return worker.Answer(kind=kind, message=message, traceback=told, time=time.monotonic())
+        return worker.Answer(kind=kind, message=message, traceback=told, time=now)
 
     def _stacks(self) -> dict[int, str]:
         # The stacks of all threads of each rank now; kept beside the logs too.
@@ -193,9 +194,11 @@ class WorkerGroup:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)
         files = [worker.log_of(self._meeting, rank, "stacks") for rank in self._processes]
-        texts, before, until = [], None, time.monotonic() + CLOSE_SECONDS
-        # faulthandler does not say when it has written all: once all have begun, and two looks find the same.
-        while (texts != before or not all(texts)) and time.monotonic() < until:
+        texts, before, until, ranks = [], None, time.monotonic() + CLOSE_SECONDS, self._processes.values()
+        # faulthandler does not say when it has written all: once all that live began, and two looks find the same.
+        while texts != before or any(not text and rank.is_alive() for text, rank in zip(texts, ranks, strict=True)):
+            if time.monotonic() >= until:
+                break
             time.sleep(0.35)
             before, texts = texts, [_read(file).decode(errors="replace") for file in files]
         for log, text in zip(self._logs, texts, strict=True):

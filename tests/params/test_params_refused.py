@@ -61,6 +61,7 @@ VALUES = [
     ({"sweep.masks": [1100]}, "sweep.masks.0", "1100 is no mask"),
     ({"mask": "random", "methods": ["permuted_dense"]}, "methods", "random is not periodic"),
     ({"timing.lead_in_s": 9.0}, "timing.lead_in_s", "lead_in_s, 9, is longer than lead_in_most_s, 3"),
+    ({"timing.lead_in_most_s": 0.0}, "timing.lead_in_most_s", "is longer than lead_in_most_s, 0"),
     ({"sweep..n": [256]}, "sweep..n", "not a dotted key"),
     ({"seed": 1, "seed.x": 2}, "seed.x", "set as a whole too"),
     ({"optimizers": ["sgd"]}, "optimizers", "phase1 trains no weight; leave it out, or run phase3"),

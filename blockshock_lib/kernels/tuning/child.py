@@ -132,7 +132,7 @@ class Search:
             what, told = self._pipe.recv()
         except (EOFError, OSError):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(seconds)
+                self.process.wait(min(seconds, 5))
             if (code := self.process.returncode) is None:
                 raise _Gone("it closed its pipe") from None
             raise _Gone(signal.Signals(-code).name if code < 0 else f"exit status {code}") from None

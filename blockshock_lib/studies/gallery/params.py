@@ -108,8 +108,8 @@ class Params(RunParams):
             asked = self.accuracy  # whole batches are taken, and as many rows as the widest layer has inputs
             least = -(-4 * asked.width // asked.context)
             if -(-asked.calibration // asked.batch) * asked.batch < least:
-                given = f"{asked.calibration} sequences; allowed with SparseGPT: at least {least}"
-                raise wrong("accuracy.calibration", given)
+                given = f"{asked.calibration} sequences; allowed with SparseGPT at this size: at least {least}"
+                raise wrong("accuracy.calibration|accuracy.width|accuracy.context", given)
         return self
 
     def lacks(self) -> str:
