@@ -4,12 +4,13 @@ from blockshock_lib.engine.study import Study
 from blockshock_lib.report import late
 from blockshock_lib.studies.gallery.arms import ARMS
 from blockshock_lib.studies.gallery.axes import AXES
-from blockshock_lib.studies.gallery.methods import METHODS, WAYS
+from blockshock_lib.studies.gallery.methods import DECODERS, METHODS, WAYS
 from blockshock_lib.studies.gallery.params import PRESETS, Case, Params, columns, expand
 from blockshock_lib.studies.gallery.phases import METRICS, PHASES
 
 _HYPOTHESES = {
     "gallery_speed": tuple(late(f"studies.gallery.hypotheses:{name}") for name in ("p1", "p2a", "p2b", "p3")),
+    "gallery_decode": (late("studies.gallery.hypotheses:p4"),),
     "gallery_training": (late("studies.gallery.steps:p5"),),
     "gallery_accuracy": tuple(late(f"studies.gallery.losses:{name}") for name in ("p6a", "p6b")),
 }
@@ -21,12 +22,12 @@ STUDY = Study(
     case=Case,
     expand=expand,
     phases=PHASES,
-    methods=METHODS | WAYS | ARMS,
+    methods=METHODS | WAYS | DECODERS | ARMS,
     metrics=METRICS,
     columns=columns,
     plan=({"pattern": "pattern", "block": "block"}, {"weight": "weight", "batch": "B", "sparsity": "sparsity"}),
     axes=AXES,
-    twin=(AXES.over, "step_dense"),
+    twin=(AXES.over, "step_dense", "decode_dense"),
     hypotheses=_HYPOTHESES,
     problem="blockshock_lib.studies.gallery.accuracy:opened",
     need="blockshock_lib.studies.gallery.need:need",
@@ -35,6 +36,7 @@ STUDY = Study(
     answers={
         "gallery_speed": late("studies.gallery.report:answer"),
         "gallery_training": late("studies.gallery.steps:answer"),
+        "gallery_decode": late("studies.gallery.report:tokens_answer"),
         "gallery_accuracy": late("studies.gallery.losses:answer"),
     },
     summary=late("studies.gallery.report:summary"),
@@ -49,6 +51,7 @@ STUDY = Study(
         "packed weight": late("studies.gallery.report:memory"),
         "steps": late("studies.gallery.steps:times"),
         "held": late("studies.gallery.steps:held"),
+        "tokens": late("studies.gallery.report:tokens"),
         "losses": late("studies.gallery.losses:losses"),
         "hypotheses": late("report.verdicts:words", _HYPOTHESES),
         "numbers": late("report.verdicts:numbers", _HYPOTHESES),
@@ -62,6 +65,7 @@ STUDY = Study(
         "fastest": late("studies.gallery.plots:fastest"),
         "time over floor": late("studies.gallery.plots:time_over_floor"),
         "break-even": late("studies.gallery.steps:break_even"),
+        "tokens": late("studies.gallery.plots:tokens"),
         "nats lost": late("studies.gallery.losses:nats_lost"),
     },
 )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from blockshock_lib.report.axes import Axes, Work
 from blockshock_lib.studies.gallery.arms import ARMS
-from blockshock_lib.studies.gallery.methods import ACTS, METHODS, PATTERNS, WAYS
-from blockshock_lib.studies.gallery.params import LATER
+from blockshock_lib.studies.gallery.methods import ACTS, DECODERS, METHODS, PATTERNS, WAYS
+from blockshock_lib.studies.gallery.params import LATER, LLAMA
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +23,8 @@ class GalleryAxes(Axes):
     def case(self, row: Mapping) -> str:
         if row["trained"]:
             return f"{row['pattern']}, {row['weight']}, {row['trained'] / 1e6:.3g}M tokens"
+        if row["pattern"] == LLAMA:
+            return f"{row['layers']} layers of {row['weight']}, {row['context']} tokens before, B={row['batch']}"
         blocks = f" of {row['block']}" if row["block"] else ""
         return f"{row['pattern']}{blocks} at {row['sparsity']:g}, {row['weight']}, B={row['batch']}"
 
@@ -34,10 +36,15 @@ AXES = GalleryAxes(
     columns=("pattern", "weight", "n", "k", "batch", "sparsity", "block", "trained", *LATER),
     x="sparsity",
     y="batch",
-    methods=METHODS | WAYS | ARMS,
+    methods=METHODS | WAYS | DECODERS | ARMS,
     over="searched",
     under="two_four",
-    times={"forward": Work("a forward"), "dx": Work("a dX", ", dX"), "step": Work("a training step", ", step")},
+    times={
+        "forward": Work("a forward"),
+        "dx": Work("a dX", ", dX"),
+        "step": Work("a training step", ", step"),
+        "token": Work("a token", ", token"),
+    },
     checked=("pattern",),
     bytes={"packed_bytes": "packed weight", "peak_bytes": "peak memory"},
     headers={
@@ -49,7 +56,7 @@ AXES = GalleryAxes(
         "world_size": "ranks",
     },
     words={
-        "pattern": {name: name for name in (*PATTERNS, *ACTS, "GPT")},
+        "pattern": {name: name for name in (*PATTERNS, *ACTS, LLAMA, "GPT")},
         "detail": {"": "y", "dx": "dX"},
         "trained": {0: ""},
     },

@@ -1,4 +1,4 @@
-"""The methods of the gallery, a row each: a kernel of a pattern, of kernels/patterns; and what a step trains 2:4."""
+"""The methods of the gallery, a row each: a kernel of kernels/patterns; what a step trains 2:4; models that decode."""
 
 from dataclasses import dataclass
 
@@ -63,3 +63,23 @@ _WAYS = (
 )
 WAYS = {way.name: way for way in _WAYS}
 ACTS = ("GELU", "squared ReLU")
+
+
+@dataclass(frozen=True)
+class Decoder(Look):
+    """A model that decodes. `kernel` multiplies its decoder layers, "" as nn.Linear does; of `sparse` it is a backend
+    of Sparse24, else a kernel of dense weights, of the head too.
+    """
+
+    name: str = ""
+    kernel: str = ""
+    sparse: bool = False
+
+
+_DECODERS = (
+    Decoder("Dense (F.linear)", "dense", "#666666", "H", "decode_dense"),
+    Decoder("Dense, searched", "best dense", "#000000", "s", "decode_searched", "searched"),
+    Decoder("2:4 (torch's op)", "2:4 torch", "#B2182B", "d", "decode_torch", "torch", True),
+    Decoder("2:4 (sparsify_)", "2:4", "#882255", "p", "decode_24", "auto", True),
+)
+DECODERS = {decoder.name: decoder for decoder in _DECODERS}

@@ -12,17 +12,20 @@ from blockshock_lib.errors import allowed
 from blockshock_lib.files import ROOT, canonical, sha256
 from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, wrong
 from blockshock_lib.studies.gallery.arms import ARMS, DENSE, PRUNED
-from blockshock_lib.studies.gallery.methods import ACTS, METHODS, PATTERNS, WAYS
+from blockshock_lib.studies.gallery.methods import ACTS, DECODERS, METHODS, PATTERNS, WAYS
 from blockshock_lib.studies.gallery.phases import PHASES, WORKS
 
 SETS = {
     "all": tuple(METHODS),
     "arms": tuple(ARMS),
     "steps": tuple(WAYS),
+    "decoders": tuple(DECODERS),
     "decode": ("searched", "dense", "two_four_torch", "two_four_cslt", "two_four"),
 }
 PRESETS = {"methods": SETS}
 HALF = 0.5  # what 2:4 leaves out
+LLAMA = "Llama"  # the pattern, in words, of a case of a whole model that decodes
+Wide = Annotated[int, Field(strict=True, ge=64, multiple_of=64)]  # as 2:4 takes them
 
 
 class Sweep(Frozen):
@@ -55,7 +58,7 @@ class Accuracy(Frozen):
     task: Literal["packages", "nano", "teacher"] = "packages"
     data: str = ""
     layers: Count
-    width: Annotated[int, Field(strict=True, ge=64, multiple_of=64)]  # as 2:4 takes them
+    width: Wide
     heads: Count
     vocab: Annotated[int, Field(strict=True, ge=2, le=1 << 16)]
     context: Count
@@ -80,17 +83,41 @@ class Accuracy(Frozen):
         return self
 
 
+class Decode(Frozen):
+    """A model of Llama's shape with random weights; each batch at each context, the tokens that came before."""
+
+    layers: Count
+    width: Wide
+    mlp: Wide
+    heads: Count
+    kv_heads: Count
+    vocab: Annotated[int, Field(strict=True, ge=2)]
+    contexts: Annotated[tuple[Count, ...], Field(min_length=1)]
+    batches: Annotated[tuple[Count, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> "Decode":
+        if self.width % (2 * self.heads):
+            raise wrong("heads", f"{self.heads} do not divide the width of {self.width} into pairs; allowed: a divisor")
+        if self.heads % self.kv_heads or self.width // self.heads * self.kv_heads % 32:
+            fit = f"a divisor of {self.heads}, keys and values together in multiples of 64"
+            raise wrong("kv_heads", f"{self.kv_heads} does not fit; allowed: {fit}")
+        return self
+
+
 class Params(RunParams):
     study: Literal["gallery"] = "gallery"
     phase: Literal[tuple(PHASES)]
     methods: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(by_name("set of methods", SETS))]
     sweep: Sweep | None = None
     accuracy: Accuracy | None = None
+    decode: Decode | None = None
 
     @model_validator(mode="after")
     def _known_methods(self) -> "Params":
-        table = {"gallery_accuracy": ARMS, "gallery_training": WAYS}.get(self.phase, METHODS)
-        needed = "accuracy" if table is ARMS else "sweep"
+        tables = {"gallery_accuracy": ARMS, "gallery_training": WAYS, "gallery_decode": DECODERS}
+        table = tables.get(self.phase, METHODS)
+        needed = {"gallery_accuracy": "accuracy", "gallery_decode": "decode"}.get(self.phase, "sweep")
         if getattr(self, needed) is None:
             raise wrong(needed, f"{self.phase} asks for it")
         for place, name in enumerate(self.methods):
@@ -98,7 +125,7 @@ class Params(RunParams):
                 raise wrong(f"methods.{place}", f"{name!r} is not allowed; {allowed(name, table)}")
             if name in self.methods[:place]:
                 raise wrong("methods", f"{name!r} is listed twice; keep one of them")
-        for pattern in self.sweep.patterns if table is not ARMS else ():
+        for pattern in self.sweep.patterns if needed == "sweep" else ():
             if (pattern in ACTS) != (table is WAYS):
                 known = allowed(pattern, ACTS if table is WAYS else PATTERNS)
                 raise wrong("sweep.patterns", f"{pattern!r} is none of {self.phase}; {known}")
@@ -119,11 +146,12 @@ class Params(RunParams):
 
 @dataclass(frozen=True)
 class Case(study.Case):
-    """x [batch, k] times a weight [n, k] of one pattern, transposed; `block`: 0 where the pattern has none. Or a GPT of
-    width n = k, trained on `tokens` in batches of `batch` sequences.
+    """x [batch, k] times a weight [n, k] of one pattern, transposed; `block`: 0 where the pattern has none. Or a Llama
+    of width n with MLPs of k that decodes after `context` tokens; or a GPT of width n = k, trained on `tokens` in
+    batches of `batch` sequences.
     """
 
-    later: ClassVar[Mapping[str, Any]] = dict.fromkeys(("layers", "heads", "vocab", "context", "tokens"), 0)
+    later: ClassVar[Mapping[str, Any]] = dict.fromkeys(("layers", "heads", "kv_heads", "vocab", "context", "tokens"), 0)
     later |= {"recipe": ""}
 
     pattern: str
@@ -135,6 +163,7 @@ class Case(study.Case):
     works: tuple[str, ...]
     layers: int = 0
     heads: int = 0
+    kv_heads: int = 0
     vocab: int = 0
     context: int = 0
     tokens: int = 0
@@ -145,6 +174,8 @@ class Case(study.Case):
         """ "blocks of 64 at 0.9, 4096x1024, B=256, bf16"."""
         if self.tokens:
             return f"{ARMS[self.methods[0]].short}, {self.n} wide, seed {self.seed}, {self.dtype}"
+        if self.pattern == LLAMA:
+            return f"{self.layers} layers of {self.n}x{self.k} after {self.context}, B={self.batch}, {self.dtype}"
         blocks = f" of {self.block}" if self.block else ""
         return f"{self.pattern}{blocks} at {self.sparsity:g}, {self.n}x{self.k}, B={self.batch}, {self.dtype}"
 
@@ -156,8 +187,15 @@ def expand(params: Params) -> tuple[Case, ...]:
     if params.accuracy and params.phase == "gallery_accuracy":
         return _trainings(params)
     sweep, cases = params.sweep, {}
-    general = {"phase": params.phase, "dtype": params.dtype, "seed": params.seed, "works": sweep.works}
+    general = {"phase": params.phase, "dtype": params.dtype, "seed": params.seed}
     general |= {key: getattr(params.hardware, key) for key in ("device", "world_size", "emulated")}
+    if params.phase == "gallery_decode":
+        general |= params.decode.model_dump(include={"layers", "heads", "kv_heads", "vocab"})
+        general |= {"methods": params.methods, "pattern": LLAMA, "n": params.decode.width, "k": params.decode.mlp}
+        general |= {"sparsity": HALF, "block": 0, "works": ("token",)}
+        every = itertools.product(params.decode.contexts, params.decode.batches)
+        return tuple(Case(**general, context=context, batch=batch) for context, batch in every)
+    general["works"] = sweep.works
     if params.phase == "gallery_training":
         general |= {"methods": params.methods, "works": ("step",), "sparsity": HALF, "block": 0}
         every = itertools.product(sweep.patterns, sweep.weights, sweep.batches)
@@ -191,7 +229,7 @@ def _trainings(params: Params) -> tuple[Case, ...]:
 
 
 SHAPE = ("layers", "width", "heads", "vocab", "context", "tokens", "batch", "block")
-LATER = ("layers", "heads", "vocab", "context", "recipe")
+LATER = ("layers", "heads", "kv_heads", "vocab", "context", "recipe")
 
 
 def columns(case: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,13 @@ PHASES = {
         True,
         figures=("break-even",),
     ),
+    "gallery_decode": Phase(
+        "gallery_decode",
+        "gallery_decode.ipynb",
+        "How many tokens a second does a whole 2:4 model decode beside the dense one?",
+        True,
+        figures=("tokens",),
+    ),
     "gallery_accuracy": Phase(
         "gallery_accuracy",
         "gallery_accuracy.ipynb",
@@ -34,13 +41,15 @@ PHASES = {
 }
 WORKS = ("forward", "dx")
 STEP = ("sparsify", "forward", "backward", "step")  # the pieces of a training step, and all of it
+TOKEN = "token"  # one of each sequence
 METRICS = CORE | {
-    **{f"{work}_{kind}": Metric("ms", zero=False) for work in (*WORKS, *STEP) for kind in ("kernel", "call")},
-    **{f"floor_{work}": Metric("ms") for work in WORKS},
+    **{f"{work}_{kind}": Metric("ms", zero=False) for work in (*WORKS, *STEP, TOKEN) for kind in ("kernel", "call")},
+    **{f"floor_{work}": Metric("ms") for work in (*WORKS, TOKEN)},
+    "greedy": Metric("1"),  # share of the sequences whose next token is the dense model's
     # Of a weight, without its gradient and the optimizer's state; of what a step holds for its backward.
     **dict.fromkeys(("weight_training", "weight_inference", "activations"), Metric("B")),
     "flops": Metric("FLOP"),  # of a forward, of the weights that are kept
-    **dict.fromkeys(("packed_bytes", "packed_bytes_formula"), Metric("B")),  # of a weight as the kernel holds it
+    **dict.fromkeys(("packed_bytes", "packed_bytes_formula"), Metric("B")),  # as the kernel holds the weight
     **dict.fromkeys(("kept", "rows_kept"), Metric("1")),  # weights; outputs with a weight
     **dict.fromkeys(("train_loss", "validation_loss"), NATS),  # `repeat`: the optimizer step after which it was taken
     "teacher_loss": NATS,  # of the truth on the validation pairs
