@@ -66,6 +66,7 @@ gpt: setup ## the gpt study's phases in a row: every schedule right, what it cos
 gallery: setup ## the gallery of sparsity patterns: which pays on this GPU, and what it costs in loss
 	@$(BLOCKSHOCK) run gallery_speed $(ARGS)
 	@$(BLOCKSHOCK) run gallery_training $(ARGS)
+	@$(BLOCKSHOCK) run gallery_decode $(ARGS)
 	@$(BLOCKSHOCK) run gallery_accuracy $(ARGS)
 
 corpus: setup ## build a text corpus to train on from the installed packages, without a download; or take your shards: ARGS="--data folder"

@@ -16,6 +16,7 @@ from blockshock_lib.layers import sparsify
 from blockshock_lib.layers.gpt.training import Trainer, validate
 from blockshock_lib.layers.sparsify.fake import soft_threshold
 from blockshock_lib.studies.gallery.arms import ARMS, Arm
+from blockshock_lib.studies.gallery.decode import DecodeProblem
 from blockshock_lib.studies.gallery.model import GPT
 from blockshock_lib.studies.gallery.params import HALF, Case, Params
 from blockshock_lib.studies.gallery.problem import DTYPES, GalleryProblem
@@ -36,8 +37,8 @@ class Blocks(sparsify.BlockSparse):
 
 
 def opened(case: Case, params: Params, **place: Any) -> Problem:
-    kind = TrainingProblem if case.phase == "gallery_training" else GalleryProblem
-    return (AccuracyProblem if case.tokens else kind)(case, params, **place)
+    kinds = {"gallery_training": TrainingProblem, "gallery_decode": DecodeProblem, "gallery_accuracy": AccuracyProblem}
+    return kinds.get(case.phase, GalleryProblem)(case, params, **place)
 
 
 class AccuracyProblem(Problem):

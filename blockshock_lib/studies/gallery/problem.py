@@ -3,7 +3,7 @@
 import hashlib
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from blockshock_lib.kernels.patterns.pattern import Kernel, Packed, Pattern
 from blockshock_lib.kernels.patterns.table import KERNELS, PATTERNS
 from blockshock_lib.studies.gallery.methods import METHODS
 from blockshock_lib.studies.gallery.params import Case, Params
+from blockshock_lib.studies.gallery.phases import STEP
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # fp32 is summed in fp32, by each kernel in an order of its own: right ones were up to 2.8 times as wrong at one entry.
@@ -31,6 +32,9 @@ LOOSER = {torch.float32: 3.0}
 NO_CASE = re.compile(r"\bunsupported|not.?(yet.)?(supported|implemented)|multiples? of", re.I)  # in PyTorch's words
 LIBRARIES = ("triton", "nvmath", "cuda")  # that compile; a broken context fails the next call too
 TURNED = {"rows": "columns", "columns": "rows"}  # pattern -> that of the transposed weight, where it is another
+
+
+PIECES = STEP[:-1]  # of a training step, which is checked whole
 
 
 class Product(NamedTuple):
@@ -117,6 +121,10 @@ class GalleryRunner(Runner):
                 continue
             self.packed[work] = problem.packed[key] = made
 
+    def parts(self) -> Iterable[str]:
+        """What is timed."""
+        return [work for work in self.products if work not in self.lacks]
+
     def make(self, work: str) -> Any:
         return self.packed[work].product(self.products[work].x)
 
@@ -162,12 +170,12 @@ class GalleryRunner(Runner):
         return self.packed["forward"].nbytes if self.active else 0
 
     def works(self, run: CaseRun, copies: Sequence["GalleryRunner"]) -> list[Work]:
-        """Kernel time only where a call can be captured in a CUDA graph; what was timed is checked again."""
+        """Kernel time only where a call can be captured in a CUDA graph; what was timed whole is checked again."""
         found = []
-        for work in (work for work in self.products if work not in self.lacks):
+        for work in self.parts():
             calls = [partial(one.run, work) for one in copies]
-            check = partial(self.compared, work)
-            alone = {"recheck": check, "heavy": True, "traced": True}
+            alone = {"recheck": partial(self.compared, work), "heavy": True, "traced": True}
+            alone = alone if work not in PIECES else {}
             if run.attempt(self.name, partial(run.agree, partial(self._captured, run, calls[0])), f"{work}_kernel"):
                 found.append(Work(f"{work}_kernel", calls, **alone))
                 alone = {}

@@ -6,7 +6,7 @@ Activations are 2:4 by their size, anew in each step: in strips of four along th
 tiles, 2:4 both ways, dW is one too, and the gradient is straight-through: dH = f'(h) dA, as no mask is at hand.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -18,7 +18,6 @@ from torch.sparse import SparseSemiStructuredTensorCUSPARSELT
 from blockshock_lib.engine import roofline
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check
-from blockshock_lib.engine.timing import Work
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.kernels.patterns.pattern import on_gpu
 from blockshock_lib.kernels.patterns.table import PATTERNS
@@ -26,10 +25,10 @@ from blockshock_lib.layers import Linear24
 from blockshock_lib.layers.sparsify.configs import linear_of
 from blockshock_lib.studies.gallery.methods import WAYS
 from blockshock_lib.studies.gallery.params import HALF
+from blockshock_lib.studies.gallery.phases import STEP
 from blockshock_lib.studies.gallery.problem import LOOSER, GalleryProblem, GalleryRunner
 
 PATTERN = PATTERNS["2:4"]
-PARTS = ("sparsify", "forward", "backward", "step")
 
 
 class TrainingProblem(GalleryProblem):
@@ -133,9 +132,9 @@ class TrainingRunner(GalleryRunner):
     def checks(self, run: CaseRun) -> Iterator[Check]:
         with run.weighed():
             made = run.agree(partial(self.run, "step"))
-        yield from self.compared(made)
+        yield from self.compared("step", made)
 
-    def compared(self, made: tuple[Tensor, ...] | None) -> Iterator[Check]:
+    def compared(self, part: str, made: tuple[Tensor, ...] | None) -> Iterator[Check]:
         true, base = (self.expected(dtype) for dtype in (torch.float64, self.problem.dtype))
         made = list(made or (None,) * 3)
         if self.layer and made[2] is not None:
@@ -194,17 +193,8 @@ class TrainingRunner(GalleryRunner):
     def operand_bytes(self) -> int:
         return self.problem.weight.nbytes
 
-    def works(self, run: CaseRun, copies: Sequence["TrainingRunner"]) -> list[Work]:
-        """Kernel time only of pieces that a CUDA graph can hold."""
-        found = []
-        for part in PARTS:
-            calls = [partial(one.run, part) for one in copies]
-            alone = {"recheck": self.compared, "heavy": True, "traced": True} if part == "step" else {}
-            if run.attempt(self.name, partial(run.agree, partial(self._captured, run, calls[0])), f"{part}_kernel"):
-                found.append(Work(f"{part}_kernel", calls, **alone))
-                alone = {}
-            found.append(Work(f"{part}_call", calls, eager=True, **alone))
-        return found
+    def parts(self) -> tuple[str, ...]:
+        return STEP
 
     def make(self, part: str) -> Any:
         return getattr(self, part)()

@@ -47,7 +47,7 @@ def test_every_way_is_its_formulas_and_says_where_it_has_no_kernel(act):
     assert [name for name, words in found.items() if words == "ok"] == list(RUNS)
     assert all("GPU" in found[name] for name in WAYS if name not in RUNS)
     timed = {(one.method, one.metric) for one in rows.itertuples() if one.value > 0}
-    assert {(name, f"{part}_call") for name in RUNS for part in training.PARTS} <= timed
+    assert {(name, f"{part}_call") for name in RUNS for part in training.STEP} <= timed
 
 
 def test_autograd_gives_the_same_gradients():
@@ -141,7 +141,7 @@ def planted(speeds, device="cuda", kernel=True, case="a"):
     for group in range(3):
         for name, speed in ({"step_dense": 1.0} | speeds).items():
             rows = [row(name, "check", "bool", 1), row(name, "weight_training", "B", 8 + (name != "step_dense"))]
-            for part, share in zip(training.PARTS, (0.1, 0.3, 0.6, 1.0), strict=True):
+            for part, share in zip(training.STEP, (0.1, 0.3, 0.6, 1.0), strict=True):
                 for kind in ("kernel", "call") if kernel or name == "step_dense" else ("call",):
                     each = share / speed * np.exp(rng.normal(0, 0.002, 4))
                     rows += [row(name, f"{part}_{kind}", "ms", value, at) for at, value in enumerate(each)]
@@ -174,9 +174,7 @@ def test_a_case_without_a_graph_is_judged_by_its_calls():
 
 
 def test_the_dense_step_is_timed_once_more_as_its_twin():
-    assert {f"{part}_call" for part in training.PARTS} <= set(
-        measured("step_dense").query("method == 'twin'")["metric"]
-    )
+    assert {f"{part}_call" for part in training.STEP} <= set(measured("step_dense").query("method == 'twin'")["metric"])
     (said,) = verdicts.twin_sentences(planted({"twin": 1.0, "step_t3": 1.2}), steps.AXES)
     assert said.startswith("dense again differs from dense in 0 of 1 cells; smallest difference to claim: ")
 

@@ -1,0 +1,196 @@
+"""The decoding phase: the model is transformers' Llama, planted faults are refused; its rule, table and figure."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from blockshock_lib import studies
+from blockshock_lib.comm import Group
+from blockshock_lib.engine import experiment
+from blockshock_lib.errors import ParamsError
+from blockshock_lib.layers import Linear24
+from blockshock_lib.params import load
+from blockshock_lib.report import verdicts
+from blockshock_lib.studies.gallery import decode, hypotheses, plots, report
+from blockshock_lib.studies.gallery.accuracy import opened
+from blockshock_lib.studies.gallery.methods import DECODERS
+from blockshock_lib.studies.gallery.params import columns, expand
+from tests.report.frames import row
+
+STUDY = studies.load("gallery")
+QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01, "decode.batches": [2]}
+RUNS = ("decode_dense", "decode_searched", "decode_24")  # on a CPU
+
+
+def problem(**more):
+    params = load(STUDY, "gallery_decode", QUICK | more, choose={"hardware": "cpu"})
+    case = expand(params)[0]
+    return opened(case, params, device=torch.device("cpu"), group=Group()), params
+
+
+def measured(**more):
+    one, params = problem(**more)
+    return pd.DataFrame(experiment.measure(one, params, STUDY))
+
+
+def said(rows):
+    rows = rows[rows["metric"].eq("check") & rows["method"].ne("twin")]
+    return {one.method: one.reason or one.status for one in rows.itertuples()}
+
+
+def test_every_model_is_the_dense_one_of_the_same_weights_and_is_timed():
+    rows = measured()
+    found = said(rows)
+    assert [name for name, words in found.items() if words == "ok"] == list(RUNS) and "GPU" in found["decode_torch"]
+    timed = {(one.method, one.metric) for one in rows.itertuples() if one.value > 0}
+    assert {(name, f"token_{kind}") for name in (*RUNS, "twin") for kind in ("kernel", "call")} <= timed
+    value = rows.set_index(["metric", "method"])["value"]
+    assert value["greedy"].eq(1).all() and value["floor_token"]["decode_24"] < value["floor_token"]["decode_searched"]
+    blocks = 2 * 4 * (128 * (128 + 2 * 64) + 128 * 128 + 3 * 128 * 256)  # fp32
+    assert value["packed_bytes", "decode_dense"] == blocks + 4 * 128 * 512
+    assert value["packed_bytes", "decode_24"] == blocks / 4 * (4 / 2 + 1 / 8) + 4 * 128 * 512
+
+
+def test_a_rank_that_stands_by_follows():
+    rows = measured(**{"hardware.world_size": 2, "hardware.emulated": True, "methods": list(RUNS)})
+    assert said(rows) == dict.fromkeys(RUNS, "ok")
+
+
+def test_the_model_is_transformers_llama():
+    transformers = pytest.importorskip("transformers")
+    mine = problem()[0].model
+    layer, heads, kv = mine.layers[0], *mine.layers[0].split[:2]
+    config = transformers.LlamaConfig(
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=kv,
+        vocab_size=512,
+        rms_norm_eps=1e-5,
+        rope_theta=decode.THETA,
+        rope_parameters={"rope_type": "default", "rope_theta": decode.THETA},
+    )
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    theirs.model.embed_tokens.weight.data, theirs.lm_head.weight.data = mine.tokens.weight, mine.head.weight
+    for other, layer in zip(theirs.model.layers, mine.layers, strict=True):
+        attention, mlp = other.self_attn, other.mlp
+        q, k, v = layer.qkv.weight.split([n * layer.size for n in layer.split])
+        attention.q_proj.weight.data, attention.k_proj.weight.data, attention.v_proj.weight.data = q, k, v
+        attention.o_proj.weight.data, mlp.down_proj.weight.data = layer.out.weight, layer.down.weight
+        mlp.gate_proj.weight.data, mlp.up_proj.weight.data = layer.up.weight.chunk(2)
+    tokens, caches = torch.tensor([[3, 500], [77, 8]]), torch.zeros(2, 2, 2, kv, 8, layer.size)
+    with torch.no_grad():
+        for place in range(8):
+            logits = mine(tokens[:, place], caches, place)
+            torch.testing.assert_close(logits, theirs(tokens[:, : place + 1]).logits[:, -1], rtol=1e-4, atol=1e-4)
+            if place:
+                tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], 1)
+
+
+def flipped(patch):
+    local = Linear24.forward
+    patch.setattr(Linear24, "forward", lambda self, x: local(self, x).roll(1, -1))
+
+
+def dropped(patch):
+    local = Linear24.forward
+    zeroed = lambda y: y.index_fill(-1, torch.tensor([5]), 0)  # noqa: E731
+    patch.setattr(Linear24, "forward", lambda self, x: zeroed(local(self, x)))
+
+
+def stale(patch):
+    """The token's own key and value are not written into the runner's cache."""
+    make = decode.DecodeRunner.make
+
+    def forgets(self, part):
+        caches, self.caches = self.caches, self.caches.roll(1, -2)
+        made = make(self, part)
+        self.caches = caches
+        return made
+
+    patch.setattr(decode.DecodeRunner, "make", forgets)
+
+
+def next_token(patch):
+    make = decode.DecodeRunner.make
+    patch.setattr(decode.DecodeRunner, "make", lambda self, part: (made := make(self, part), (made[0], made[1] ^ 1))[1])
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        (flipped, "a next token is not the dense model's"),
+        (dropped, "logits: largest error"),
+        (stale, "logits: largest error"),
+        (next_token, "a next token is not the dense model's"),
+    ],
+)
+def test_planted_faults_are_refused_and_not_timed(plant, words, monkeypatch):
+    plant(monkeypatch)
+    rows = measured(methods=["decode_dense", "decode_24"])
+    assert words in said(rows)["decode_24"]
+    assert not rows["method"].eq("decode_24").to_numpy()[rows["metric"].eq("token_call")].any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"decode.heads": 3}, "3 do not divide the width"),
+        ({"decode.kv_heads": 3}, "3 does not fit"),
+        ({"decode.width": 100}, "decode.width"),
+        ({"methods": ["step_t1"]}, "'step_t1' is not allowed"),
+    ],
+)
+def test_shapes_that_2to4_or_the_heads_cannot_have_are_refused(settings, match):
+    with pytest.raises(ParamsError, match=match):
+        problem(**settings)
+
+
+def planted(speeds, device="cuda", metric="token_kernel", **other):
+    """Records of Llama-3-8B's shape: batch -> speed of 2:4 over the best dense model, of 8 ms a token."""
+    rng, found = np.random.default_rng(0), []
+    for batch, speed in speeds.items():
+        shape = {"pattern": "Llama", **hypotheses.LLAMA_8B, "batch": batch, "sparsity": 0.5, "block": 0} | other
+        about = columns(shape) | {"run": "a", "phase": "gallery_decode", "case": f"B={batch}", "seed": 0, "code": ""}
+        about |= {"device": device, "emulated": False, "world_size": 1, "dtype": "bf16"}
+        for group in range(3):
+            for name, ms in {"decode_searched": 8.0, "twin": 8.0, "decode_dense": 8.0, "decode_24": 8 / speed}.items():
+                rows = [row(name, "check", "bool", 1), row(name, "floor_token", "ms", 4), row(name, "greedy", "1", 1)]
+                each = ms * np.exp(rng.normal(0, 0.002, 4))
+                rows += [row(name, metric, "ms", value, at) for at, value in enumerate(each)]
+                found += [about | {"group": group} | one for one in rows]
+    return pd.DataFrame(found)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "how", "verdict", "words"),
+    [
+        ({1: 1.5, 4: 1.5, 16: 1.45}, {}, "supported", "1.4 asked"),
+        ({1: 1.5, 4: 1.5, 16: 1.3}, {}, "refuted", "B=16"),
+        ({1: 1.5, 4: 1.5, 16: 1.4}, {}, "undecided", "B=16"),
+        ({1: 1.5, 16: 1.5}, {}, "undecided", "B=16"),
+        ({1: 1.5, 4: 1.5, 16: 1.5}, {"device": "cpu"}, "undecided", "CPU"),
+        ({1: 1.5, 4: 1.5, 16: 1.5}, {"metric": "token_call"}, "undecided", "only call time"),
+        ({1: 1.5, 4: 1.5, 16: 1.5}, {"layers": 4}, "not applicable", "4 layers of 4096x14336"),
+        ({1: 1.5, 4: 1.5, 16: 1.5}, {"context": 64}, "not applicable", "64 tokens before"),
+        ({}, {}, "undecided", "no cell"),
+    ],
+)
+def test_a_whole_model_must_be_so_much_faster_at_every_batch(speeds, how, verdict, words):
+    found = hypotheses.p4(planted(speeds, **how))
+    assert found.verdict == verdict and words in found.why, found.why
+
+
+def test_the_table_the_figure_and_the_answer_say_tokens_a_second():
+    frame = planted({1: 1.5, 16: 1.2})
+    table = report.tokens(frame).set_index(["B", "method"])
+    assert table.loc[(16, DECODERS["decode_searched"].label), "tokens/s"] == pytest.approx(2000, rel=0.01)
+    assert table.loc[(1, DECODERS["decode_24"].label), "vs best dense"].startswith("1.5")
+    assert table["same token"].eq(1).all() and "B=16: 2:4 1.20x." in plots.tokens(frame).alt
+    assert report.tokens_answer(frame).startswith("Tokens a second, 2:4 beside the best dense: Always here: faster")
+    assert "tokens" in report.tokens(frame.iloc[:0]) and plots.tokens(frame.iloc[:0]).alt
+    assert "CPU" in report.tokens_answer(planted({1: 1.5}, "cpu"))
+    (words,) = verdicts.twin_sentences(frame, report.AXES)
+    assert words.startswith("dense again differs from dense in 0 of 2 cells")
