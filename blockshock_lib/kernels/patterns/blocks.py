@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels import needs
-from blockshock_lib.kernels.patterns import csr, tune
+from blockshock_lib.kernels.patterns import tune, unstructured
 from blockshock_lib.kernels.patterns.pattern import (
     Counts,
     Kernel,
@@ -170,7 +170,7 @@ def grouped_bytes(counts: Counts, itemsize: int) -> float:
 
 def bsr(device: torch.device, dtype: torch.dtype, shape: tuple[int, int], block: int) -> str:
     if device.type == "cpu":
-        return csr.unsupported(device, dtype)
+        return unstructured.unsupported(device, dtype)
     if block < LEAST or block & (block - 1):
         return f"Triton's product takes blocks of a power of two from {LEAST} on, not of {block}"
     return on_gpu(device, dtype) or ("" if needs.version("triton") else "triton is not installed")

@@ -1,13 +1,4 @@
-"""The patterns, a row each: what they keep, and the kernels that can multiply it.
-
-```
-pattern = PATTERNS["blocks"]
-mask = pattern.mask(weight.abs(), 0.9, 64)  # bool [N, K], a tenth of the blocks
-packed = pattern.pack(weight, mask, 64)  # by the best kernel that this device has
-packed.tune(x)  # on a GPU: searches once for this batch, and keeps what it finds on disk
-y = packed.product(x)  # [B, N]
-```
-"""
+"""The patterns, a row each: what they keep, and the kernels that can multiply it; docs/gallery.md has an example."""
 
 from blockshock_lib.kernels.patterns import blocks, blocks24, dense, shuffled, structured, two_four, unstructured
 from blockshock_lib.kernels.patterns.pattern import Kernel, Pattern

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,20 +20,16 @@ from blockshock_lib.kernels.tuning.search import Error, Way, leaders, search
 SECONDS = 20.0  # after which no further way is started; the first of a side of blocks compile for about a second each
 
 
-class Tunable(Protocol):
-    by: Callable[[Way, Tensor], Tensor]  # (way, x [B, K]) -> y [B, N]
-
-
 def choice(
     kept: store.Store,
     ways: Sequence[Way],
-    packed: "Packed | Tunable",
+    packed: Packed,
     x: Tensor,
     about: dict,
     variants: Callable = lambda way: (),
 ) -> Way:
-    """The fastest right one of `ways` for x: from the file, or by a search that is then kept there. The first, with a
-    warning, where none was right.
+    """The fastest right one of `ways`, by packed.by(way, x): from the file, or by a search that is then kept there. The
+    first, with a warning, where none was right.
     """
     (n, k), gpu = packed.shape, torch.cuda.get_device_name(x.device)
     problem = {"N": n, "K": k, "B": len(x), "dtype": str(x.dtype).removeprefix("torch."), "gpu": gpu} | about
@@ -56,7 +51,7 @@ def choice(
 class Probe:
     """A packed weight and two inputs with their products in float32, and copies of it past the L2 cache for timing."""
 
-    def __init__(self, packed: "Packed | Tunable", x: Tensor):
+    def __init__(self, packed: Packed, x: Tensor):
         dense = packed.dense()
         self.inputs = [x, torch.randn_like(x)]
         self.truths = [torch.mm(one, dense.t(), out_dtype=torch.float32) for one in self.inputs]
@@ -80,7 +75,7 @@ class Probe:
         return self.clock.timed([functools.partial(_run, copy, way, self.inputs[0]) for copy in self.copies])
 
 
-def _run(packed: Tunable, way: Way, x: Tensor) -> Tensor:
+def _run(packed: Packed, way: Way, x: Tensor) -> Tensor:
     try:
         return packed.by(way, x)
     except (BlockShockError, RuntimeError):

@@ -3,7 +3,7 @@
 from blockshock_lib.engine.study import Study
 from blockshock_lib.report import late
 from blockshock_lib.studies.gallery.arms import ARMS
-from blockshock_lib.studies.gallery.axes import AXES
+from blockshock_lib.studies.gallery.axes import AXES, TOKENS
 from blockshock_lib.studies.gallery.methods import DECODERS, METHODS, WAYS
 from blockshock_lib.studies.gallery.params import PRESETS, Case, Params, columns, expand
 from blockshock_lib.studies.gallery.phases import METRICS, PHASES
@@ -36,7 +36,7 @@ STUDY = Study(
     answers={
         "gallery_speed": late("studies.gallery.report:answer"),
         "gallery_training": late("studies.gallery.steps:answer"),
-        "gallery_decode": late("studies.gallery.report:tokens_answer"),
+        "gallery_decode": late("report.answer:speed", TOKENS),
         "gallery_accuracy": late("studies.gallery.losses:answer"),
     },
     summary=late("studies.gallery.report:summary"),
@@ -65,7 +65,7 @@ STUDY = Study(
         "fastest": late("studies.gallery.plots:fastest"),
         "time over floor": late("studies.gallery.plots:time_over_floor"),
         "break-even": late("studies.gallery.steps:break_even"),
-        "tokens": late("studies.gallery.plots:tokens"),
+        "tokens": late("report.grid_plots:ratio_heatmap", TOKENS),
         "nats lost": late("studies.gallery.losses:nats_lost"),
     },
 )

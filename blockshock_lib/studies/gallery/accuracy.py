@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
@@ -16,11 +16,10 @@ from blockshock_lib.layers import sparsify
 from blockshock_lib.layers.gpt.training import Trainer, validate
 from blockshock_lib.layers.sparsify.fake import soft_threshold
 from blockshock_lib.studies.gallery.arms import ARMS, Arm
-from blockshock_lib.studies.gallery.decode import DecodeProblem
-from blockshock_lib.studies.gallery.model import GPT
+from blockshock_lib.studies.gallery.decode import DecodeProblem, linears
 from blockshock_lib.studies.gallery.params import HALF, Case, Params
 from blockshock_lib.studies.gallery.problem import DTYPES, GalleryProblem
-from blockshock_lib.studies.gallery.tasks import Pair, Teacher, Text, drawn
+from blockshock_lib.studies.gallery.tasks import GPT, Pair, Teacher, Text, drawn
 from blockshock_lib.studies.gallery.training import TrainingProblem
 
 CHECKED = 64  # positions that are checked
@@ -182,10 +181,6 @@ class Pruned(Runner):
             module.weight.copy_(of.weight)
         yield Sample("prune_time", seconds)
         yield Sample("validation_loss", validate(pruned, problem.validation, problem.autocast), problem.steps)
-
-
-def linears(model: nn.Module) -> list[nn.Linear]:
-    return [module for module in model.modules() if isinstance(module, nn.Linear)]
 
 
 def expected(weight: Tensor, schedule: str) -> Tensor:

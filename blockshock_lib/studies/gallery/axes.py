@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockshock_lib.report.axes import Axes, Work
@@ -24,14 +25,12 @@ class GalleryAxes(Axes):
         if row["trained"]:
             return f"{row['pattern']}, {row['weight']}, {row['trained'] / 1e6:.3g}M tokens"
         if row["pattern"] == LLAMA:
-            return f"{row['layers']} layers of {row['weight']}, {row['context']} tokens before, B={row['batch']}"
+            return f"{row['weight']}, {row['context']} tokens before, B={row['batch']}"
         blocks = f" of {row['block']}" if row["block"] else ""
         return f"{row['pattern']}{blocks} at {row['sparsity']:g}, {row['weight']}, B={row['batch']}"
 
-    def place(self, frame: pd.DataFrame) -> list[str]:
-        return [self.case(row) for row in frame.to_dict("records")]
 
-
+TOKEN = {"token": Work("a token of each sequence", ", token")}
 AXES = GalleryAxes(
     columns=("pattern", "weight", "n", "k", "batch", "sparsity", "block", "trained", *LATER),
     x="sparsity",
@@ -39,12 +38,7 @@ AXES = GalleryAxes(
     methods=METHODS | WAYS | DECODERS | ARMS,
     over="searched",
     under="two_four",
-    times={
-        "forward": Work("a forward"),
-        "dx": Work("a dX", ", dX"),
-        "step": Work("a training step", ", step"),
-        "token": Work("a token", ", token"),
-    },
+    times={"forward": Work("a forward"), "dx": Work("a dX", ", dX"), "step": Work("a training step", ", step")} | TOKEN,
     checked=("pattern",),
     bytes={"packed_bytes": "packed weight", "peak_bytes": "peak memory"},
     headers={
@@ -60,4 +54,7 @@ AXES = GalleryAxes(
         "detail": {"": "y", "dx": "dX"},
         "trained": {0: ""},
     },
+)
+TOKENS = replace(
+    AXES, x="context", over="decode_searched", under="decode_24", times=TOKEN, settings=("weight",), checked=("weight",)
 )

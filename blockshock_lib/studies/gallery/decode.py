@@ -7,7 +7,7 @@ call. Embedding, attention, head and the choice of the largest logit are part of
 
 import copy
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blockshock_lib.engine import roofline
-from blockshock_lib.engine.case_run import CaseRun, errors
 from blockshock_lib.engine.study import Check, Problem
 from blockshock_lib.engine.timing import copies_past_cache
 from blockshock_lib.kernels.patterns.pattern import Cost
@@ -25,8 +24,7 @@ from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify import Sparse24, sparsify_
 from blockshock_lib.studies.gallery.methods import DECODERS
 from blockshock_lib.studies.gallery.params import Case, Params
-from blockshock_lib.studies.gallery.problem import DTYPES, GalleryRunner
-from blockshock_lib.studies.gallery.tasks import seed
+from blockshock_lib.studies.gallery.problem import DTYPES, GalleryRunner, seed
 
 LOOSER = 2.0  # layers one after another round at other places than float64's
 THETA = 500_000.0  # of Llama 3's rotary positions
@@ -86,20 +84,18 @@ class DecodeProblem(Problem):
     def __init__(self, case: Case, params: Params, **place: Any):
         super().__init__(case, params, **place)
         self.dtype = DTYPES[case.dtype]
-        if self.group.rank:
-            return
         how, size = {"dtype": self.dtype, "device": self.device}, case.n // case.heads
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed(case.seed, "decode", self.repeat))
             self.model = Llama(case, **how).requires_grad_(False)
             self.before = torch.randint(case.vocab, (case.batch,), device=self.device)
             self.caches = torch.randn(case.layers, 2, case.batch, case.kv_heads, case.context + 1, size, **how)
-        for linear in (one for one in self.model.layers.modules() if isinstance(one, nn.Linear)):
+        for linear in linears(self.model.layers):
             linear.weight *= Sparse24().kept(linear.weight)
 
     def unsupported(self, method: str) -> str:
         of = DECODERS[method]
-        return Linear24.unsupported(None, self.device, self.dtype, product=of.kernel) if of.sparse else ""
+        return Linear24.unsupported(None, self.device, self.dtype, product=of.kernel) if of.pattern == "2:4" else ""
 
     def build(self, method: str) -> "DecodeRunner":
         return DecodeRunner(self, method)
@@ -115,21 +111,21 @@ class DecodeProblem(Problem):
 class DecodeRunner(GalleryRunner):
     """What is packed is its own; the other weights are the problem's, unless calls rotate over copies past the L2."""
 
+    same = 0.0  # share of the next tokens that are the dense model's
+
     def __init__(self, problem: DecodeProblem, method: str):
         self.problem, self.name, self.active = problem, method, problem.group.rank == 0
-        if not self.active:
-            return
         shared = copies_past_cache(weights(problem.model), problem.device) == 1
         parts = problem.model.state_dict(keep_vars=True).values() if shared else ()
         self.model, self.caches = copy.deepcopy(problem.model, {id(one): one for one in parts}), problem.caches.clone()
         of = DECODERS[method]
-        if of.sparse:
+        if of.pattern == "2:4":
             sparsify_(self.model, Sparse24("given", product=of.kernel), "layers.*")
-        elif of.kernel:
-            for name, linear in [*self.model.named_modules()]:
-                if isinstance(linear, nn.Linear):
-                    packed = PATTERNS["dense"].pack(linear.weight, torch.ones_like(linear.weight).bool(), 0, of.kernel)
-                    self.model.set_submodule(name, PatternLinear(packed, None, of.kernel))
+        elif of.kernel != "linear":
+            for name in [name for name, one in self.model.named_modules() if isinstance(one, nn.Linear)]:
+                weight = self.model.get_submodule(name).weight
+                packed = PATTERNS["dense"].pack(weight, torch.ones_like(weight).bool(), 0, of.kernel)
+                self.model.set_submodule(name, PatternLinear(packed, None, of.kernel))
 
     def parts(self) -> tuple[str, ...]:
         return ("token",)
@@ -140,48 +136,41 @@ class DecodeRunner(GalleryRunner):
         return logits, logits.argmax(-1)
 
     def tune(self) -> None:
-        for layer in self.model.modules() if self.active else ():
+        for layer in linears(self.model):
             if hasattr(layer, "tune"):
-                x = torch.randn(self.problem.case.batch, layer.in_features, device=self.problem.device)
-                layer.tune(x.to(self.problem.dtype))
-
-    def checks(self, run: CaseRun) -> Iterator[Check]:
-        with run.weighed():
-            made = run.agree(partial(self.run, "token"))
-        yield from self.compared("token", made)
+                layer.tune(layer.weight.new_empty(self.problem.case.batch, layer.in_features).normal_())
 
     def compared(self, part: str, made: tuple[Tensor, Tensor] | None) -> Iterator[Check]:
         """The logits; and the greedy tokens, which must be the dense model's wherever its own error leaves no doubt."""
-        if made is None:
-            yield Check("logits", None, None, None, "")
-            return
-        (logits, tokens), (truth, base) = made, self.problem.expected
-        own, gap = base.argmax(-1), 2 * errors(base, truth)[0] * truth.square().mean().sqrt()
-        self.same = float((tokens == own).double().mean())
-        behind = truth.gather(1, own[:, None]) - truth.gather(1, tokens[:, None])
-        fault = "a next token is not the dense model's" if bool((behind > gap).any()) else ""
+        (truth, base), fault = self.problem.expected, ""
+        logits, tokens = made or (None, None)
+        if made:
+            own, doubt = base.argmax(-1), 2 * (base - truth).abs().max()
+            self.same = float((tokens == own).double().mean())
+            behind = truth.gather(1, own[:, None]) - truth.gather(1, tokens[:, None])
+            fault = "a next token is not the dense model's" if bool((behind > doubt).any()) else ""
         depth = 4 * self.problem.case.layers
         yield Check("logits", logits, base, truth, "", looser=LOOSER, fault=fault, depth=depth)
 
     def weigh(self) -> dict[str, float]:
-        held = weights(self.model) if self.active else 0
-        return {"packed_bytes": float(held), "greedy": self.same if self.active else 0.0}
+        return {"packed_bytes": float(weights(self.model)), "greedy": self.same}
 
     def operand_bytes(self) -> int:
-        return weights(self.model) if self.active else 0
+        return weights(self.model)
 
     def facts(self, ceilings: roofline.Ceilings) -> dict[str, float]:
         """Each weight and the cache read once; of the products and of attention the FLOPs, two a multiply and add."""
-        if not self.active:
-            return {"floor_token": 0.0}
-        case, linears = self.problem.case, [one for one in self.model.modules() if hasattr(one, "in_features")]
-        kept = sum(one.in_features * one.out_features / (2 if isinstance(one, Linear24) else 1) for one in linears)
-        flops = 2 * case.batch * kept + 4 * case.batch * case.layers * case.n * (case.context + 1)
-        read = weights(self.model) + self.caches.nbytes
-        return {"floor_token": roofline.compute(Cost(flops, read, 0), ceilings)}
+        case, every = self.problem.case, linears(self.model)
+        kept = sum(one.in_features * one.out_features / (2 if isinstance(one, Linear24) else 1) for one in every)
+        flops = case.batch * (2 * kept + 4 * case.layers * case.n * (case.context + 1))
+        return {"floor_token": roofline.compute(Cost(flops, weights(self.model) + self.caches.nbytes, 0), ceilings)}
 
 
 def weights(model: nn.Module) -> int:
     """Bytes that a token reads of the linear layers."""
-    every = (one for one in model.modules() if hasattr(one, "in_features"))
-    return sum(sum(one.hold_bytes().values()) if hasattr(one, "hold_bytes") else one.weight.nbytes for one in every)
+    held = (one.hold_bytes() if hasattr(one, "hold_bytes") else {"": one.weight.nbytes} for one in linears(model))
+    return sum(sum(one.values()) for one in held)
+
+
+def linears(model: nn.Module) -> list[nn.Module]:
+    return [one for one in model.modules() if hasattr(one, "in_features")]

@@ -17,9 +17,10 @@ from blockshock_lib.report.verdicts import (
     UNDECIDED,
     Verdict,
     interval_text,
+    ratio,
 )
 from blockshock_lib.studies.gallery import report
-from blockshock_lib.studies.gallery.axes import AXES
+from blockshock_lib.studies.gallery.axes import AXES, TOKENS
 
 SQUARE, WIDE, DEEP = (8192, 8192), (28672, 8192), (8192, 28672)
 MLP1, MLP2 = (4096, 1024), (1024, 4096)
@@ -28,7 +29,8 @@ UNSTRUCTURED = [(SQUARE, batch, sparsity) for batch in (16, 256, 4096) for spars
 DECODE = [(weight, batch, 0.5) for weight in (SQUARE, WIDE, DEEP) for batch in (1, 16)]
 SEED = {(MLP1, 256, 0.9): 2.20, (MLP2, 256, 0.9): 1.63}
 """The 20 headline cells in bf16, (weight, batch, sparsity): from three whole runs or more; others may be from one."""
-LLAMA_8B = {"n": 4096, "k": 14336, "layers": 32, "heads": 32, "kv_heads": 8, "vocab": 128256, "context": 1024}
+_LLAMA_8B = {"n": 4096, "k": 14336, "layers": 32, "heads": 32, "kv_heads": 8, "vocab": 128256}
+LLAMA_8B = _LLAMA_8B | {"context": 1024, "dtype": "bf16"}
 BATCHES = (1, 4, 16)  # of P4
 BLOCK, LEAST, BEST, LEAST_TOKENS = 64, 1.5, 3.4, 1.4
 
@@ -70,7 +72,7 @@ def p1(frame: pd.DataFrame) -> Verdict:
     """`ratio` to `high`: the speed at the largest sparsity of the last batch."""
     claim = "P1: unstructured sparsity pays only above a sparsity s*."
     table = _cells(frame, ("coo", "csr", "ust"), UNSTRUCTURED)
-    table = report.best_of(table, "batch", "sparsity") if len(table) else table
+    table = report.fastest(table, "batch", "sparsity") if len(table) else table
     states, words = [], []
     for batch, part in table.groupby("batch", sort=True):
         slower, faster = report.even(part)
@@ -83,7 +85,7 @@ def p1(frame: pd.DataFrame) -> Verdict:
     holds = all(state == SUPPORTED for state in states) and table["outcome"].eq(FASTER).any() if len(table) else False
     state = REFUTED if REFUTED in states else SUPPORTED if holds and whole else UNDECIDED
     row = table.iloc[-1] if len(table) else None
-    return _verdict(claim, _RULE_P1, table, row, state, "; ".join(words))
+    return verdict(claim, _RULE_P1, table, row, state, "; ".join(words))
 
 
 def p2a(frame: pd.DataFrame) -> Verdict:
@@ -96,10 +98,10 @@ def p2b(frame: pd.DataFrame) -> Verdict:
     table = report.speeds(frames.complete(frame, AXES))
     table = table[table["pattern"].eq("blocks") & table["sparsity"].eq(0.9) & table["dtype"].eq("bf16")]
     if table.empty:
-        return _verdict(claim, _RULE_P2B, table, None, UNDECIDED, "")
+        return verdict(claim, _RULE_P2B, table, None, UNDECIDED, "")
     row = table.loc[table["ratio"].idxmax()]
     state = SUPPORTED if row["low"] >= BEST else REFUTED if row["high"] < BEST else UNDECIDED
-    return _verdict(claim, _RULE_P2B, table, row, state, f"{interval_text(row)} at {AXES.case(row)}")
+    return verdict(claim, _RULE_P2B, table, row, state, f"{interval_text(row)} at {AXES.case(row)}")
 
 
 def p3(frame: pd.DataFrame) -> Verdict:
@@ -109,14 +111,13 @@ def p3(frame: pd.DataFrame) -> Verdict:
 
 def p4(frame: pd.DataFrame) -> Verdict:
     claim = f"P4: end to end a 2:4 model decodes at least {LEAST_TOKENS}x as many tokens a second as the dense one."
-    table = report.speeds(frames.complete(frame, AXES), report.TOKEN)
-    table = table[table["method"].eq(report.MADE)].assign(cell=table["batch"])
-    right = table[list(LLAMA_8B)].eq(pd.Series(LLAMA_8B)).all(axis=1) & table["dtype"].eq("bf16")
+    table = ratio(frames.complete(frame, AXES), TOKENS, TOKENS.over, TOKENS.under)
+    table, asked = table.assign(cell=table["batch"]), dict.fromkeys(BATCHES, LEAST_TOKENS)
+    right = table[list(LLAMA_8B)].eq(pd.Series(LLAMA_8B)).all(axis=1)
     if len(table) and not right.any():
         why = f"measured: {AXES.case(table.iloc[-1])}; judged on Llama-3-8B's shape in bf16"
         return Verdict(claim, _RULE_P4, *[np.nan] * 3, NOT_APPLICABLE, why, table)
-    asked = dict.fromkeys(BATCHES, LEAST_TOKENS)
-    return _reaches(claim, _RULE_P4, table[right & table["batch"].isin(BATCHES)], asked)
+    return _reaches(claim, _RULE_P4, table[right & table["cell"].isin(asked)], asked)
 
 
 def _cells(frame: pd.DataFrame, methods: Sequence[str], cells: Sequence[tuple]) -> pd.DataFrame:
@@ -132,7 +133,7 @@ def _cells(frame: pd.DataFrame, methods: Sequence[str], cells: Sequence[tuple]) 
 def _reaches(claim: str, rule: str, table: pd.DataFrame, least: dict) -> Verdict:
     """Whether the interval of every cell lies at or above what is asked; the one that is furthest below is shown."""
     if table.empty:
-        return _verdict(claim, rule, table, None, UNDECIDED, "")
+        return verdict(claim, rule, table, None, UNDECIDED, "")
     asked = table["cell"].map(least).astype(float)
     below, above = (table["high"] < asked).any(), (table["low"] >= asked).all()
     state = REFUTED if below else SUPPORTED if above and set(table["cell"]) == set(least) else UNDECIDED
@@ -140,16 +141,19 @@ def _reaches(claim: str, rule: str, table: pd.DataFrame, least: dict) -> Verdict
         f"{interval_text(row)} at {row['weight']}, B={row['batch']} ({more:g} asked)"
         for row, more in zip(table.to_dict("records"), asked, strict=True)
     ]
-    return _verdict(claim, rule, table, table.loc[(table["low"] / asked).idxmin()], state, "; ".join(words))
+    return verdict(claim, rule, table, table.loc[(table["low"] / asked).idxmin()], state, "; ".join(words))
 
 
-def _verdict(claim: str, rule: str, table: pd.DataFrame, row: pd.Series | None, state: str, why: str) -> Verdict:
+def verdict(
+    claim: str, rule: str, table: pd.DataFrame, row: pd.Series | None, state: str, why: str, calls: bool = False
+) -> Verdict:
+    """The row's; without one, on a CPU and, unless `calls` may judge, of call time undecided."""
     if row is None:
         nothing = "no cell holds valid times beside the best dense products"
         return Verdict(claim, rule, np.nan, np.nan, np.nan, UNDECIDED, nothing, table)
     if no_claim := frames.no_claim(table):
         state, why = UNDECIDED, no_claim
-    elif not table["metric"].str.endswith("_kernel").all():
+    elif not calls and not table["metric"].str.endswith("_kernel").all():
         state, why = UNDECIDED, "only call time was measured, and the rule asks for kernel time"
     further = {name: row[name] for name in ("runs", "next_low", "next_high")}
     return Verdict(claim, rule, row["ratio"], row["low"], row["high"], state, why, table, **further)

@@ -64,22 +64,11 @@ _WAYS = (
 WAYS = {way.name: way for way in _WAYS}
 ACTS = ("GELU", "squared ReLU")
 
-
-@dataclass(frozen=True)
-class Decoder(Look):
-    """A model that decodes. `kernel` multiplies its decoder layers, "" as nn.Linear does; of `sparse` it is a backend
-    of Sparse24, else a kernel of dense weights, of the head too.
-    """
-
-    name: str = ""
-    kernel: str = ""
-    sparse: bool = False
-
-
+# Models that decode: of "dense" a kernel multiplies all layers, of "2:4" a backend of Sparse24 all but the head.
 _DECODERS = (
-    Decoder("Dense (F.linear)", "dense", "#666666", "H", "decode_dense"),
-    Decoder("Dense, searched", "best dense", "#000000", "s", "decode_searched", "searched"),
-    Decoder("2:4 (torch's op)", "2:4 torch", "#B2182B", "d", "decode_torch", "torch", True),
-    Decoder("2:4 (sparsify_)", "2:4", "#882255", "p", "decode_24", "auto", True),
+    Method("Dense (F.linear)", "dense", "#666666", "H", "decode_dense", "dense", "linear"),
+    Method("Dense, searched", "best dense", "#000000", "s", "decode_searched", "dense", "searched"),
+    Method("2:4 (torch's op)", "2:4 torch", "#B2182B", "d", "decode_torch", "2:4", "torch"),
+    Method("2:4 (sparsify_)", "2:4", "#882255", "p", "decode_24", "2:4", "auto"),
 )
-DECODERS = {decoder.name: decoder for decoder in _DECODERS}
+DECODERS = {method.name: method for method in _DECODERS}

@@ -100,7 +100,7 @@ class Decode(Frozen):
         if self.width % (2 * self.heads):
             raise wrong("heads", f"{self.heads} do not divide the width of {self.width} into pairs; allowed: a divisor")
         if self.heads % self.kv_heads or self.width // self.heads * self.kv_heads % 32:
-            fit = f"a divisor of {self.heads}, keys and values together in multiples of 64"
+            fit = f"a divisor of {self.heads} with keys and values in multiples of 64"
             raise wrong("kv_heads", f"{self.kv_heads} does not fit; allowed: {fit}")
         return self
 
@@ -236,4 +236,5 @@ def columns(case: Mapping[str, Any]) -> dict[str, Any]:
     """A record's `case` -> the study's own columns of a records frame."""
     own = {key: case[key] for key in ("pattern", "n", "k", "batch", "sparsity", "block")}
     own |= {key: case.get(key, Case.later[key]) for key in LATER} | {"trained": case.get("tokens", 0)}
-    return own | {"weight": f"{case['n']} wide" if own["trained"] else f"{case['n']}x{case['k']}"}
+    own["weight"] = f"{case['n']} wide" if own["trained"] else f"{case['n']}x{case['k']}"
+    return own | ({"weight": f"{own['layers']} layers of {own['weight']}"} if case["pattern"] == LLAMA else {})

@@ -41,10 +41,9 @@ PHASES = {
 }
 WORKS = ("forward", "dx")
 STEP = ("sparsify", "forward", "backward", "step")  # the pieces of a training step, and all of it
-TOKEN = "token"  # one of each sequence
 METRICS = CORE | {
-    **{f"{work}_{kind}": Metric("ms", zero=False) for work in (*WORKS, *STEP, TOKEN) for kind in ("kernel", "call")},
-    **{f"floor_{work}": Metric("ms") for work in (*WORKS, TOKEN)},
+    **{f"{work}_{kind}": Metric("ms", zero=False) for work in (*WORKS, *STEP, "token") for kind in ("kernel", "call")},
+    **{f"floor_{work}": Metric("ms") for work in (*WORKS, "token")},
     "greedy": Metric("1"),  # share of the sequences whose next token is the dense model's
     # Of a weight, without its gradient and the optimizer's state; of what a step holds for its backward.
     **dict.fromkeys(("weight_training", "weight_inference", "activations"), Metric("B")),

@@ -12,7 +12,6 @@ from blockshock_lib.report import figures, frames
 from blockshock_lib.report.figures import INK, MUTED
 from blockshock_lib.studies.gallery import report
 from blockshock_lib.studies.gallery.axes import AXES
-from blockshock_lib.studies.gallery.hypotheses import LEAST_TOKENS
 
 _DASHED = (0, (4, 3))
 _MOST = 6  # panels
@@ -36,7 +35,9 @@ def speed_over_dense(frame: pd.DataFrame) -> Figure:
         title = f"Some pattern beats the best dense product in {wins.sum()} of {len(wins)} places"
     more = f" ({len(panels) - _MOST} weights and batches not drawn)" if len(panels) > _MOST else ""
     columns = min(3, len(places))
-    ends = [f"{AXES.case(row)}: {row['ratio']:.2f}x by {AXES.short(row['method'])}." for row in _top(table, places)]
+    top = report.fastest(table, "weight", "batch").to_dict("records")
+    top = [row for row in top if (row["weight"], row["batch"]) in places]
+    ends = [f"{AXES.case(row)}: {row['ratio']:.2f}x by {AXES.short(row['method'])}." for row in top]
     with figures.drawing(
         *(2.4 + 3.0 * columns, 2.8 * -(-len(places) // columns) + 0.5),
         *(title, no_claim, setting + more, frames.time_name(table, AXES, table["metric"].iloc[0])),
@@ -58,11 +59,6 @@ def speed_over_dense(frame: pd.DataFrame) -> Figure:
     return fig
 
 
-def _top(table: pd.DataFrame, places: list) -> list[dict]:
-    rows = report.best_of(table, "weight", "batch").to_dict("records")
-    return [row for row in rows if (row["weight"], row["batch"]) in places]
-
-
 def _look(method: str) -> dict:
     look = AXES.look(method)
     edge = {"markeredgecolor": "white", "markeredgewidth": 0.5}
@@ -75,7 +71,7 @@ def _panel(ax: Axes, table: pd.DataFrame, methods: list[str]) -> None:
         own = table[table["method"].eq(method)]
         if own.empty:
             continue
-        own = report.best_of(own, "sparsity")
+        own = report.fastest(own, "sparsity")
         kept = 1 - own["sparsity"]
         errors = np.maximum([own["ratio"] - own["low"], own["high"] - own["ratio"]], 0)
         errors = np.where(np.isfinite(errors) & (errors < own["ratio"].to_numpy()), errors, 0)
@@ -130,35 +126,6 @@ def fastest(frame: pd.DataFrame) -> Figure:
         ax.set(xlim=(-0.5, len(sparsities) - 0.5), ylim=(-0.5, len(batches) - 0.5), xlabel="sparsity", ylabel="B")
         ax.set_xticks(range(len(sparsities)), [f"{sparsity:g}" for sparsity in sparsities])
         ax.set_yticks(range(len(batches)), batches)
-    return fig
-
-
-def tokens(frame: pd.DataFrame) -> Figure:
-    """Tokens a second over those of the best dense model against the batch, a line a model, of the largest context."""
-    title, table = "Tokens a second over the best dense model", report.speeds(frame, report.TOKEN)
-    if table.empty:
-        return figures.empty(title, "no case holds valid times of a model and of the best dense one")
-    top = table.loc[(table["layers"] * table["n"] * table["k"] * table["context"]).idxmax()]
-    table = table[table[["layers", "weight", "context"]].eq(top[["layers", "weight", "context"]]).all(axis=1)]
-    about = f"{top['layers']} layers of {top['weight']}, {top['context']} tokens before"
-    words = [f"B={row['batch']}: {AXES.short(row['method'])} {row['ratio']:.2f}x." for _, row in table.iterrows()]
-    with figures.drawing(
-        *(6.5, 3.2, title, frames.no_claim(table), about, frames.time_name(table, AXES, top["metric"])),
-        alt=" ".join(words),
-        note="Above the dashed line a model decodes more tokens a second than the dense one of the best searched "
-        "products. Dotted: what P4 asks for. Head, attention and cache are included.",
-    ) as (fig, grid):
-        ax, batches = grid[0, 0], sorted(table["batch"].unique())
-        ax.axhline(1, color=INK, linewidth=1, linestyle=_DASHED)
-        ax.axhline(LEAST_TOKENS, color=MUTED, linewidth=1, linestyle=":")
-        for method in AXES.ordered(table["method"]):
-            own = table[table["method"].eq(method)].sort_values("batch")
-            errors = np.nan_to_num(np.maximum([own["ratio"] - own["low"], own["high"] - own["ratio"]], 0), posinf=0)
-            ax.errorbar(own["batch"], own["ratio"], yerr=errors, label=AXES.label(method), **_look(method))
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(batches, batches)
-        ax.set(xlabel="B", ylabel="tokens/s over dense")
-        ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
     return fig
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from blockshock_lib.kernels.patterns.pattern import Kernel, Packed, Pattern
 from blockshock_lib.kernels.patterns.table import KERNELS, PATTERNS
 from blockshock_lib.studies.gallery.methods import METHODS
 from blockshock_lib.studies.gallery.params import Case, Params
-from blockshock_lib.studies.gallery.phases import STEP
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # fp32 is summed in fp32, by each kernel in an order of its own: right ones were up to 2.8 times as wrong at one entry.
@@ -34,7 +33,8 @@ LIBRARIES = ("triton", "nvmath", "cuda")  # that compile; a broken context fails
 TURNED = {"rows": "columns", "columns": "rows"}  # pattern -> that of the transposed weight, where it is another
 
 
-PIECES = STEP[:-1]  # of a training step, which is checked whole
+def seed(*parts: Any) -> int:
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:7])
 
 
 class Product(NamedTuple):
@@ -64,8 +64,7 @@ class GalleryProblem(Problem):
         self.made: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
 
     def _drawn(self, what: str, size: tuple[int, int]) -> Tensor:
-        digest = hashlib.sha256(f"{self.case.seed}/{what}/{self.repeat}".encode()).digest()
-        draw = torch.Generator(self.device).manual_seed(int.from_bytes(digest[:7]))
+        draw = torch.Generator(self.device).manual_seed(seed(self.case.seed, what, self.repeat))
         return torch.randn(size, generator=draw, device=self.device).to(self.dtype)
 
     def block(self, method: str) -> int:
@@ -103,10 +102,14 @@ class GalleryProblem(Problem):
 class GalleryRunner(Runner):
     """Rank 0 works and the others stand by; a copy has a packed weight of its own."""
 
+    products: Mapping[str, Product] = {}
+    lacks: Mapping[str, str] = {}  # by work, why there is none
+    pieces: Sequence[str] = ()  # parts that are timed alone and checked in the whole
+
     def __init__(self, problem: GalleryProblem, method: str):
         self.problem, self.name, self.active = problem, method, problem.group.rank == 0
         self.products = {work: problem.product(method, work) for work in problem.case.works}
-        self.packed, self.lacks = {}, {}  # by work; why there is none
+        self.packed, self.lacks = {}, {}
         for work, one in self.products.items() if self.active else ():
             key = method, work
             if key in problem.packed:
@@ -143,11 +146,10 @@ class GalleryRunner(Runner):
             packed.tune(self.products[work].x)
 
     def checks(self, run: CaseRun) -> Iterator[Check]:
-        for work in self.products:
-            if work in self.lacks:
-                run.miss(self.name, "unsupported", self.lacks[work], f"{work}_kernel")
-                continue
-            with run.weighed(*self.problem.expected(self.name, work)[0].shape):
+        for work, why in self.lacks.items():
+            run.miss(self.name, "unsupported", why, f"{work}_kernel")
+        for work in (part for part in self.parts() if part not in self.pieces):
+            with run.weighed(*(self.problem.expected(self.name, work)[0].shape if self.products else ())):
                 made = run.agree(partial(self.run, work))
             yield from self.compared(work, made)
 
@@ -175,7 +177,7 @@ class GalleryRunner(Runner):
         for work in self.parts():
             calls = [partial(one.run, work) for one in copies]
             alone = {"recheck": partial(self.compared, work), "heavy": True, "traced": True}
-            alone = alone if work not in PIECES else {}
+            alone = alone if work not in self.pieces else {}
             if run.attempt(self.name, partial(run.agree, partial(self._captured, run, calls[0])), f"{work}_kernel"):
                 found.append(Work(f"{work}_kernel", calls, **alone))
                 alone = {}

@@ -4,37 +4,27 @@ import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
-from blockshock_lib.report.answer import counted
-from blockshock_lib.report.tables import ABSENT, markdown, rounded, shown, smallest_first
+from blockshock_lib.report.tables import ABSENT, markdown, rounded, shown, smallest_first, speed_table
 from blockshock_lib.report.verdicts import FASTER, SLOWER
-from blockshock_lib.studies.gallery.axes import AXES
-from blockshock_lib.studies.gallery.methods import DECODERS, METHODS
-from blockshock_lib.studies.gallery.phases import TOKEN, WORKS
+from blockshock_lib.studies.gallery.axes import AXES, TOKENS
+from blockshock_lib.studies.gallery.methods import METHODS
+from blockshock_lib.studies.gallery.phases import WORKS
 
 DENSE = AXES.over
 SPARSE = [name for name, method in METHODS.items() if method.pattern != "dense"]
-RIVAL, MADE = "decode_searched", "decode_24"  # the dense model to beat, and what `sparsify_` makes of it
 _CASE = ["pattern", "weight", "batch", "sparsity", "block"]
 
 
 def speeds(frame: pd.DataFrame, work: str = "forward") -> pd.DataFrame:
-    """`verdicts.ratio` of every sparse method over the best dense product or, of a token, of every model over the dense
-    one of best products; a row a (case, method).
-    """
+    """`verdicts.ratio` of every sparse method over the best dense product, a row a (case, method)."""
     metric = frames.time_metric(frame, f"{work}_kernel")
-    over, names = (RIVAL, [name for name in DECODERS if name != RIVAL]) if work == TOKEN else (DENSE, SPARSE)
-    found = [verdicts.ratio(frame, AXES, over, name, metric).assign(method=name) for name in names]
+    found = [verdicts.ratio(frame, AXES, DENSE, name, metric).assign(method=name) for name in SPARSE]
     return pd.concat([table for table in found if len(table)] or found[:1], ignore_index=True)
 
 
-def fastest(table: pd.DataFrame) -> pd.DataFrame:
-    """Of `speeds` the fastest method of each weight, batch and sparsity, whatever its pattern and block."""
-    return best_of(table, "weight", "batch", "sparsity")
-
-
-def best_of(table: pd.DataFrame, *keys: str) -> pd.DataFrame:
-    """The fastest method of each group of `keys`, in their order."""
-    return table.loc[table.groupby(list(keys), sort=True)["ratio"].idxmax()]
+def fastest(table: pd.DataFrame, *keys: str) -> pd.DataFrame:
+    """Of `speeds` the fastest method of each group of `keys`, by default of each weight, batch and sparsity."""
+    return table.loc[table.groupby(list(keys or ("weight", "batch", "sparsity")), sort=True)["ratio"].idxmax()]
 
 
 def even(table: pd.DataFrame) -> tuple[float, float]:
@@ -71,6 +61,12 @@ def break_even(frame: pd.DataFrame) -> pd.DataFrame:
     return rounded(shown(pd.DataFrame(rows), AXES, rows[0]), 4)
 
 
+def said(table: pd.DataFrame, found: pd.DataFrame) -> list[str]:
+    """The speed, of those `found`, of each row of a table, in words."""
+    words = {(row["case"], row["method"]): verdicts.interval_text(row) for row in found.to_dict("records")}
+    return [words.get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
+
+
 def times(frame: pd.DataFrame) -> pd.DataFrame:
     """Median times, a row a (case, method): kernel time (on a CPU plain calls) and call time in ms, the speed over the
     best dense product with its 99% interval, and how many times the floor a forward takes.
@@ -80,10 +76,7 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return pd.DataFrame({"times": ["none was measured"]})
     for work in WORKS:
-        found = speeds(frame, work)
-        said = {(row["case"], row["method"]): verdicts.interval_text(row) for row in found.to_dict("records")}
-        keys = zip(table["case"], table["method"], strict=True)
-        table[f"{work} vs dense"] = [said.get(key, ABSENT) for key in keys]
+        table[f"{work} vs dense"] = said(table, speeds(frame, work))
     made = {f"{name} (ms)": rounded(table[name]) for name in names}
     time = table["forward kernel"].fillna(table["forward call"])
     made["times the floor"] = (time / table["floor"]).round(1)
@@ -92,30 +85,11 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def tokens(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a (case, model): median ms a token, kernel time and calls, tokens a second of all sequences, their speed
-    over the best dense model with its 99% interval, the floor, bytes read of weights, and next tokens as the dense's.
-    """
-    names = {"kernel": "token_kernel", "call": "token_call", "floor": "floor_token", "bytes": "packed_bytes"}
-    table = frames.medians(frame, AXES, **names, greedy="greedy")
-    if table.empty:
-        return pd.DataFrame({"tokens": ["none was measured"]})
-    said = {
-        (row["case"], row["method"]): verdicts.interval_text(row) for row in speeds(frame, TOKEN).to_dict("records")
-    }
-    time = table["kernel"].fillna(table["call"])
-    made = {"token (ms)": rounded(table["kernel"]), "call (ms)": rounded(table["call"])}
-    made["tokens/s"] = rounded(table["batch"] / time * 1e3)
-    made["vs best dense"] = [said.get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
-    made |= {"times the floor": (time / table["floor"]).round(1), "weights (GB)": (table["bytes"] / 1e9).round(3)}
-    made["same token"] = table["greedy"].round(4)
-    columns = ["layers", "weight", "context", "batch", "method", *made]
-    return shown(smallest_first(table.assign(**made), AXES), AXES, columns)
-
-
-def tokens_answer(frame: pd.DataFrame) -> str:
-    """The answer of gallery_decode in a sentence, of the 2:4 model that two lines make."""
-    table = speeds(frame, TOKEN)
-    return f"Tokens a second, 2:4 beside the best dense: {counted(table[table['method'].eq(MADE)], 'the dense model')}"
+    """`speed_table` of a token with tokens a second of all sequences, and the share that goes on as the dense model."""
+    table = speed_table(frame, TOKENS, TOKENS.stem)
+    table.insert(table.columns.get_loc("kernel (ms)"), "tokens/s", rounded(1e3 * table["B"] / table["kernel (ms)"]))
+    same = smallest_first(frames.medians(frame, TOKENS, same="greedy"), TOKENS)
+    return table.merge(shown(same, TOKENS, ["weight", "context", "batch", "method", "same"]), how="left")
 
 
 def memory(frame: pd.DataFrame) -> pd.DataFrame:

@@ -10,11 +10,13 @@ from blockshock_lib.report import figures, frames, verdicts
 from blockshock_lib.report.answer import counted
 from blockshock_lib.report.figures import INK
 from blockshock_lib.report.interval import LEVEL
-from blockshock_lib.report.tables import ABSENT, rounded, shown, smallest_first
+from blockshock_lib.report.tables import rounded, shown, smallest_first
 from blockshock_lib.report.verdicts import REFUTED, SUPPORTED, UNDECIDED, Verdict, interval_text
 from blockshock_lib.studies.gallery.axes import AXES
+from blockshock_lib.studies.gallery.hypotheses import verdict
 from blockshock_lib.studies.gallery.methods import WAYS
 from blockshock_lib.studies.gallery.phases import STEP
+from blockshock_lib.studies.gallery.report import said
 
 DENSE = "step_dense"
 LEAST = 1.10  # the seed: 10 to 20% end to end
@@ -50,10 +52,9 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
     table = pieces(frame)
     if table.empty:
         return pd.DataFrame({"steps": ["none was measured"]})
-    said = {(row["case"], row["method"]): interval_text(row) for row in speeds(frame).to_dict("records")}
     made = {f"{part} (ms)": rounded(table[part]) for part in STEP}
     made["calls"] = [", ".join(part for part in STEP if np.isnan(row[f"{part}_kernel"])) for _, row in table.iterrows()]
-    made["vs dense"] = [said.get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
+    made["vs dense"] = said(table, speeds(frame))
     return shown(smallest_first(table.assign(**made), AXES), AXES, [*_CASE, "method", *made])
 
 
@@ -118,10 +119,8 @@ def p5(frame: pd.DataFrame) -> Verdict:
     table = speeds(frame)
     table = speeds(frame, 1 - (1 - LEVEL) / len(table)) if len(table) else table
     if table.empty:
-        return Verdict(claim, rule, *[np.nan] * 3, UNDECIDED, "no case holds valid times beside the dense step", table)
+        return verdict(claim, rule, table, None, UNDECIDED, "")
     row = table.loc[table["ratio"].idxmax()]
     state = SUPPORTED if (table["low"] >= LEAST).any() else REFUTED if (table["high"] < LEAST).all() else UNDECIDED
     why = f"{AXES.short(row['method'])} {interval_text(row)} at {AXES.case(row)}"
-    if no_claim := frames.no_claim(table):
-        state, why = UNDECIDED, no_claim
-    return Verdict(claim, rule, row["ratio"], row["low"], row["high"], state, why, table, row["runs"])
+    return verdict(claim, rule, table, row, state, why, calls=True)

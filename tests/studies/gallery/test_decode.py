@@ -12,8 +12,9 @@ from blockshock_lib.errors import ParamsError
 from blockshock_lib.layers import Linear24
 from blockshock_lib.params import load
 from blockshock_lib.report import verdicts
-from blockshock_lib.studies.gallery import decode, hypotheses, plots, report
+from blockshock_lib.studies.gallery import decode, hypotheses
 from blockshock_lib.studies.gallery.accuracy import opened
+from blockshock_lib.studies.gallery.axes import AXES
 from blockshock_lib.studies.gallery.methods import DECODERS
 from blockshock_lib.studies.gallery.params import columns, expand
 from tests.report.frames import row
@@ -172,7 +173,7 @@ def planted(speeds, device="cuda", metric="token_kernel", **other):
         ({1: 1.5, 4: 1.5, 16: 1.4}, {}, "undecided", "B=16"),
         ({1: 1.5, 16: 1.5}, {}, "undecided", "B=16"),
         ({1: 1.5, 4: 1.5, 16: 1.5}, {"device": "cpu"}, "undecided", "CPU"),
-        ({1: 1.5, 4: 1.5, 16: 1.5}, {"metric": "token_call"}, "undecided", "only call time"),
+        ({1: 1.5, 4: 1.5, 16: 1.5}, {"metric": "token_call"}, "undecided", "no cell"),
         ({1: 1.5, 4: 1.5, 16: 1.5}, {"layers": 4}, "not applicable", "4 layers of 4096x14336"),
         ({1: 1.5, 4: 1.5, 16: 1.5}, {"context": 64}, "not applicable", "64 tokens before"),
         ({}, {}, "undecided", "no cell"),
@@ -185,12 +186,20 @@ def test_a_whole_model_must_be_so_much_faster_at_every_batch(speeds, how, verdic
 
 def test_the_table_the_figure_and_the_answer_say_tokens_a_second():
     frame = planted({1: 1.5, 16: 1.2})
-    table = report.tokens(frame).set_index(["B", "method"])
+    table = STUDY.tables["tokens"](frame).set_index(["B", "method"])
     assert table.loc[(16, DECODERS["decode_searched"].label), "tokens/s"] == pytest.approx(2000, rel=0.01)
     assert table.loc[(1, DECODERS["decode_24"].label), "vs best dense"].startswith("1.5")
-    assert table["same token"].eq(1).all() and "B=16: 2:4 1.20x." in plots.tokens(frame).alt
-    assert report.tokens_answer(frame).startswith("Tokens a second, 2:4 beside the best dense: Always here: faster")
-    assert "tokens" in report.tokens(frame.iloc[:0]) and plots.tokens(frame.iloc[:0]).alt
-    assert "CPU" in report.tokens_answer(planted({1: 1.5}, "cpu"))
-    (words,) = verdicts.twin_sentences(frame, report.AXES)
+    assert table["same"].eq(1).all() and len(table) == 6
+    assert "1024 tokens before, B=16: 1.2" in STUDY.figures["tokens"](frame).alt
+    answer = STUDY.answers["gallery_decode"]
+    assert answer(frame).startswith("Always here: faster than Dense, searched in all 2 cases")
+    assert "CPU" in answer(planted({1: 1.5}, "cpu")) and "Not answered" in answer(frame.iloc[:0])
+    (words,) = verdicts.twin_sentences(frame, AXES)
     assert words.startswith("dense again differs from dense in 0 of 2 cells")
+
+
+def test_models_of_several_shapes_are_told_apart():
+    frame = pd.concat([planted({1: 1.5, 16: 1.5}), planted({1: 1.5}, layers=4).replace({"case": {"B=1": "short"}})])
+    assert "1 other setting not drawn" in STUDY.figures["tokens"](frame).alt
+    assert hypotheses.p4(frame).verdict == "undecided"
+    assert len(STUDY.tables["tokens"](frame)) == 9

@@ -167,7 +167,7 @@ def test_the_dense_product_multiplies_the_whole_weight_and_the_others_what_is_ke
     ],
 )
 def test_only_what_a_library_has_no_product_for_is_unsupported(error, status, monkeypatch):
-    from blockshock_lib.kernels.patterns.csr import Csr
+    from blockshock_lib.kernels.patterns.unstructured import Csr
 
     def product(self, x):
         raise error
@@ -183,7 +183,7 @@ def test_only_what_a_library_has_no_product_for_is_unsupported(error, status, mo
 
 
 def test_a_product_that_is_wrong_has_no_time(monkeypatch):
-    from blockshock_lib.kernels.patterns.csr import Csr
+    from blockshock_lib.kernels.patterns.unstructured import Csr
 
     right = Csr.product
     monkeypatch.setattr(Csr, "product", lambda self, x: right(self, x).roll(1, 1))
