@@ -27,6 +27,10 @@ CASES = {
     },
     "gallery_speed": {"sweep.patterns": ["unstructured"], "sweep.weights": [[1024, 1024]], "sweep.sparsities": [0.9]},
     "gallery_training": {"sweep.patterns": ["GELU"], "sweep.weights": [[1024, 512]], "sweep.batches": [512]},
+    "gallery_decode": {
+        **{"decode.layers": 8, "decode.width": 512, "decode.mlp": 1024, "decode.heads": 8, "decode.kv_heads": 4},
+        **{"decode.vocab": 8192, "decode.contexts": [512], "decode.batches": [4]},
+    },
     "gallery_accuracy": {
         **{"methods": ["trained_dense", "sparsegpt_24"], "accuracy.seeds": 1, "accuracy.calibration": 32},
         **{"accuracy.width": 128, "accuracy.vocab": 4096, "accuracy.tokens": 4096, "accuracy.validation_tokens": 1024},

@@ -1,4 +1,4 @@
-"""The gallery of sparsity patterns: which pays on one GPU, at which sparsity and batch?"""
+"""The gallery of sparsity patterns: which pays on one GPU, at which sparsity and batch, at what cost in accuracy?"""
 
 from blockshock_lib.engine.study import Study
 from blockshock_lib.report import late
@@ -17,7 +17,7 @@ _HYPOTHESES = {
 
 STUDY = Study(
     name="gallery",
-    question="Which sparsity pattern pays on this GPU, at which sparsity and batch?",
+    question="Which sparsity pattern pays on this GPU, at which sparsity and batch, and what does it cost in accuracy?",
     params=Params,
     case=Case,
     expand=expand,
@@ -65,7 +65,7 @@ STUDY = Study(
         "fastest": late("studies.gallery.plots:fastest"),
         "time over floor": late("studies.gallery.plots:time_over_floor"),
         "break-even": late("studies.gallery.steps:break_even"),
-        "tokens": late("report.grid_plots:ratio_heatmap", TOKENS),
+        "tokens": late("report.plots:ratio_heatmap", TOKENS),
         "nats lost": late("studies.gallery.losses:nats_lost"),
     },
 )

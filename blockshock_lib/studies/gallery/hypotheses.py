@@ -61,10 +61,10 @@ _RULE_P3 = (
 )
 _RULE_P4 = (
     "speed = median t(dense model of the best searched products) / median t(the model that sparsify_ makes of it), "
-    "kernel time of a token of each sequence, head and attention included, in bf16, 99% intervals over whole runs, of "
-    "a single run over its fresh groups of processes; cells: Llama-3-8B's shape after 1024 tokens, B of 1, 4 and 16. "
-    f"Supported if every interval lies at or above {LEAST_TOKENS}; refuted if one lies below it; not applicable where "
-    f"only other models were measured. {_ELSE}"
+    "kernel time of a token of each sequence, attention and the head included and the same in both, in bf16, 99% "
+    "intervals over whole runs, of a single run over its fresh groups of processes; cells: Llama-3-8B's shape after "
+    f"1024 tokens, B of 1, 4 and 16. Supported if every interval lies at or above {LEAST_TOKENS}; refuted if one lies "
+    f"below it; not applicable where only other models were measured. {_ELSE}"
 )
 
 

@@ -64,7 +64,8 @@ _WAYS = (
 WAYS = {way.name: way for way in _WAYS}
 ACTS = ("GELU", "squared ReLU")
 
-# Models that decode: of "dense" a kernel multiplies all layers, of "2:4" a backend of Sparse24 all but the head.
+# Models that decode: of "dense" a kernel multiplies all layers, of "2:4" a backend of Sparse24 all but the head, which
+# is the best dense model's.
 _DECODERS = (
     Method("Dense (F.linear)", "dense", "#666666", "H", "decode_dense", "dense", "linear"),
     Method("Dense, searched", "best dense", "#000000", "s", "decode_searched", "dense", "searched"),

@@ -3,7 +3,8 @@
 from blockshock_lib.engine import memory
 from blockshock_lib.engine.study import Need
 from blockshock_lib.studies.gallery.arms import ARMS
-from blockshock_lib.studies.gallery.params import Case
+from blockshock_lib.studies.gallery.methods import DECODERS
+from blockshock_lib.studies.gallery.params import LLAMA, Case
 from blockshock_lib.studies.gpt.need import training
 
 ORDER = 24  # bytes a weight while a mask is made: magnitudes in fp32, sorted, with their places
@@ -14,7 +15,7 @@ HESSIANS = 3  # of the widest layer, as SparseGPT has them: the moments, their f
 
 def need(case: Case, card: dict) -> Need:
     """An upper estimate; which kernels can run the ranks find out."""
-    held = trained(case) if case.tokens else multiplied(case)
+    held = trained(case) if case.tokens else decoded(case) if case.pattern == LLAMA else multiplied(case)
     return Need(memory.upper(held, not case.tokens, case.device), dict.fromkeys(case.methods, ""))
 
 
@@ -25,6 +26,20 @@ def multiplied(case: Case) -> float:
     held = weight * (ORDER + works * (2 * e + 1 + count * (e + INDEX * (1 - case.sparsity))))
     held += COMPARED * (works * rows + step * weight)
     return held + rows * (2 * e + step * (ORDER + count * (2 * e + 1)))
+
+
+def decoded(case: Case) -> float:
+    """Bytes of a model with a cache; of the copies that its methods have, each with a cache, and one the dense twin;
+    of the caches and weights that the truth has in float64, a layer at a time, and while one is made 2:4.
+    """
+    e, kv = 4 if case.dtype == "fp32" else 2, case.n // case.heads * case.kv_heads
+    layer, head = case.n * (2 * case.n + 2 * kv + 3 * case.k), case.n * case.vocab
+    shares = {"dense": e, "2:4": e / 2 + 1 / 8}  # bytes a weight of the layers
+    packed = [DECODERS[name].pattern for name in case.methods if DECODERS[name].kernel != "linear"]
+    held = e * (case.layers * layer + 2 * head) + sum(case.layers * layer * shares[one] + e * head for one in packed)
+    cache = 2 * case.batch * kv * (case.context + 1)
+    held += e * case.layers * cache * (len(case.methods) + 3) + 8 * cache
+    return held + (e + 8) * max(layer, head) + ORDER * 2 * case.n * case.k + COMPARED * case.batch * case.vocab
 
 
 def trained(case: Case) -> float:

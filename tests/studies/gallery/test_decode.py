@@ -123,8 +123,8 @@ def next_token(patch):
     ("plant", "words"),
     [
         (flipped, "a next token is not the dense model's"),
-        (dropped, "logits: largest error"),
-        (stale, "logits: largest error"),
+        (dropped, "a next token is not the dense model's"),
+        (stale, "a next token is not the dense model's"),
         (next_token, "a next token is not the dense model's"),
     ],
 )
@@ -133,6 +133,17 @@ def test_planted_faults_are_refused_and_not_timed(plant, words, monkeypatch):
     rows = measured(methods=["decode_dense", "decode_24"])
     assert words in said(rows)["decode_24"]
     assert not rows["method"].eq("decode_24").to_numpy()[rows["metric"].eq("token_call")].any()
+
+
+def test_a_fault_of_one_layer_of_many_is_refused_in_bf16(monkeypatch):
+    def plant(self):
+        if self.name == "decode_24":
+            self.model.layers[-1].out.register_forward_hook(lambda layer, given, y: y.roll(1, -1))
+
+    monkeypatch.setattr(decode.DecodeRunner, "tune", plant)
+    deep = {"decode.layers": 24, "decode.contexts": [512], "decode.vocab": 64, "dtype": "bf16"}
+    found = said(measured(methods=["decode_dense", "decode_24"], **deep))
+    assert found["decode_dense"] == "ok" and "RMS error is" in found["decode_24"]
 
 
 @pytest.mark.parametrize(
