@@ -38,7 +38,7 @@ ON_A_GPU = {
         *(f"triton_{part}.py" for part in ("forward", "dq", "dkdv", "tiles")),
     ),
     "cuda": ("compiled.py",),
-    "nvmath": ("plans.py", "ust.py"),
+    "nvmath": ("plans.py", "unstructured.py"),
 }
 ON_A_GPU |= {"flash_attn": ("fa4.py",), "cudnn": ("cudnn.py",)}  # the extra `attention`
 
