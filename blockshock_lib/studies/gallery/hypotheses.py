@@ -149,7 +149,7 @@ def verdict(
 ) -> Verdict:
     """The row's; without one, on a CPU and, unless `calls` may judge, of call time undecided."""
     if row is None:
-        nothing = "no cell holds valid times beside the best dense products"
+        nothing = "no cell holds valid times beside the best dense product"
         return Verdict(claim, rule, np.nan, np.nan, np.nan, UNDECIDED, nothing, table)
     if no_claim := frames.no_claim(table):
         state, why = UNDECIDED, no_claim
