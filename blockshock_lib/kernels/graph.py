@@ -87,10 +87,10 @@ class Graph:
         return start.elapsed_time(end)
 
     def fresh(self) -> object:
-        """Runs it on outputs overwritten with NaN, so that a replay that does nothing shows."""
+        """Runs it on outputs overwritten with NaN, whole numbers with -1, so that a replay that does nothing shows."""
         if self.graph is not None:
             for tensor in tensors(self.out):
-                tensor.fill_(float("nan"))
+                tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
         return self()
 
     def release(self) -> None:

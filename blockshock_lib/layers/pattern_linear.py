@@ -26,13 +26,13 @@ class PatternLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The kept values, in the kernel's order: their dtype and device are the layer's."""
-        return self.packed.tensors["values"]
+        return self.packed.tensors["values"].to(self.packed.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """y [..., N] of `input` [..., K], in the weight's dtype. ValueError: another width or dtype."""
         x = input.reshape(-1, input.shape[-1])
         if torch.is_autocast_enabled(x.device.type):
-            x = x.to(self.weight.dtype)
+            x = x.to(self.packed.dtype)
         y = _Product.apply(x, self.packed) if len(x) else x.new_empty(0, self.out_features)
         return (y if self.bias is None else y + self.bias).reshape(*input.shape[:-1], self.out_features)
 

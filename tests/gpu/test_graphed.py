@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 from blockshock_lib.comm import Group
+from blockshock_lib.kernels.graph import Graph
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import DenseLinear, Linear24
 from blockshock_lib.ranks import call
@@ -51,6 +52,16 @@ def test_replays_have_the_bits_of_the_plain_forward(fast, rows):
         assert torch.equal(fast(x), fast.layer(x))
     wide = draw(rows, 2 * K)
     assert torch.equal(fast(wide[:, K:]), fast.layer(wide[:, K:].contiguous()))
+
+
+def test_outputs_of_whole_numbers_are_overwritten_too():
+    logits = draw(4, K)
+    graph = Graph([lambda: logits.argmax(-1)], logits.device)
+    graph()
+    assert torch.equal(graph.fresh(), logits.argmax(-1))
+    graph.graph.replay = lambda: None
+    assert torch.equal(graph.fresh(), torch.full((4,), -1, device="cuda"))
+    graph.release()
 
 
 def test_calls_on_two_streams_do_not_mix(fast):

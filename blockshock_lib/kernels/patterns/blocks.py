@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels import needs
-from blockshock_lib.kernels.patterns import tune, unstructured
+from blockshock_lib.kernels.patterns import tune
 from blockshock_lib.kernels.patterns.pattern import (
     Counts,
     Kernel,
@@ -49,7 +49,7 @@ class Bsr(Packed):
     """Blocks with a column each and where each row of blocks begins, int32."""
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int):
-        self.shape, self.block, self.chosen = tuple(weight.shape), block, {}
+        self.shape, self.dtype, self.block, self.chosen = tuple(weight.shape), weight.dtype, block, {}
         kept = kept_blocks(mask, block)
         crow = F.pad(kept.sum(1).cumsum(0), (1, 0)).int()
         values = torch.where(tiled(mask, block)[kept], tiled(weight, block)[kept], 0)
@@ -126,7 +126,7 @@ class Grouped(Packed):
     """
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int):
-        self.shape, self.block = tuple(weight.shape), block
+        self.shape, self.dtype, self.block = tuple(weight.shape), weight.dtype, block
         kept = kept_blocks(mask, block)
         kept[~kept.any(1), 0] = True
         values = torch.where(tiled(mask, block)[kept], tiled(weight, block)[kept], 0)
@@ -170,7 +170,8 @@ def grouped_bytes(counts: Counts, itemsize: int) -> float:
 
 def bsr(device: torch.device, dtype: torch.dtype, shape: tuple[int, int], block: int) -> str:
     if device.type == "cpu":
-        return unstructured.unsupported(device, dtype)
+        wide = dtype in (torch.float32, torch.float64)
+        return "" if wide else f"a CPU multiplies sparse fp32 and fp64; it sums {dtype} in that dtype, or has no kernel"
     if block < LEAST or block & (block - 1):
         return f"Triton's product takes blocks of a power of two from {LEAST} on, not of {block}"
     return on_gpu(device, dtype) or ("" if needs.version("triton") else "triton is not installed")

@@ -14,7 +14,8 @@ class Blocks24(Packed):
     """A packed 2:4 weight [b, n b] for each row of n > 0 blocks, with the columns of x that it needs, int32."""
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int):
-        self.shape, self.block, self.lines, self.tensors = tuple(weight.shape), block, [], {}
+        self.shape, self.dtype, self.block = tuple(weight.shape), weight.dtype, block
+        self.lines, self.tensors = [], {}
         backend = choose("auto", weight.device)
         for row, kept in enumerate(blocks.kept_blocks(mask, block)):
             if bool(kept.any()):

@@ -17,7 +17,7 @@ class Dense(Packed):
     """The masked weight as it is."""
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int = 0):
-        self.shape = tuple(weight.shape)
+        self.shape, self.dtype = tuple(weight.shape), weight.dtype
         self.tensors = {"values": torch.where(mask, weight, 0).contiguous()}
 
     def product(self, x: Tensor) -> Tensor:

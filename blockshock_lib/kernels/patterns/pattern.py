@@ -44,6 +44,7 @@ class Packed(ABC):
     """
 
     shape: tuple[int, int]
+    dtype: torch.dtype
     tensors: dict[str, Tensor]
 
     @abstractmethod
@@ -71,11 +72,11 @@ class Packed(ABC):
         return sum(one.nbytes for one in self.tensors.values())
 
     def check(self, x: Tensor) -> None:
-        values = self.tensors["values"]
+        device = self.tensors["values"].device
         if x.dim() != 2 or x.shape[0] < 1 or x.shape[1] != self.shape[1]:
             raise ValueError(f"the input must be [B, {self.shape[1]}], not {list(x.shape)}")
-        if x.dtype != values.dtype or x.device != values.device:
-            wanted = f"{values.dtype} on {values.device} as the weight is"
+        if x.dtype != self.dtype or x.device != device:
+            wanted = f"{self.dtype} on {device} as the weight is"
             raise ValueError(f"the input must be {wanted}, not {x.dtype} on {x.device}")
 
 

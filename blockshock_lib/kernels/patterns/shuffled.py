@@ -17,7 +17,7 @@ class Shuffled(Packed):
     """A weight in shuffled order packed in blocks, and both orders: x's columns and y's are moved in every call."""
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int, inner: Callable[..., Packed] = blocks.Bsr):
-        self.shape = tuple(weight.shape)
+        self.shape, self.dtype = tuple(weight.shape), weight.dtype
         rows, columns = order(mask, block), order(mask.t(), block)
         self.inner = inner(weight[rows][:, columns], mask[rows][:, columns], block)
         own = {"rows": rows.argsort().int(), "columns": columns.int()}

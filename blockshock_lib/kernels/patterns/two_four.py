@@ -19,7 +19,7 @@ class TwoFour(Packed):
     """A packed 2:4 weight with its backend."""
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int, backend: Backend):
-        self.shape, self.backend = tuple(weight.shape), backend
+        self.shape, self.dtype, self.backend = tuple(weight.shape), weight.dtype, backend
         self.packed = backend.pack(weight, mask)
         self.tensors = {"values": self.packed.values}
 

@@ -27,7 +27,8 @@ def sparsify_(
     `filter` says which: a pattern of dotted names ("*.mlp.*"), or a function of name and module; None: all. A layer
     that cannot be converted stays as it is, and its row of the report says why. All is checked before the first is
     changed, and whatever interrupts it, an error or Ctrl-C, leaves the model as it was; so until the end both weights
-    are held. Make optimizers, DistributedDataParallel and CUDA graphs afterwards.
+    are held, and in calibration those of other patterns than 2:4 a third time, dense. Make optimizers,
+    DistributedDataParallel and CUDA graphs afterwards.
 
     `calibration`, for a method that needs it: batches, each what the model takes, as a tensor, a tuple or a mapping of
     its arguments, on its device. A layer is pruned by what it is given once all layers before it are pruned, in eval
@@ -49,6 +50,7 @@ def sparsify_(
             rows[name] = replace(rows[name], refused="no batch of calibration reaches it")
         if not (groups := called):
             raise UnsupportedError("no batch of calibration reaches a layer that could be converted")
+    made = {}
     with Swaps(model) as swaps:
         for names, once in groups.items():
             given = moments(model, names[0], once, batches, full) if batches else None
@@ -58,9 +60,12 @@ def sparsify_(
                     new = config.layer(as_linear(old), given)
                 except (DataError, UnsupportedError, ValueError) as error:
                     raise type(error)(f"{name}: {error}") from error
-                after = held(converted(new, old, name))
-                rows[name] = replace(rows[name], after=after, made=type(new).__name__)
-                swaps.put(name, new)
+                made[name] = converted(new, old, name)
+                rows[name] = replace(rows[name], after=held(new), made=type(new).__name__)
+                # Calibration passes through it many times, which a slow pattern would dominate.
+                swaps.put(name, new.to_linear() if batches and isinstance(new, PatternLinear) else new)
+        for name, new in made.items():
+            swaps.put(name, new)
     return Report(tuple(rows.values()))
 
 

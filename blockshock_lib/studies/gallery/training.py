@@ -7,7 +7,7 @@ tiles, 2:4 both ways, dW is one too, and the gradient is straight-through: dH = 
 """
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +44,7 @@ class TrainingProblem(GalleryProblem):
         if way.operand == "weight":
             return Linear24.unsupported(None, self.device, self.dtype, product=way.kernel)
         if way.tiles:
-            return on_gpu(self.device, self.dtype)
+            return on_gpu(self.device, self.dtype) or untrue_tiles(self.device, self.dtype)
         try:
             PATTERN.choose(self.x, 0, way.kernel)
         except UnsupportedError as error:
@@ -56,6 +56,25 @@ class TrainingProblem(GalleryProblem):
 
     def build(self, method: str) -> "TrainingRunner":
         return TrainingRunner(self, method)
+
+
+@cache
+def untrue_tiles(device: torch.device, dtype: torch.dtype) -> str:
+    """Why PyTorch's tiles cannot be multiplied on this GPU: it writes their metadata by CUTLASS's layout, and the
+    cuSPARSELt of some GPUs reads another.
+    """
+    a = torch.randn(256, 512, generator=torch.Generator(device).manual_seed(0), device=device, dtype=dtype)
+    packed = SparseSemiStructuredTensorCUSPARSELT.prune_dense_static_sort(a)
+    for made in (packed.to_dense(), packed.t().to_dense().t()):
+        keep = made != 0
+        if crowded(keep, keep.t()) or not torch.equal(made, torch.where(keep, a, 0)):
+            return "cuSPARSELt multiplies other places here than PyTorch's tile op keeps"
+    return ""
+
+
+def crowded(*masks: Tensor) -> bool:
+    """Whether one of them [., .] keeps more than two of four neighbours along its rows."""
+    return any(int(keep.unflatten(1, (-1, 4)).sum(-1).max()) > 2 for keep in masks)
 
 
 class Operand(NamedTuple):
@@ -161,8 +180,7 @@ class TrainingRunner(GalleryRunner):
         kept = (self.weight != 0) if self.layer else self.kept
         if kept is None:
             return ""
-        both = [kept.t()] if self.layer or self.way.tiles else []
-        if any(int(one.unflatten(1, (-1, 4)).sum(-1).max()) > 2 for one in (kept, *both)):
+        if crowded(kept, *([kept.t()] if self.layer or self.way.tiles else [])):
             return "more than two of four neighbours are kept"
         if self.operand.keep is None:
             return ""

@@ -19,6 +19,7 @@ from blockshock_lib import (
     sparsify_,
 )
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.patterns import unstructured
 from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify import prune
 from tests.layers.sparsify.models import Model, same, state
@@ -71,6 +72,33 @@ def test_calibrated_patterns_keep_by_its_scores(method):
     else:
         wanted, _ = prune.sparsegpt(weight, x.t() @ x, config.keep, 16)
     torch.testing.assert_close(model.blocks[0].q.to_dense(), wanted)
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+def test_calibration_multiplies_no_packed_weight_and_passes_what_is_pruned(method, monkeypatch):
+    monkeypatch.setattr(unstructured.Csr, "product", lambda packed, x: pytest.fail("a slow product is calibrated by"))
+    model, both = Model(), Model()
+    sparsify_(model, Unstructured(sparsity=0.5, method=method), calibration=BATCHES)
+    monkeypatch.undo()
+    for name in ALL:  # one after another: each layer is given what the packed ones before it make
+        sparsify_(both, Unstructured(sparsity=0.5, method=method), name, calibration=BATCHES)
+    for name in ALL:
+        assert isinstance(model.get_submodule(name), PatternLinear)
+        torch.testing.assert_close(model.get_submodule(name).to_dense(), both.get_submodule(name).to_dense())
+
+
+def test_unstructured_weights_of_16_bits_are_multiplied_in_fp32_and_stay_of_their_dtype():
+    linear = torch.nn.Sequential(torch.nn.Linear(512, 64, dtype=torch.bfloat16))
+    x = torch.randn(8, 512).bfloat16()
+    sparsify_(linear, Unstructured(sparsity=0.5))
+    layer = linear[0]
+    assert layer.packed.tensors["values"].dtype == torch.float32 and layer.weight.dtype == torch.bfloat16
+    exact = x.double() @ layer.to_dense().double().t() + layer.bias.double()
+    y = linear(x)
+    assert y.dtype == layer.to_dense().dtype == torch.bfloat16
+    assert (y - exact).abs().max() <= 2 * (exact.bfloat16() - exact).abs().max()
+    with pytest.raises(ValueError, match="bfloat16"):
+        linear(x.float())
 
 
 def test_fake_layers_of_a_pattern_become_real_with_equal_values():

@@ -1,6 +1,7 @@
 """The training phase: every way's step is its formulas, planted faults are refused; its table, figure and verdict."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -123,6 +124,22 @@ def test_a_step_packs_as_its_operand_was_tuned_and_checks_no_mask(monkeypatch):
     assert torch.equal(*(one.packed.data[0].view(torch.int16) for one in (again, whole)))
     monkeypatch.setattr(two_four.TwoFour, "again", lambda self, *what: self)
     assert runner.sparsify().packed is runner.operand.packed
+
+
+def test_tiles_whose_product_is_of_other_places_are_refused(monkeypatch):
+    def pack(shift):
+        def made(a):
+            keep = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]]).bool().repeat_interleave(2, 0).repeat(64, 128)
+            kept = torch.where(keep, a, 0)
+            place = SimpleNamespace(to_dense=lambda: kept.t())
+            return SimpleNamespace(to_dense=lambda: kept.roll(shift, 0), t=lambda: place)
+
+        return SimpleNamespace(prune_dense_static_sort=made)
+
+    for shift, said in ((0, ""), (1, "other places"), (4, "other places")):
+        monkeypatch.setattr(training, "SparseSemiStructuredTensorCUSPARSELT", pack(shift))
+        told = training.untrue_tiles.__wrapped__(torch.device("cpu"), torch.bfloat16)
+        assert said in told and bool(said) == bool(told)
 
 
 def planted(speeds, device="cuda", kernel=True, case="a"):
