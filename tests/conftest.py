@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from blockshock_lib import files
-from blockshock_lib.ranks import WorkerGroup, worker
+from blockshock_lib.ranks import WorkerGroup, group, worker
 
 if importlib.util.find_spec("triton") and not torch.cuda.is_available():
     # Its own functions are made for the interpreter or for a GPU as it is imported, and torch.compile imports it too.
@@ -39,9 +39,9 @@ def outputs():
         yield Path(folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranks_of(tmp_path_factory):
-    """So many ranks on the CPU, which the tests of a file share: a group that one of them ended is made anew."""
+    """So many ranks on the CPU, which all tests of a process share: a group that one of them ended is made anew."""
     groups = {}
 
     def found(count):
@@ -50,8 +50,8 @@ def ranks_of(tmp_path_factory):
         return groups[count]
 
     yield found
-    for group in groups.values():
-        group.close()
+    for one in groups.values():
+        one.close()
 
 
 @pytest.fixture
@@ -80,5 +80,4 @@ def light(monkeypatch):
     """Ranks that are forked and load no torch: a group of any size starts at once, and is otherwise the real one."""
 
     monkeypatch.setattr(worker, "join", lambda *_: None)
-    fork = multiprocessing.get_context("fork")
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork)
+    monkeypatch.setattr(group, "_starter", lambda _: multiprocessing.get_context("fork"))

@@ -82,10 +82,10 @@ def main(
     environment: dict[str, str],
 ):
     """`meeting`: a folder that is removed with the parent, in a file of which the ranks meet."""
+    os.environ.clear()  # of the process that this one was forked from
     os.environ.update(environment)
     os.setpgrp()  # the parent ends a rank together with the compilers it may have started; Ctrl-C stays with the parent
-    parent = multiprocessing.parent_process().pid
-    threading.Thread(target=watch, args=(parent, meeting), name="parent watch", daemon=True).start()
+    threading.Thread(target=watch, args=(os.getppid(), meeting), name="parent watch", daemon=True).start()
     ctx, lost = None, set()
     _open_log(log, log_of(meeting, rank, "stacks"))
 
@@ -180,10 +180,13 @@ def root_cause(failures: dict[int, Answer]) -> int:
     return min(failures, key=order)
 
 
-def watch(parent: int, meeting: Path | None = None) -> None:
-    """In a thread: end this process, and what it has started, as soon as its parent is gone; remove `meeting` then."""
-    # No other process can hold getppid back, as an inherited end of a pipe could.
-    while os.getppid() == parent:
+def watch(above: int, meeting: Path | None = None) -> None:
+    """In a thread: end this process, and what it has started, as soon as the process `above` is gone that it was forked
+    from, or its parent, whom that one serves and outlives by nothing; remove `meeting` then.
+    """
+    # No other process can hold getppid back, as an inherited end of the parent's pipe could.
+    parent = multiprocessing.parent_process()
+    while os.getppid() == above and (parent is None or parent.is_alive()):
         time.sleep(WATCH_SECONDS)
     if meeting is not None:
         shutil.rmtree(meeting, ignore_errors=True)

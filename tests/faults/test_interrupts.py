@@ -52,22 +52,28 @@ class Traces:
         # A write that was cut short leaves this; the real ones are too quick to be caught.
         (self.folder / "records" / ".cut-0.json.1.tmp").write_text("{")
         # Between one group of ranks and the next there are none for a moment.
-        assert wait_for(lambda: sum("spawn_main" in name for name in self.processes().values()) == 2), "two ranks"
+        assert wait_for(lambda: len(self.ranks()) == 2), "two ranks"
         assert wait_for(self.scratch), "the ranks meet in a folder of the run's scratch"
         family = {process.pid for process in self.processes()}
         self.listeners = {one for one in listeners() if one[0] in family}
 
     def processes(self) -> dict[psutil.Process, str]:
-        """All living ones of the private environment, but for the one to be spared with its tracker of resources, which
-        ends with it; and what they run."""
+        """All living ones of the private environment, but for the one to be spared with multiprocessing's two servers,
+        which end with it; and what they run."""
         found = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):  # it may end meanwhile
                 what = " ".join(process.cmdline())
-                spared = process.pid == self.spared or (process.ppid() == self.spared and "resource_tracker" in what)
+                own = process.ppid() == self.spared and ("resource_tracker" in what or "forkserver" in what)
+                spared = process.pid == self.spared or own
                 if not spared and process.environ().get("TMPDIR") == str(self.tmp):
                     found[process] = what
         return found
+
+    def ranks(self) -> list[psutil.Process]:
+        """Forked from multiprocessing's server, each at the head of a process group."""
+        forked = [process for process, what in self.processes().items() if "forkserver" in what]
+        return [process for process in forked if os.getpgid(process.pid) == process.pid]
 
     def scratch(self) -> list[Path]:
         return list(self.tmp.glob("blockshock-*"))

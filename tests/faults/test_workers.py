@@ -1,9 +1,7 @@
 """A worker that fails or hangs is named, in time, with what it can still tell, and nothing of its group is left."""
 
 import itertools
-import multiprocessing
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -50,15 +48,10 @@ def test_a_rank_that_fails_is_named(how, tmp_path, light):
 
 
 @pytest.mark.long
-def test_a_hundred_workers_that_raise_exit_or_are_killed(tmp_path, monkeypatch):
-    """100 faults in 100 groups of ranks with torch and gloo: of each kind one spawned, then forked, which is quick."""
-    fork = multiprocessing.get_context("fork")
-    with ThreadPoolExecutor(1) as thread:  # what is forked here has a short stack, so a log's last lines tell of it
-        for number, (how, (ranks, rank)) in enumerate(FAULTS):
-            if number == len(failing.HOWS) * len(PLACES):
-                monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork)
-            logs = tmp_path / str(number)
-            assert_named(thread.submit(WorkerGroup, ranks, logs=logs).result(), how, rank)
+def test_a_hundred_workers_that_raise_exit_or_are_killed(tmp_path):
+    """100 faults in 100 groups of ranks with torch and gloo."""
+    for number, (how, (ranks, rank)) in enumerate(FAULTS):
+        assert_named(WorkerGroup(ranks, logs=tmp_path / str(number)), how, rank)
 
 
 def assert_stacks(task, seen, logs):

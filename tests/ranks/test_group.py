@@ -15,8 +15,9 @@ from tests.processes import living, pids_of, python, running, wait_for
 
 
 @pytest.fixture(scope="module", autouse=True)
-def temporary(tmp_path_factory):
+def temporary(tmp_path_factory, ranks_of):
     """A temporary folder that these tests do not share, so that whatever is left in it is theirs."""
+    ranks_of(2)  # which other files use too
     folder = tmp_path_factory.mktemp("temporary")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))
