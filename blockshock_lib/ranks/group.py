@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 from blockshock_lib.errors import DeadlineError, LaunchError, RankError, first_line
 from blockshock_lib.ranks import worker
 
+SCRATCH = "BLOCKSHOCK_SCRATCH"  # where a run keeps what is temporary
 CLOSE_SECONDS = 5.0  # NCCL captured in a CUDA graph can hang destroy_process_group (pytorch#115388)
 GRACE_SECONDS = 0.3  # how long a first error waits for an earlier one; who tells of a lost peer waits CLOSE_SECONDS
 
@@ -62,7 +63,7 @@ class WorkerGroup:
         if processes < 1 or (backend == "nccl" and device != "cuda"):
             raise LaunchError(f"{processes} processes with {backend} on {device} are no group of workers")
         # Where a run has a scratch folder, what a killed parent leaves there is swept with it.
-        self._meeting = Path(tempfile.mkdtemp(prefix="blockshock-", dir=os.environ.get("BLOCKSHOCK_SCRATCH") or None))
+        self._meeting = Path(tempfile.mkdtemp(prefix="blockshock-", dir=os.environ.get(SCRATCH) or None))
         folder = self._meeting if logs is None else Path(logs)
         self._logs = [worker.log_of(folder, first + rank) for rank in range(processes)]
         self._processes: dict[int, BaseProcess] = {}
@@ -230,15 +231,21 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...] = ()) -> bytes:
 
 def _starter(device: str) -> BaseContext:
     # A GPU's ranks are spawned. Those of a CPU are forked, in a tenth of the time, from a server that has imported the
-    # slow libraries and computes nothing. It lives as long as this process, which no scratch folder's end must change.
+    # slow libraries and computes nothing. It lives as long as this process: a scratch folder that ends before must not
+    # end it too, while one that a command gave its kernel takes the server's files, as the kernel is killed in the end.
     if device == "cuda":
         return multiprocessing.get_context("spawn")
-    forks, scratch = multiprocessing.get_context("forkserver"), os.environ.pop("BLOCKSHOCK_SCRATCH", None)
+    forks, place, scratch = multiprocessing.get_context("forkserver"), tempfile.tempdir, os.environ.get(SCRATCH)
     forks.set_forkserver_preload(["torch.distributed.tensor", "pandas", "pydantic"])
     try:
+        if "BLOCKSHOCK_RUN" in os.environ:
+            tempfile.tempdir = scratch
+        else:
+            os.environ.pop(SCRATCH, None)
         forkserver.ensure_running()
     finally:
-        os.environ |= {"BLOCKSHOCK_SCRATCH": scratch} if scratch else {}
+        tempfile.tempdir = place
+        os.environ |= {SCRATCH: scratch} if scratch else {}
     return forks
 
 
