@@ -12,9 +12,10 @@ from blockshock_lib.errors import DataError, UnsupportedError
 from blockshock_lib.layers.linear24 import Linear24
 from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify.calibrate import moments, survey
-from blockshock_lib.layers.sparsify.configs import CALIBRATED, Sparse24
+from blockshock_lib.layers.sparsify.configs import CALIBRATED, Config, Sparse24
 from blockshock_lib.layers.sparsify.fake import FakeSparse, PruneSchedule, fake, unfake
-from blockshock_lib.layers.sparsify.plan import Config, Filter, as_linear, conv1d_of, held, plan, row_of
+from blockshock_lib.layers.sparsify.parallel import ParallelLinear24, parallel, part_of, split
+from blockshock_lib.layers.sparsify.plan import Filter, as_linear, conv1d_of, held, plan, row_of
 from blockshock_lib.layers.sparsify.report import Report
 
 
@@ -42,7 +43,7 @@ def sparsify_(
         raise ValueError(f"method={config.method!r} needs calibration=[...], batches of what the model takes")
     if config.method not in CALIBRATED and calibration is not None:
         raise ValueError(f"method={config.method!r} takes no calibration")
-    rows = {row.name: row for row in plan(model, config, filter)}
+    rows = {row.name: row for row in plan(model, config, filter, parts=True)}
     groups = dict.fromkeys(((name,) for name, row in rows.items() if not row.refused), False)
     if batches:
         called = survey(model, [name for (name,) in groups], batches, full)
@@ -57,7 +58,7 @@ def sparsify_(
             for name in names:
                 old = model.get_submodule(name)
                 try:
-                    new = config.layer(as_linear(old), given)
+                    new = config.layer(part_of(old, config) if split(old) else as_linear(old), given)
                 except (DataError, UnsupportedError, ValueError) as error:
                     raise type(error)(f"{name}: {error}") from error
                 made[name] = converted(new, old, name)
@@ -129,24 +130,23 @@ class Swaps(AbstractContextManager):
 
     def put(self, name: str, new: nn.Module) -> None:
         self.old.setdefault(name, self.model.get_submodule(name))
-        self._set(name, new)
-
-    def _set(self, name: str, module: nn.Module) -> None:
-        parent, _, child = name.rpartition(".")
-        setattr(self.model.get_submodule(parent), child, module)
+        self.model.set_submodule(name, new)
 
     def __exit__(self, kind, error, trace) -> None:
         for name, old in self.old.items() if kind else ():
-            self._set(name, old)
+            self.model.set_submodule(name, old)
 
 
 def converted(new: nn.Module, old: nn.Module, name: str) -> nn.Module:
     """The new layer, told whose place it takes."""
+    new = parallel(new, old) if split(old) else new
     new.path, new.conv1d = name, conv1d_of(old)
     return new.train(old.training)
 
 
 def _dense(layer: nn.Module) -> nn.Module:
+    if isinstance(layer, ParallelLinear24):
+        return layer.to_linear().train(layer.training)
     weight = layer.effective().detach() if isinstance(layer, FakeSparse) else layer.to_dense()
     kind, bias = conv1d_of(layer), layer.bias
     dense = kind(*weight.shape) if kind else nn.Linear(*weight.shape[::-1], device="meta")

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from blockshock_lib.errors import CheckpointError, UnsupportedError, first_line
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.layers.linear24 import Linear24, nonzero_places
-from blockshock_lib.layers.pattern_linear import PatternLinear
-from blockshock_lib.layers.sparsify.configs import Sparse24, linear_of
+from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
+from blockshock_lib.layers.sparsify.configs import Sparse24
 from blockshock_lib.layers.sparsify.convert import Swaps, converted
 from blockshock_lib.layers.sparsify.fake import FakeSparse
+from blockshock_lib.layers.sparsify.parallel import ParallelLinear24, split
 from blockshock_lib.layers.sparsify.plan import held, plan, row_of, shape_of
 from blockshock_lib.layers.sparsify.report import Report
 
@@ -32,6 +33,8 @@ def save_sparse(path: Path | str, model: nn.Module) -> None:
     """Writes the model to one .safetensors file, whole or not at all; a tied tensor under its first name alone."""
     tensors = {}
     for name, layer in model.named_modules():
+        if split(layer) or isinstance(layer, ParallelLinear24):
+            raise UnsupportedError(f"{name} is split over ranks: torch.distributed.checkpoint saves a state dict of it")
         if isinstance(layer, PatternLinear | FakeSparse):
             raise UnsupportedError(
                 f"{name} is {layer.words}, and a file holds 2:4 layers alone: call dense_(model) first"
