@@ -102,12 +102,6 @@ def test_patterns_and_methods_of_another_phase_are_refused(phase, settings, matc
         load(STUDY, phase, settings, choose={"hardware": "cpu"})
 
 
-def test_a_rank_that_stands_by_follows_the_steps():
-    rows = measured(*RUNS, **{"hardware.world_size": 2, "hardware.emulated": True})
-    assert said(rows) == dict.fromkeys(RUNS, "ok")
-    assert "straight-through" in WAYS["step_tiles"].label
-
-
 def test_a_step_packs_as_its_operand_was_tuned_and_checks_no_mask(monkeypatch):
     params = load(STUDY, "gallery_training", QUICK | {"sweep.patterns": ["GELU"]}, choose={"hardware": "cpu"})
     runner = opened(expand(params)[0], params, device=torch.device("cpu"), group=Group()).build("step_after")
