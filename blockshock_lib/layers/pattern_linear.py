@@ -45,10 +45,7 @@ class PatternLinear(nn.Module):
 
     def to_linear(self) -> nn.Linear:
         """A plain layer with the same weights."""
-        linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        linear.weight = nn.Parameter(self.to_dense())
-        linear.bias = None if self.bias is None else nn.Parameter(self.bias.clone())
-        return linear
+        return linear_of(self.to_dense(), self.bias)
 
     def hold_bytes(self) -> dict[str, int]:
         return {"weights": self.packed.nbytes}
@@ -70,6 +67,14 @@ class PatternLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self.words}"
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A frozen layer of this very weight [N, K] and bias."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    linear.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+    return linear
 
 
 class _Product(torch.autograd.Function):

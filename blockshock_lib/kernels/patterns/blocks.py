@@ -191,7 +191,6 @@ def keep(scores: Tensor, sparsity: float, block: int) -> Tensor:
 
 PATTERN = Pattern(
     "blocks",
-    "the square blocks with the largest sums",
     keep,
     (
         Kernel("grouped", grouped, Grouped, grouped_bytes),

@@ -70,7 +70,6 @@ def keep(scores: Tensor, sparsity: float, block: int) -> Tensor:
 
 PATTERN = Pattern(
     "2:4 in blocks",
-    "half of the weights of the blocks with the largest sums",
     keep,
     (Kernel("blocks24", unsupported, Blocks24, weight_bytes),),
     blocks.PATTERN.size,

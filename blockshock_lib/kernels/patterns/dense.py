@@ -52,25 +52,41 @@ class Searched(Dense):
 
     def product(self, x: Tensor) -> Tensor:
         self.check(x)
-        return self.by(self.chosen[len(x)], x) if len(x) in self.chosen else super().product(x)
+        return self.by(self.chosen.get(len(x)), x)
 
-    def by(self, way: Way, x: Tensor) -> Tensor:
-        before = torch.backends.cuda.preferred_blas_library()
-        torch.backends.cuda.preferred_blas_library(way.library)
-        try:
-            if way.splits == 1:
-                return F.linear(x, self.tensors["values"])
-            # [splits, B or N, K / splits]
-            x, weight = (one.unflatten(1, (way.splits, -1)).transpose(0, 1) for one in (x, self.tensors["values"]))
-            wide = {} if x.dtype == torch.float32 else {"out_dtype": torch.float32}
-            return torch.bmm(x, weight.transpose(1, 2), **wide).sum(0).to(x.dtype)
-        finally:
-            torch.backends.cuda.preferred_blas_library(before)
+    def by(self, way: Way | None, x: Tensor) -> Tensor:
+        return multiplied(way, x, self.tensors["values"])
 
     def tune(self, x: Tensor) -> None:
         if not on_gpu(x.device, x.dtype) and len(x) not in self.chosen:
             ways = [way for way in WAYS if way.splits == 1 or (len(x) <= FEW and self.shape[1] % (8 * way.splits) == 0)]
-            self.chosen[len(x)] = tune.choice(STORE, ways, self, x, {})
+            turned = [not one.is_contiguous() for one in (x, self.tensors["values"])]
+            self.chosen[len(x)] = tune.choice(STORE, ways, self, x, {"turned": turned} if any(turned) else {})
+
+
+def multiplied(way: Way | None, x: Tensor, weight: Tensor) -> Tensor:
+    """x [B, K] times a weight [N, K] transposed, in this way; None: PyTorch's own."""
+    if way is None:
+        return F.linear(x, weight)
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library(way.library)
+    try:
+        if way.splits == 1:
+            return F.linear(x, weight)
+        # [splits, B or N, K / splits]
+        x, weight = (one.unflatten(1, (way.splits, -1)).transpose(0, 1) for one in (x, weight))
+        wide = {} if x.dtype == torch.float32 else {"out_dtype": torch.float32}
+        return torch.bmm(x, weight.transpose(1, 2), **wide).sum(0).to(x.dtype)
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)
+
+
+def fastest(x: Tensor, weight: Tensor) -> Way | None:
+    """Of `multiplied` for operands that lie so, transposed views too, by a search that is kept; None on a CPU."""
+    lent = object.__new__(Searched)
+    lent.__dict__ |= {"shape": tuple(weight.shape), "dtype": weight.dtype, "tensors": {"values": weight}, "chosen": {}}
+    lent.tune(x)
+    return lent.chosen.get(len(x))
 
 
 def weight_bytes(counts: Counts, itemsize: int) -> float:
@@ -80,7 +96,6 @@ def weight_bytes(counts: Counts, itemsize: int) -> float:
 
 PATTERN = Pattern(
     "dense",
-    "every weight",
     lambda scores, sparsity, block: torch.ones_like(scores, dtype=torch.bool),
     (Kernel("linear", anywhere, Dense, weight_bytes), Kernel("searched", anywhere, Searched, weight_bytes)),
 )

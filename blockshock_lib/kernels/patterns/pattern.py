@@ -108,14 +108,12 @@ class Pattern:
     """One pattern.
 
     Attributes:
-        words: what it keeps, in words.
         keep: (scores [N, K], sparsity, block) -> mask; `mask` checks before.
         kernels: those that multiply it; the first runs on any device.
         size: what `block` is to it; "" where it has none.
     """
 
     name: str
-    words: str
     keep: Callable[[Tensor, float, int], Tensor]
     kernels: tuple[Kernel, ...]
     size: str = ""

@@ -65,7 +65,6 @@ def keep(scores: Tensor, sparsity: float, block: int) -> Tensor:
 
 PATTERN = Pattern(
     "shuffled blocks",
-    "the blocks with the largest sums, once rows and columns are ordered by their sums",
     keep,
     (Kernel("bsr_shuffled", blocks.bsr, Shuffled, weight_bytes),),
     blocks.PATTERN.size,

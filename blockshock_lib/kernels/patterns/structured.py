@@ -45,7 +45,6 @@ def _keep(scores: Tensor, sparsity: float, block: int, side: int) -> Tensor:
 ROWS, COLUMNS = (
     Pattern(
         name,
-        f"the {name} with the largest sums, in whole multiples of a block",
         lambda scores, sparsity, block, side=side: _keep(scores, sparsity, block, side),
         (Kernel(f"smaller_{name}", anywhere, Smaller, weight_bytes),),
         "so many are kept or left out together in number, wherever they lie",

@@ -88,7 +88,6 @@ def keep(scores: Tensor, sparsity: float, block: int) -> Tensor:
 
 PATTERN = Pattern(
     "2:4",
-    "the larger two of every four along the inputs",
     keep,
     tuple(
         Kernel(name, partial(unsupported, BACKENDS[name]), partial(TwoFour, backend=BACKENDS[name]), weight_bytes)

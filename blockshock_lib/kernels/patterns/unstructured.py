@@ -92,7 +92,6 @@ def keep(scores: Tensor, sparsity: float, block: int) -> Tensor:
 
 PATTERN = Pattern(
     "unstructured",
-    "the largest entries, wherever they lie",
     keep,
     (
         Kernel("coo", pattern.anywhere, Coo, coo_bytes),

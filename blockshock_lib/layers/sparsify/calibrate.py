@@ -4,8 +4,8 @@ A pass ends at the layer that it is for, and every layer before that one is prun
 """
 
 import contextlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,44 +19,36 @@ class _Reached(Exception):
     """Ends a pass."""
 
 
-@dataclass
-class _Seen:
-    """Of a layer, over all batches; `calls`: the batch of each, and which of the tensors, counted as they come, it is
-    given.
-    """
-
-    features: int
-    calls: list[tuple[int, int]] = field(default_factory=list)
-    rows: int = 0
-    finite: bool | Tensor = True
-
-
 def survey(model: nn.Module, names: Sequence[str], batches: Sequence[Any], full: bool) -> dict[tuple[str, ...], bool]:
     """The layers that are called, in order, together those that are given the same tensor; whether once a batch.
 
     DataError names a layer whose inputs are not finite or, if it needs a `full` rank, have fewer rows than features.
     """
-    seen: dict[str, _Seen] = {}
     source, last = 0, None
+    calls = defaultdict(
+        list
+    )  # of a layer: the batch of each, and which of the tensors, counted as they come, it is given
+    rows, features, finite = Counter(), {}, {}
 
     def look(number: int, name: str, x: Tensor) -> None:
         nonlocal source, last
         source, last = source + (x is not last), x
-        one = seen.setdefault(name, _Seen(x.shape[-1]))
-        one.calls.append((number, source))
-        one.rows += x.numel() // one.features
-        one.finite = x.isfinite().all() & one.finite
+        calls[name].append((number, source))
+        features[name] = x.shape[-1]
+        rows[name] += x.numel() // x.shape[-1]
+        finite[name] = x.isfinite().all() & finite.get(name, True)
 
     for number, batch in enumerate(batches):
         _passes(model, names, [batch], partial(look, number))
-    once = {name for name, one in seen.items() if [number for number, _ in one.calls] == [*range(len(batches))]}
+    once = {name for name, of in calls.items() if [number for number, _ in of] == [*range(len(batches))]}
     groups: dict[object, list[str]] = {}
-    for name, one in seen.items():
-        if not bool(one.finite):
+    for name, of in calls.items():
+        if not bool(finite[name]):
             raise DataError(f"calibration gives {name} inputs that are not finite")
-        if full and one.rows < one.features:
-            raise DataError(f"calibration gives {name} {one.rows} rows: it takes {one.features}, as many as inputs")
-        groups.setdefault(tuple(one.calls) if name in once else name, []).append(name)
+        if full and rows[name] < features[name]:
+            wanted = f"{features[name]}, as many as inputs"
+            raise DataError(f"calibration gives {name} {rows[name]} rows: it takes {wanted}")
+        groups.setdefault(tuple(of) if name in once else name, []).append(name)
     return {tuple(group): group[0] in once for group in groups.values()}
 
 

@@ -7,75 +7,183 @@ import torch
 from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError, allowed
-from blockshock_lib.kernels.sparse24 import masks
+from blockshock_lib.kernels.patterns import two_four
+from blockshock_lib.kernels.patterns.pattern import empty_rows
+from blockshock_lib.kernels.patterns.table import PATTERNS
 from blockshock_lib.kernels.sparse24.backends import BACKENDS, choose
-from blockshock_lib.kernels.sparse24.mask import MASKS
 from blockshock_lib.kernels.sparse24.packing import check_shape
 from blockshock_lib.layers.linear24 import Linear24, nonzero_places
+from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
 from blockshock_lib.layers.sparsify.prune import sparsegpt, wanda
 
 CALIBRATED = ("wanda", "sparsegpt")
 
 
+class Config:
+    """What all configs share, beside `keep`: scores [N, K] -> what is kept, bool [N, K]; and `layer`: an nn.Linear and
+    its moments, as prune.py takes them -> the sparse layer.
+
+    Attributes:
+        method: "magnitude" keeps the larger; "given": the weight is pruned already, and what is not zero stays; "wanda"
+            and "sparsegpt" (prune.py) ask what the layers are given in calibration.
+        strip: columns among which SparseGPT chooses.
+    """
+
+    methods: ClassVar[tuple[str, ...]] = ("magnitude", "given", *CALIBRATED)
+    method: str
+    strip: ClassVar[int]
+
+    def allow(self, **words: tuple[str, tuple[str, ...]]) -> None:
+        for what, (given, known) in ({"method": (self.method, self.methods)} | words).items():
+            if given not in known:
+                raise ValueError(f"{what}={given!r}: {allowed(given, known)}")
+
+    def refuse(self, weight: Tensor) -> None:
+        """UnsupportedError or ValueError where W [N, K] cannot be pruned, packed or multiplied so on its device."""
+        if not bool(torch.isfinite(weight).all()):
+            raise ValueError("its weight holds values that are not finite")
+
+    def kept(self, weight: Tensor) -> Tensor:
+        """What is kept of W [N, K] without calibration."""
+        return weight != 0 if self.method == "given" else self.keep(weight.abs())
+
+    def pruned(self, weight: Tensor, moments: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(W [N, K], of which only what is kept counts, and that, bool [N, K])."""
+        if self.method == "sparsegpt":
+            return sparsegpt(weight, moments, self.keep, self.strip)
+        return weight, self.keep(wanda(weight, moments)) if self.method == "wanda" else self.kept(weight)
+
+
 @dataclass(frozen=True)
-class Sparse24:
+class Sparse24(Config):
     """Two of each four neighbours along the inputs are kept, packed, and multiplied as `Linear24` does.
 
     Args:
-        method: "magnitude" keeps the two larger; "given": the weight is pruned already, and what is not zero stays;
-            "wanda" and "sparsegpt" (prune.py) ask what the layers are given in calibration.
+        method: as above.
         product: the 2:4 backend, "auto" or one of kernels.sparse24.backends.BACKENDS.
         frozen: for inference. False: the packed values are trained, as Linear24's with update="packed".
 
     ValueError for another word.
     """
 
-    methods: ClassVar[tuple[str, ...]] = ("magnitude", "given", *CALIBRATED)
+    strip = 4
     method: str = "magnitude"
     product: str = "auto"
     frozen: bool = True
 
     def __post_init__(self):
-        for what, given, known in (
-            ("method", self.method, self.methods),
-            ("product", self.product, ("auto", *BACKENDS)),
-        ):
-            if given not in known:
-                raise ValueError(f"{what}={given!r}: {allowed(given, known)}")
+        self.allow(product=(self.product, ("auto", *BACKENDS)))
 
     def refuse(self, weight: Tensor) -> None:
-        """UnsupportedError or ValueError where W [N, K] cannot be pruned, packed or multiplied so on its device."""
         check_shape(weight.shape)
         backend = choose(self.product, weight.device)
         if reason := backend.unsupported(weight.device, weight.dtype) or backend.too_large(tuple(weight.shape)):
             raise UnsupportedError(reason)
-        if not bool(torch.isfinite(weight).all()):
-            raise ValueError("its weight holds values that are not finite")
+        super().refuse(weight)
         if self.method == "given":
             nonzero_places(weight)
 
-    def layer(self, linear: nn.Linear, moments: Tensor | None = None) -> nn.Module:
-        """The sparse layer; `moments` as prune.py takes them."""
-        mask = None if self.method == "given" else "magnitude"
-        if self.method == "wanda":
-            mask = self.keep(wanda(linear.weight.detach(), moments))
-        elif self.method == "sparsegpt":
-            weight, mask = sparsegpt(linear.weight.detach(), moments, self.keep, width=4)
-            linear = linear_of(weight, linear.bias)
-        return Linear24.from_linear(linear, mask=mask, product=self.product, frozen=self.frozen)
+    def keep(self, scores: Tensor) -> Tensor:
+        return two_four.keep(scores, 0.5, 0)
 
     def kept(self, weight: Tensor) -> Tensor:
-        """What is kept of W [N, K] without calibration."""
-        return nonzero_places(weight) if self.method == "given" else self.keep(weight.abs())
+        return nonzero_places(weight) if self.method == "given" else super().kept(weight)
+
+    def layer(self, linear: nn.Linear, moments: Tensor | None = None) -> nn.Module:
+        weight, keep = self.pruned(linear.weight.detach(), moments)
+        how = {"product": self.product, "frozen": self.frozen}
+        return Linear24.from_linear(linear_of(weight, linear.bias), mask=keep, **how)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patterned(Config):
+    """What the configs of the other patterns share, which kernels/patterns makes, packs and multiplies: for inference.
+
+    Args:
+        sparsity: the share of the weights that is left out, as near as whole units of the pattern come.
+        method: as above, if the pattern has it; SparseGPT takes the same share of each strip of columns.
+        kernel: what multiplies it, one of the pattern's in kernels/patterns; "": the best that can.
+
+    ValueError for another word, or a sparsity that is not from 0 to below 1.
+    """
+
+    pattern: ClassVar[str]
+    block: ClassVar[int] = 0
+    sparsity: float
+    method: str = "magnitude"
+    kernel: str = ""
+
+    def __post_init__(self):
+        self.allow(kernel=(self.kernel, ("", *(kernel.name for kernel in PATTERNS[self.pattern].kernels))))
+        if not 0 <= self.sparsity < 1:
+            raise ValueError(f"sparsity={self.sparsity:g}: it lies from 0 to below 1")
+
+    @property
+    def strip(self) -> int:
+        return self.block or 128
 
     def keep(self, scores: Tensor) -> Tensor:
-        """Bool [N, K] of scores [N, K]: the two larger of each four."""
-        return masks.make(MASKS["magnitude"], tuple(scores.shape), weight=scores, device=scores.device)
+        return PATTERNS[self.pattern].mask(scores.contiguous(), self.sparsity, self.block)
+
+    def refuse(self, weight: Tensor) -> None:
+        super().refuse(weight)
+        PATTERNS[self.pattern].choose(weight, self.block, self.kernel)
+        if self.method not in CALIBRATED:
+            self.refuse_empty(self.kept(weight))
+
+    def refuse_empty(self, keep: Tensor) -> None:
+        if self.pattern != "rows" and (count := empty_rows(keep)):
+            row = int((~keep.any(1)).nonzero()[0])
+            raise ValueError(f"a sparsity of {self.sparsity:g} leaves {count} outputs without a weight, as row {row}")
+
+    def layer(self, linear: nn.Linear, moments: Tensor | None = None) -> nn.Module:
+        weight, keep = self.pruned(linear.weight.detach(), moments)
+        self.refuse_empty(keep)
+        packed = PATTERNS[self.pattern].pack(weight, keep, self.block, self.kernel)
+        return PatternLinear(packed, linear.bias, f"{self.pattern}, {1 - keep.float().mean():.3f} sparse")
 
 
-def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A layer of this very weight [N, K] and bias."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    linear.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-    return linear
+@dataclass(frozen=True, kw_only=True)
+class Unstructured(Patterned):
+    """Any entries are left out; kernels "coo", "csr", "ust"."""
+
+    pattern = "unstructured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSparse(Patterned):
+    """Whole square blocks are left out."""
+
+    pattern = "blocks"
+    block: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffledBlocks(BlockSparse):
+    """Blocks of a weight whose rows and columns are put in another order first."""
+
+    pattern = "shuffled blocks"
+    methods = ("magnitude", "wanda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparse24InBlocks(BlockSparse):
+    """2:4 inside the blocks that are kept: half of the weights or more are left out."""
+
+    pattern = "2:4 in blocks"
+    methods = ("magnitude", "wanda", "sparsegpt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredRows(Patterned):
+    """Whole outputs are left out, in whole multiples of `block`: they give the bias alone."""
+
+    pattern, methods = "rows", ("magnitude", "given", "wanda")
+    block: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredColumns(StructuredRows):
+    """Whole inputs are left out."""
+
+    pattern = "columns"

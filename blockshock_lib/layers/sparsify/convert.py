@@ -1,7 +1,7 @@
 """A model's layers made sparse, and dense again, in place and all or none."""
 
+import contextlib
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,10 @@ from blockshock_lib.errors import DataError, UnsupportedError
 from blockshock_lib.layers.linear24 import Linear24
 from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify.calibrate import moments, survey
-from blockshock_lib.layers.sparsify.configs import CALIBRATED, Sparse24
+from blockshock_lib.layers.sparsify.configs import CALIBRATED, Config, Sparse24
 from blockshock_lib.layers.sparsify.fake import FakeSparse, PruneSchedule, fake, unfake
-from blockshock_lib.layers.sparsify.plan import Config, Filter, as_linear, conv1d_of, held, plan, row_of
+from blockshock_lib.layers.sparsify.parallel import ParallelLinear24, parallel, part_of, split
+from blockshock_lib.layers.sparsify.plan import Filter, as_linear, conv1d_of, held, plan, row_of
 from blockshock_lib.layers.sparsify.report import Report
 
 
@@ -42,7 +43,7 @@ def sparsify_(
         raise ValueError(f"method={config.method!r} needs calibration=[...], batches of what the model takes")
     if config.method not in CALIBRATED and calibration is not None:
         raise ValueError(f"method={config.method!r} takes no calibration")
-    rows = {row.name: row for row in plan(model, config, filter)}
+    rows = {row.name: row for row in plan(model, config, filter, parts=True)}
     groups = dict.fromkeys(((name,) for name, row in rows.items() if not row.refused), False)
     if batches:
         called = survey(model, [name for (name,) in groups], batches, full)
@@ -51,21 +52,22 @@ def sparsify_(
         if not (groups := called):
             raise UnsupportedError("no batch of calibration reaches a layer that could be converted")
     made = {}
-    with Swaps(model) as swaps:
+    with contextlib.ExitStack() as undo:
         for names, once in groups.items():
             given = moments(model, names[0], once, batches, full) if batches else None
             for name in names:
                 old = model.get_submodule(name)
                 try:
-                    new = config.layer(as_linear(old), given)
+                    new = config.layer(part_of(old, config) if split(old) else as_linear(old), given)
                 except (DataError, UnsupportedError, ValueError) as error:
                     raise type(error)(f"{name}: {error}") from error
                 made[name] = converted(new, old, name)
                 rows[name] = replace(rows[name], after=held(new), made=type(new).__name__)
                 # Calibration passes through it many times, which a slow pattern would dominate.
-                swaps.put(name, new.to_linear() if batches and isinstance(new, PatternLinear) else new)
+                put(undo, model, name, new.to_linear() if batches and isinstance(new, PatternLinear) else new)
         for name, new in made.items():
-            swaps.put(name, new)
+            put(undo, model, name, new)
+        undo.pop_all()
     return Report(tuple(rows.values()))
 
 
@@ -82,21 +84,18 @@ def fake_sparsify_(
     """
     if any(isinstance(module, FakeSparse) for module in model.modules()):
         raise UnsupportedError("the model trains as if it were sparse already: call sparsify_ or dense_ first")
-    schedule, done = schedule or PruneSchedule(), []
+    schedule = schedule or PruneSchedule()
     if config.method in CALIBRATED:
         raise ValueError(f"method={config.method!r} needs calibration: use sparsify_, then train with frozen=False")
     if schedule.kind == "s-ste" and not isinstance(config, Sparse24):
         raise ValueError("the schedule 's-ste' is one of Sparse24 alone")
     rows = plan(model, config, filter)
-    try:
+    with contextlib.ExitStack() as undo:
         for row in rows:
             if not row.refused:
-                done.append(old := model.get_submodule(row.name))
+                undo.callback(unfake, old := model.get_submodule(row.name))
                 fake(old, as_linear(old).weight.detach(), config, schedule, conv1d_of(old))
-    except BaseException:
-        for module in done:
-            unfake(module)
-        raise
+        undo.pop_all()
     return Report(tuple(rows))
 
 
@@ -107,7 +106,7 @@ def dense_(model: nn.Module) -> Report:
     UnsupportedError: there is none.
     """
     rows, made = [], {}
-    with Swaps(model) as swaps:
+    with contextlib.ExitStack() as undo:
         for name, old in list(model.named_modules(remove_duplicate=False)):
             if not isinstance(old, Linear24 | PatternLinear | FakeSparse) or not name:
                 continue
@@ -115,38 +114,29 @@ def dense_(model: nn.Module) -> Report:
                 row = row_of(name, old)
                 made[old] = _dense(old)
                 rows.append(replace(row, after=row_of(name, made[old]).after))
-            swaps.put(name, made[old])
+            put(undo, model, name, made[old])
+        undo.pop_all()
     if not rows:
         raise UnsupportedError("no layer of this model is sparse")
     return Report(tuple(rows))
 
 
-class Swaps(AbstractContextManager):
-    """Modules put in others' places, which they get back if the block fails."""
-
-    def __init__(self, model: nn.Module):
-        self.model, self.old = model, {}
-
-    def put(self, name: str, new: nn.Module) -> None:
-        self.old.setdefault(name, self.model.get_submodule(name))
-        self._set(name, new)
-
-    def _set(self, name: str, module: nn.Module) -> None:
-        parent, _, child = name.rpartition(".")
-        setattr(self.model.get_submodule(parent), child, module)
-
-    def __exit__(self, kind, error, trace) -> None:
-        for name, old in self.old.items() if kind else ():
-            self._set(name, old)
+def put(undo: contextlib.ExitStack, model: nn.Module, name: str, new: nn.Module) -> None:
+    """Puts a module into the place of another, which `undo` gives back unless it is told that all is done."""
+    undo.callback(model.set_submodule, name, model.get_submodule(name))
+    model.set_submodule(name, new)
 
 
 def converted(new: nn.Module, old: nn.Module, name: str) -> nn.Module:
     """The new layer, told whose place it takes."""
+    new = parallel(new, old) if split(old) else new
     new.path, new.conv1d = name, conv1d_of(old)
     return new.train(old.training)
 
 
 def _dense(layer: nn.Module) -> nn.Module:
+    if isinstance(layer, ParallelLinear24):
+        return layer.to_linear().train(layer.training)
     weight = layer.effective().detach() if isinstance(layer, FakeSparse) else layer.to_dense()
     kind, bias = conv1d_of(layer), layer.bias
     dense = kind(*weight.shape) if kind else nn.Linear(*weight.shape[::-1], device="meta")

@@ -6,26 +6,27 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.layers import guards
 from blockshock_lib.layers.linear24 import Linear24
 from blockshock_lib.layers.parts import require_plain
-from blockshock_lib.layers.pattern_linear import PatternLinear
-from blockshock_lib.layers.sparsify.configs import Sparse24, linear_of
+from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
+from blockshock_lib.layers.sparsify import parallel
+from blockshock_lib.layers.sparsify.configs import Config
 from blockshock_lib.layers.sparsify.fake import FakeSparse
-from blockshock_lib.layers.sparsify.patterns import Patterned
 from blockshock_lib.layers.sparsify.report import Row
 
-Config = Sparse24 | Patterned
 Filter = Callable[[str, nn.Module], bool] | str | None
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def plan(model: nn.Module, config: Config | None, filter: Filter = None) -> list[Row]:
+def plan(model: nn.Module, config: Config | None, filter: Filter = None, parts: bool = False) -> list[Row]:
     """A row for each linear layer that `filter` takes: a pattern of dotted names, or a function of name and module.
-    Without `config` the weights are of no account, and may be on the meta device.
+    Without `config` the weights are of no account, and may be on the meta device. `parts`: of a layer that torch's
+    tensor parallelism split this rank's part is taken.
 
     ValueError: it takes none; UnsupportedError: none of those can be converted.
     """
@@ -44,7 +45,8 @@ def plan(model: nn.Module, config: Config | None, filter: Filter = None) -> list
         others = [places[other][0] for p in module.parameters(recurse=False) for other in owners[p] if other != module]
         try:
             _refuse(module, names, others)
-            require_plain(linear := as_linear(module))
+            taken = parts and parallel.split(module)
+            require_plain(linear := parallel.part_of(module, config) if taken else as_linear(module))
             if config and linear.weight.is_meta:
                 raise UnsupportedError("its weight is on the meta device: load it first")
             if config:
@@ -53,6 +55,7 @@ def plan(model: nn.Module, config: Config | None, filter: Filter = None) -> list
         except (UnsupportedError, ValueError) as error:
             reason = first_line(error)
         rows.append(row_of(names[0], module, reason))
+    rows = parallel.agreed(rows, model) if parts else rows
     if not rows:
         raise ValueError(f"no linear layer of the model is taken by filter={filter!r}" if filter else "no linear layer")
     if all(row.refused for row in rows):
@@ -62,7 +65,7 @@ def plan(model: nn.Module, config: Config | None, filter: Filter = None) -> list
 
 def row_of(name: str, module: nn.Module, refused: str = "") -> Row:
     made = [p for p in module.parameters(recurse=False) if not isinstance(p, nn.UninitializedParameter)]
-    count = sum(p.nbytes for p in made)
+    count = sum(parallel.local(p).nbytes for p in made)
     if isinstance(module, Linear24 | PatternLinear):
         made, count = [module.weight], held(module)
     shape = shape_of(module) if made else ()
@@ -75,8 +78,9 @@ def held(layer: Linear24 | PatternLinear) -> int:
 
 
 def shape_of(module: nn.Module) -> tuple[int, ...]:
-    """(N, K) of a linear layer."""
+    """(N, K) of a linear layer, or of this rank's part."""
     own = (getattr(module, "out_features", None), getattr(module, "in_features", None))
+    own = tuple(parallel.local(module.weight).shape) if parallel.split(module) else own
     return tuple(module.weight.shape)[:: -1 if is_conv1d(module) else 1] if None in own else own
 
 
@@ -121,10 +125,11 @@ def _refuse(module: nn.Module, names: list[str], tied: list[str]) -> None:
         raise UnsupportedError(
             "its weight is made anew in each pass, as prune, weight_norm and FSDP do: take that off first"
         )
-    if hasattr(module, "to_linear") or type(weight) is not nn.Parameter:
+    if hasattr(module, "to_linear") or type(weight) not in (nn.Parameter, DTensor):
         return  # which require_plain refuses by its kind
+    known = guards.called, *parallel.hooks_of(module)
     hooks = {name: held for name, held in vars(module).items() if "_hooks" in name and isinstance(held, dict)}
-    if hooked := [name for name, held in hooks.items() if any(one is not guards.called for one in held.values())]:
+    if hooked := [name for name, held in hooks.items() if set(held.values()).difference(known)]:
         raise UnsupportedError(f"it has hooks ({hooked[0]}), which a new layer would lose: take them off first")
     if tied:
         raise UnsupportedError(f"it shares a parameter with {tied[0] or 'the model'}: give it one of its own first")

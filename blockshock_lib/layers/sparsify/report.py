@@ -9,8 +9,8 @@ from blockshock_lib.kernels.sparse24 import cslt, tune
 
 @dataclass(frozen=True)
 class Row:
-    """A layer with W [N, K]: bytes of all that it holds; why it was left, "" where it was converted; the kind of the
-    sparse layer that took its place.
+    """A layer with W [N, K], or a rank's part of one: bytes of all that it holds; why it was left, "" where it was
+    converted; the kind of the sparse layer that took its place.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Report:
         """Milliseconds of each 2:4 layer's product for a batch of so many rows, where that was tuned here."""
         found = {}
         for row in self.rows:
-            if row.made != "Linear24" or row.device.type != "cuda":
+            if not row.made.endswith("Linear24") or row.device.type != "cuda":
                 continue
             problem = tune.problem_of(row.shape, cslt.padded(batch), row.dtype, row.device)
             if ways := tune.STORE.find(problem, tune.versions(row.device)):

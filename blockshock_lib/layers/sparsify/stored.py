@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from blockshock_lib.errors import CheckpointError, UnsupportedError, first_line
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.layers.linear24 import Linear24, nonzero_places
-from blockshock_lib.layers.pattern_linear import PatternLinear
-from blockshock_lib.layers.sparsify.configs import Sparse24, linear_of
-from blockshock_lib.layers.sparsify.convert import Swaps, converted
+from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
+from blockshock_lib.layers.sparsify.configs import Sparse24
+from blockshock_lib.layers.sparsify.convert import converted, put
 from blockshock_lib.layers.sparsify.fake import FakeSparse
+from blockshock_lib.layers.sparsify.parallel import ParallelLinear24, split
 from blockshock_lib.layers.sparsify.plan import held, plan, row_of, shape_of
 from blockshock_lib.layers.sparsify.report import Report
 
@@ -32,6 +33,8 @@ def save_sparse(path: Path | str, model: nn.Module) -> None:
     """Writes the model to one .safetensors file, whole or not at all; a tied tensor under its first name alone."""
     tensors = {}
     for name, layer in model.named_modules():
+        if split(layer) or isinstance(layer, ParallelLinear24):
+            raise UnsupportedError(f"{name} is split over ranks: torch.distributed.checkpoint saves a state dict of it")
         if isinstance(layer, PatternLinear | FakeSparse):
             raise UnsupportedError(
                 f"{name} is {layer.words}, and a file holds 2:4 layers alone: call dense_(model) first"
@@ -74,14 +77,14 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
         except (OSError, KeyError, ValueError, RuntimeError, CheckpointError, _safetensors().SafetensorError) as error:
             raise CheckpointError(f"{path}: {first_line(error)}") from error
     config, rows = replace(config or Sparse24(), method="given"), []
-    with Swaps(model) as swaps:
+    with contextlib.ExitStack() as undo:
         for name, weight in weights.items():
             old = model.get_submodule(name)
             device = torch.device("cpu") if old.weight.is_meta else old.weight.device
             bias = None if old.bias is None else rest.pop(f"{name}.bias").to(device)
             new = converted(config.layer(linear_of(weight.to(device), bias)), old, name)
             rows.append(replace(row_of(name, old), after=held(new), made=type(new).__name__))
-            swaps.put(name, new)
+            put(undo, model, name, new)
         own = _others(model)
         shared = {}  # of a tensor of the model, what all of its names get, so that they stay tied where it is replaced
         for key, value in rest.items():
@@ -90,6 +93,7 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             shared[id(own[key])] = nn.Parameter(value, own[key].requires_grad) if parameter else value
         rest = {key: shared[id(old)] for key, old in own.items() if id(old) in shared}
         model.load_state_dict(rest, strict=False, assign=any(own[key].is_meta for key in rest))
+        undo.pop_all()
     return Report(tuple(rows))
 
 

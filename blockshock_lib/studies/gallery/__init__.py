@@ -2,9 +2,8 @@
 
 from blockshock_lib.engine.study import Study
 from blockshock_lib.report import late
-from blockshock_lib.studies.gallery.arms import ARMS
-from blockshock_lib.studies.gallery.axes import AXES, TOKENS
-from blockshock_lib.studies.gallery.methods import DECODERS, METHODS, WAYS
+from blockshock_lib.studies.gallery.axes import AXES, SPEEDS, TOKENS
+from blockshock_lib.studies.gallery.methods import ARMS, DECODERS, METHODS, WAYS
 from blockshock_lib.studies.gallery.params import PRESETS, Case, Params, columns, expand
 from blockshock_lib.studies.gallery.phases import METRICS, PHASES
 
@@ -39,13 +38,13 @@ STUDY = Study(
         "gallery_decode": late("report.answer:speed", TOKENS),
         "gallery_accuracy": late("studies.gallery.losses:answer"),
     },
-    summary=late("studies.gallery.report:summary"),
     results=late("studies.gallery.report:page"),
     tables={
         "correctness": late("report.tables:correctness_table", AXES),
         "reasons": late("report.tables:reasons", AXES),
         "errors": late("report.tables:error_table", AXES),
-        "times": late("studies.gallery.report:times"),
+        "times": late("report.tables:speed_table", SPEEDS, "forward"),
+        "times dX": late("report.tables:speed_table", SPEEDS, "dx"),
         "break-even": late("studies.gallery.report:break_even"),
         "tuned": late("studies.gallery.report:tuned"),
         "packed weight": late("studies.gallery.report:memory"),

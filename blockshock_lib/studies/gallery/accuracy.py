@@ -15,8 +15,8 @@ from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.layers import sparsify
 from blockshock_lib.layers.gpt.training import Trainer, validate
 from blockshock_lib.layers.sparsify.fake import soft_threshold
-from blockshock_lib.studies.gallery.arms import ARMS, Arm
 from blockshock_lib.studies.gallery.decode import DecodeProblem, linears
+from blockshock_lib.studies.gallery.methods import ARMS, Arm
 from blockshock_lib.studies.gallery.params import HALF, Case, Params
 from blockshock_lib.studies.gallery.problem import DTYPES, GalleryProblem
 from blockshock_lib.studies.gallery.tasks import GPT, Pair, Teacher, Text, drawn

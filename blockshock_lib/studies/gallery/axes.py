@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockshock_lib.report.axes import Axes, Work
-from blockshock_lib.studies.gallery.arms import ARMS
-from blockshock_lib.studies.gallery.methods import ACTS, DECODERS, METHODS, PATTERNS, WAYS
-from blockshock_lib.studies.gallery.params import LATER, LLAMA
+from blockshock_lib.studies.gallery.methods import ACTS, ARMS, DECODERS, METHODS, PATTERNS, WAYS
+from blockshock_lib.studies.gallery.params import LATER, LLAMA, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,12 +21,7 @@ class GalleryAxes(Axes):
     work_name = "N*K*B"
 
     def case(self, row: Mapping) -> str:
-        if row["trained"]:
-            return f"{row['pattern']}, {row['weight']}, {row['trained'] / 1e6:.3g}M tokens"
-        if row["pattern"] == LLAMA:
-            return f"{row['weight']}, {row['context']} tokens before, B={row['batch']}"
-        blocks = f" of {row['block']}" if row["block"] else ""
-        return f"{row['pattern']}{blocks} at {row['sparsity']:g}, {row['weight']}, B={row['batch']}"
+        return words(row)
 
 
 TOKEN = {"token": Work("a token of each sequence", ", token")}
@@ -55,6 +49,7 @@ AXES = GalleryAxes(
         "trained": {0: ""},
     },
 )
+SPEEDS = replace(AXES, settings=("pattern", "weight", "block"))  # of tables, whose rows may differ in all of them
 TOKENS = replace(
     AXES, x="context", over="decode_searched", under="decode_24", times=TOKEN, settings=("weight",), checked=("weight",)
 )

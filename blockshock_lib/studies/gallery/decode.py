@@ -81,8 +81,6 @@ class Llama(nn.Module):
 
 
 class DecodeProblem(Problem):
-    """Rank 0 decodes and the others stand by."""
-
     def __init__(self, case: Case, params: Params, **place: Any):
         super().__init__(case, params, **place)
         self.dtype = DTYPES[case.dtype]
@@ -117,7 +115,7 @@ class DecodeRunner(GalleryRunner):
     same = 0.0  # share of the next tokens that are the dense model's
 
     def __init__(self, problem: DecodeProblem, method: str):
-        self.problem, self.name, self.active = problem, method, problem.group.rank == 0
+        self.problem, self.name = problem, method
         shared = copies_past_cache(weights(problem.model), problem.device) == 1
         parts = problem.model.state_dict(keep_vars=True).values() if shared else ()
         self.model, self.caches = copy.deepcopy(problem.model, {id(one): one for one in parts}), problem.caches.clone()
@@ -143,15 +141,13 @@ class DecodeRunner(GalleryRunner):
             if hasattr(layer, "tune"):
                 layer.tune(layer.weight.new_empty(self.problem.case.batch, layer.in_features).normal_())
 
-    def compared(self, part: str, made: tuple[Tensor, Tensor] | None) -> Iterator[Check]:
+    def compared(self, part: str, made: tuple[Tensor, Tensor]) -> Iterator[Check]:
         """The logits; and the greedy tokens, which must be the dense model's wherever its own error leaves no doubt."""
-        (truth, base), fault = self.problem.expected, ""
-        logits, tokens = made or (None, None)
-        if made:
-            own, doubt = base.argmax(-1), 2 * (base - truth).abs().max()
-            self.same = float((tokens == own).double().mean())
-            behind = truth.gather(1, own[:, None]) - truth.gather(1, tokens[:, None])
-            fault = "a next token is not the dense model's" if bool((behind > doubt).any()) else ""
+        (truth, base), (logits, tokens) = self.problem.expected, made
+        own, doubt = base.argmax(-1), 2 * (base - truth).abs().max()
+        self.same = float((tokens == own).double().mean())
+        behind = truth.gather(1, own[:, None]) - truth.gather(1, tokens[:, None])
+        fault = "a next token is not the dense model's" if bool((behind > doubt).any()) else ""
         depth = 4 * self.problem.case.layers
         yield Check("logits", logits, base, truth, "", looser=LOOSER, fault=fault, depth=depth)
 

@@ -7,20 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from blockshock_lib.report import frames
-from blockshock_lib.report.verdicts import (
-    FASTER,
-    NOT_APPLICABLE,
-    REFUTED,
-    SLOWER,
-    SUPPORTED,
-    UNDECIDED,
-    Verdict,
-    interval_text,
-    ratio,
-)
+from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report.verdicts import FASTER, REFUTED, SLOWER, SUPPORTED, UNDECIDED, Verdict, interval_text
 from blockshock_lib.studies.gallery import report
 from blockshock_lib.studies.gallery.axes import AXES, TOKENS
+from blockshock_lib.studies.gallery.methods import METHODS
 
 SQUARE, WIDE, DEEP = (8192, 8192), (28672, 8192), (8192, 28672)
 MLP1, MLP2 = (4096, 1024), (1024, 4096)
@@ -95,8 +86,9 @@ def p2a(frame: pd.DataFrame) -> Verdict:
 
 def p2b(frame: pd.DataFrame) -> Verdict:
     claim = f"P2b: blocks reach about {BEST}x at a sparsity of .9 at best."
-    table = report.speeds(frames.complete(frame, AXES))
-    table = table[table["pattern"].eq("blocks") & table["sparsity"].eq(0.9) & table["dtype"].eq("bf16")]
+    blocks = [name for name, method in METHODS.items() if method.pattern == "blocks"]
+    table = report.speeds(frames.complete(frame, AXES), methods=blocks)
+    table = table[table["sparsity"].eq(0.9) & table["dtype"].eq("bf16")]
     if table.empty:
         return verdict(claim, _RULE_P2B, table, None, UNDECIDED, "")
     row = table.loc[table["ratio"].idxmax()]
@@ -111,19 +103,19 @@ def p3(frame: pd.DataFrame) -> Verdict:
 
 def p4(frame: pd.DataFrame) -> Verdict:
     claim = f"P4: end to end a 2:4 model decodes at least {LEAST_TOKENS}x as many tokens a second as the dense one."
-    table = ratio(frames.complete(frame, AXES), TOKENS, TOKENS.over, TOKENS.under)
+    table = verdicts.ratio(frames.complete(frame, AXES), TOKENS, TOKENS.over, TOKENS.under)
     table, asked = table.assign(cell=table["batch"]), dict.fromkeys(BATCHES, LEAST_TOKENS)
     right = table[list(LLAMA_8B)].eq(pd.Series(LLAMA_8B)).all(axis=1)
     if len(table) and not right.any():
         why = f"measured: {AXES.case(table.iloc[-1])}; judged on Llama-3-8B's shape in bf16"
-        return Verdict(claim, _RULE_P4, *[np.nan] * 3, NOT_APPLICABLE, why, table)
+        return Verdict(claim, _RULE_P4, *[np.nan] * 3, verdicts.NOT_APPLICABLE, why, table)
     return _reaches(claim, _RULE_P4, table[right & table["cell"].isin(asked)], asked)
 
 
 def _cells(frame: pd.DataFrame, methods: Sequence[str], cells: Sequence[tuple]) -> pd.DataFrame:
     """The rows of `report.speeds` of these methods at these cells, by `cell`."""
-    table = report.speeds(frames.complete(frame, AXES))
-    table = table[table["method"].isin(methods) & table["dtype"].eq("bf16") & table["block"].isin([0, BLOCK])]
+    table = report.speeds(frames.complete(frame, AXES), methods=methods)
+    table = table[table["dtype"].eq("bf16") & table["block"].isin([0, BLOCK])]
     keys = zip(zip(table["n"], table["k"], strict=True), table["batch"], table["sparsity"], strict=True)
     table = table.assign(cell=list(keys))
     asked = np.array([cell in cells for cell in table["cell"]], dtype=bool)

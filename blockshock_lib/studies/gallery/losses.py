@@ -17,8 +17,8 @@ from blockshock_lib.report.figures import INK
 from blockshock_lib.report.interval import LEVEL, t_quantile
 from blockshock_lib.report.tables import ABSENT
 from blockshock_lib.report.verdicts import NOT_APPLICABLE, REFUTED, SUPPORTED, UNDECIDED, Verdict
-from blockshock_lib.studies.gallery.arms import ARMS, DENSE, TRAINED
 from blockshock_lib.studies.gallery.axes import AXES
+from blockshock_lib.studies.gallery.methods import ARMS, DENSE, TRAINED
 from blockshock_lib.studies.gallery.params import LATER
 
 LEAST = 4  # paired seeds; fewer are points without an interval

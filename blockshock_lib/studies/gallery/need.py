@@ -2,8 +2,7 @@
 
 from blockshock_lib.engine import memory
 from blockshock_lib.engine.study import Need
-from blockshock_lib.studies.gallery.arms import ARMS
-from blockshock_lib.studies.gallery.methods import DECODERS
+from blockshock_lib.studies.gallery.methods import ARMS, DECODERS
 from blockshock_lib.studies.gallery.params import LLAMA, Case
 from blockshock_lib.studies.gpt.need import training
 

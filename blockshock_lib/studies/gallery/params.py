@@ -11,8 +11,7 @@ from blockshock_lib.engine import study
 from blockshock_lib.errors import allowed
 from blockshock_lib.files import ROOT, canonical, sha256
 from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, wrong
-from blockshock_lib.studies.gallery.arms import ARMS, DENSE, PRUNED
-from blockshock_lib.studies.gallery.methods import ACTS, DECODERS, METHODS, PATTERNS, WAYS
+from blockshock_lib.studies.gallery.methods import ACTS, ARMS, DECODERS, DENSE, METHODS, PATTERNS, PRUNED, WAYS
 from blockshock_lib.studies.gallery.phases import PHASES, WORKS
 
 SETS = {
@@ -120,6 +119,8 @@ class Params(RunParams):
         needed = {"gallery_accuracy": "accuracy", "gallery_decode": "decode"}.get(self.phase, "sweep")
         if getattr(self, needed) is None:
             raise wrong(needed, f"{self.phase} asks for it")
+        if PHASES[self.phase].timed and self.hardware.world_size > 1:
+            raise wrong("hardware.world_size", f"{self.phase} measures one device; allowed: 1")
         for place, name in enumerate(self.methods):
             if name not in table:
                 raise wrong(f"methods.{place}", f"{name!r} is not allowed; {allowed(name, table)}")
@@ -174,10 +175,7 @@ class Case(study.Case):
         """ "blocks of 64 at 0.9, 4096x1024, B=256, bf16"."""
         if self.tokens:
             return f"{ARMS[self.methods[0]].short}, {self.n} wide, seed {self.seed}, {self.dtype}"
-        if self.pattern == LLAMA:
-            return f"{self.layers} layers of {self.n}x{self.k} after {self.context}, B={self.batch}, {self.dtype}"
-        blocks = f" of {self.block}" if self.block else ""
-        return f"{self.pattern}{blocks} at {self.sparsity:g}, {self.n}x{self.k}, B={self.batch}, {self.dtype}"
+        return f"{words(columns(vars(self)))}, {self.dtype}"
 
 
 def expand(params: Params) -> tuple[Case, ...]:
@@ -188,7 +186,7 @@ def expand(params: Params) -> tuple[Case, ...]:
         return _trainings(params)
     sweep, cases = params.sweep, {}
     general = {"phase": params.phase, "dtype": params.dtype, "seed": params.seed}
-    general |= {key: getattr(params.hardware, key) for key in ("device", "world_size", "emulated")}
+    general |= {"device": params.hardware.device, "world_size": 1, "emulated": False}
     if params.phase == "gallery_decode":
         general |= params.decode.model_dump(include={"layers", "heads", "kv_heads", "vocab"})
         general |= {"methods": params.methods, "pattern": LLAMA, "n": params.decode.width, "k": params.decode.mlp}
@@ -230,6 +228,16 @@ def _trainings(params: Params) -> tuple[Case, ...]:
 
 SHAPE = ("layers", "width", "heads", "vocab", "context", "tokens", "batch", "block")
 LATER = ("layers", "heads", "kv_heads", "vocab", "context", "recipe")
+
+
+def words(row: Mapping[str, Any]) -> str:
+    """A case in words, by its `columns`: "blocks of 64 at 0.9, 4096x1024, B=256"."""
+    if row["trained"]:
+        return f"{row['pattern']}, {row['weight']}, {row['trained'] / 1e6:.3g}M tokens"
+    if row["pattern"] == LLAMA:
+        return f"{row['weight']}, {row['context']} tokens before, B={row['batch']}"
+    blocks = f" of {row['block']}" if row["block"] else ""
+    return f"{row['pattern']}{blocks} at {row['sparsity']:g}, {row['weight']}, B={row['batch']}"
 
 
 def columns(case: Mapping[str, Any]) -> dict[str, Any]:

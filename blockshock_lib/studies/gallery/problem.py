@@ -100,17 +100,17 @@ class GalleryProblem(Problem):
 
 
 class GalleryRunner(Runner):
-    """Rank 0 works and the others stand by; a copy has a packed weight of its own."""
+    """A copy has a packed weight of its own."""
 
     products: Mapping[str, Product] = {}
     lacks: Mapping[str, str] = {}  # by work, why there is none
     pieces: Sequence[str] = ()  # parts that are timed alone and checked in the whole
 
     def __init__(self, problem: GalleryProblem, method: str):
-        self.problem, self.name, self.active = problem, method, problem.group.rank == 0
+        self.problem, self.name = problem, method
         self.products = {work: problem.product(method, work) for work in problem.case.works}
         self.packed, self.lacks = {}, {}
-        for work, one in self.products.items() if self.active else ():
+        for work, one in self.products.items():
             key = method, work
             if key in problem.packed:
                 self.packed[work] = problem.packed[key].copy()
@@ -132,8 +132,6 @@ class GalleryRunner(Runner):
         return self.packed[work].product(self.products[work].x)
 
     def run(self, work: str) -> Any:
-        if not self.active:
-            return None
         try:
             return self.make(work)
         except Exception as error:
@@ -153,7 +151,7 @@ class GalleryRunner(Runner):
                 made = run.agree(partial(self.run, work))
             yield from self.compared(work, made)
 
-    def compared(self, work: str, made: Tensor | None) -> Iterator[Check]:
+    def compared(self, work: str, made: Tensor) -> Iterator[Check]:
         truth, baseline = self.problem.expected(self.name, work)
         what, detail = ("y", "") if work == "forward" else ("dX", "dx")
         yield Check(what, made, baseline, truth, detail, looser=LOOSER.get(self.problem.dtype, 1.0))
@@ -161,15 +159,14 @@ class GalleryRunner(Runner):
     def weigh(self) -> dict[str, float]:
         one, counts = self.products["forward"], self.counts("forward")
         formula = one.kernel.weight_bytes(counts, one.weight.element_size())
-        held = float(self.packed["forward"].nbytes) if self.active else 0.0
-        names = ("packed_bytes", "packed_bytes_formula", "kept", "rows_kept")
-        return dict(zip(names, (held, formula, counts.kept, counts.rows), strict=True))
+        held = {"packed_bytes": float(self.packed["forward"].nbytes), "packed_bytes_formula": formula}
+        return held | {"kept": counts.kept, "rows_kept": counts.rows}
 
     def counts(self, work: str) -> patterns.Counts:
         return patterns.counts(self.products[work].mask, self.problem.block(self.name))
 
     def operand_bytes(self) -> int:
-        return self.packed["forward"].nbytes if self.active else 0
+        return self.packed["forward"].nbytes
 
     def works(self, run: CaseRun, copies: Sequence["GalleryRunner"]) -> list[Work]:
         """Kernel time only where a call can be captured in a CUDA graph; what was timed whole is checked again."""
@@ -186,7 +183,7 @@ class GalleryRunner(Runner):
 
     def _captured(self, run: CaseRun, call: Callable) -> bool:
         """True; UnsupportedError as `try_capture`."""
-        if self.active and run.timer.pool is not None:
+        if run.timer.pool is not None:
             try_capture(call, run.device)
         return True
 

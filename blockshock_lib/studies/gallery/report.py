@@ -1,25 +1,33 @@
 """Tables of the gallery, from its records, and what its figures draw."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report.interval import LEVEL
 from blockshock_lib.report.tables import ABSENT, markdown, rounded, shown, smallest_first, speed_table
 from blockshock_lib.report.verdicts import FASTER, SLOWER
 from blockshock_lib.studies.gallery.axes import AXES, TOKENS
 from blockshock_lib.studies.gallery.methods import METHODS
-from blockshock_lib.studies.gallery.phases import WORKS
 
 DENSE = AXES.over
 SPARSE = [name for name, method in METHODS.items() if method.pattern != "dense"]
-_CASE = ["pattern", "weight", "batch", "sparsity", "block"]
 
 
-def speeds(frame: pd.DataFrame, work: str = "forward") -> pd.DataFrame:
-    """`verdicts.ratio` of every sparse method over the best dense product, a row a (case, method)."""
-    metric = frames.time_metric(frame, f"{work}_kernel")
-    found = [verdicts.ratio(frame, AXES, DENSE, name, metric).assign(method=name) for name in SPARSE]
+def ratios(frame: pd.DataFrame, over: str, methods: Sequence[str], metric: str, level: float = LEVEL) -> pd.DataFrame:
+    """`verdicts.ratio` of each of these methods over one, a row a (case, method)."""
+    frame = frames.complete(frame, AXES)
+    frame = frame[frame["metric"].isin(["check", metric])]
+    methods = [name for name in methods if name in set(frame["method"])] or methods[:1]
+    found = [verdicts.ratio(frame, AXES, over, name, metric, level).assign(method=name) for name in methods]
     return pd.concat([table for table in found if len(table)] or found[:1], ignore_index=True)
+
+
+def speeds(frame: pd.DataFrame, work: str = "forward", methods: Sequence[str] = SPARSE) -> pd.DataFrame:
+    """`ratios` of the sparse methods over the best dense product."""
+    return ratios(frame, DENSE, methods, frames.time_metric(frame, f"{work}_kernel"))
 
 
 def fastest(table: pd.DataFrame, *keys: str) -> pd.DataFrame:
@@ -58,30 +66,8 @@ def break_even(frame: pd.DataFrame) -> pd.DataFrame:
             rows.append(about | found | {"fastest": part["ratio"].max()})
     if not rows:
         return pd.DataFrame({"break-even": ["no method has times at two sparsities of one weight and batch"]})
-    return rounded(shown(pd.DataFrame(rows), AXES, rows[0]), 4)
-
-
-def said(table: pd.DataFrame, found: pd.DataFrame) -> list[str]:
-    """The speed, of those `found`, of each row of a table, in words."""
-    words = {(row["case"], row["method"]): verdicts.interval_text(row) for row in found.to_dict("records")}
-    return [words.get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
-
-
-def times(frame: pd.DataFrame) -> pd.DataFrame:
-    """Median times, a row a (case, method): kernel time (on a CPU plain calls) and call time in ms, the speed over the
-    best dense product with its 99% interval, and how many times the floor a forward takes.
-    """
-    names = {f"{work} {kind}": f"{work}_{kind}" for work in WORKS for kind in ("kernel", "call")}
-    table = frames.medians(frame, AXES, **names, floor="floor_forward")
-    if table.empty:
-        return pd.DataFrame({"times": ["none was measured"]})
-    for work in WORKS:
-        table[f"{work} vs dense"] = said(table, speeds(frame, work))
-    made = {f"{name} (ms)": rounded(table[name]) for name in names}
-    time = table["forward kernel"].fillna(table["forward call"])
-    made["times the floor"] = (time / table["floor"]).round(1)
-    columns = [*_CASE, "method", *made, *(f"{work} vs dense" for work in WORKS)]
-    return shown(smallest_first(table.assign(**made), AXES), AXES, columns)
+    table = rounded(shown(pd.DataFrame(rows), AXES, rows[0]), 4)
+    return table.astype(object).where(table.notna(), ABSENT)
 
 
 def tokens(frame: pd.DataFrame) -> pd.DataFrame:
@@ -93,14 +79,16 @@ def tokens(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory(frame: pd.DataFrame) -> pd.DataFrame:
-    """Bytes of a packed weight by formula and as held, a row a (case, method), over those of the dense weight."""
+    """Bytes of a packed weight by formula and as held, a row a (weight, mask, method), over those of the dense one."""
     table = frames.medians(frame, AXES, held="packed_bytes", formula="packed_bytes_formula")
     if table.empty:
         return pd.DataFrame({"packed weight": ["none was weighed"]})
     dense = table[table["method"].eq(DENSE)].set_index("case")["held"]
     over = (table["held"] / table["case"].map(dense)).astype(float).round(4)
     table = table.assign(**{"held (B)": table["held"], "formula (B)": table["formula"], "over dense": over})
-    return shown(smallest_first(table, AXES), AXES, [*_CASE, "method", "held (B)", "formula (B)", "over dense"])
+    cell = ["pattern", "weight", "sparsity", "block", "method"]
+    table = smallest_first(table, AXES).drop_duplicates(cell)  # whatever the batch
+    return shown(table, AXES, [*cell, "held (B)", "formula (B)", "over dense"])
 
 
 def tuned(frame: pd.DataFrame) -> pd.DataFrame:
@@ -110,13 +98,8 @@ def tuned(frame: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return pd.DataFrame({"tuned over shipped": ["no case holds valid times of both"]})
     table["tuned over shipped"] = [verdicts.interval_text(row) for row in table.to_dict("records")]
-    return shown(table.assign(method="bsr"), AXES, [*_CASE, "method", "tuned over shipped", "outcome"])
-
-
-def summary(frame: pd.DataFrame) -> list[str]:
-    """Sentences at the end of a run's verdict line."""
-    cases = frame[frame["phase"].eq("gallery_speed")].drop_duplicates("case")
-    return [] if cases.empty else [f"{cases['pattern'].nunique()} patterns in {len(cases)} cases"]
+    cell = ["pattern", "weight", "batch", "sparsity", "block", "method"]
+    return shown(table.assign(method="bsr"), AXES, [*cell, "tuned over shipped", "outcome"])
 
 
 def answer(frame: pd.DataFrame) -> str:

@@ -18,10 +18,11 @@ from torch.sparse import SparseSemiStructuredTensorCUSPARSELT
 from blockshock_lib.engine import roofline
 from blockshock_lib.engine.study import Check
 from blockshock_lib.errors import UnsupportedError, first_line
+from blockshock_lib.kernels.patterns import dense
 from blockshock_lib.kernels.patterns.pattern import on_gpu
 from blockshock_lib.kernels.patterns.table import PATTERNS
 from blockshock_lib.layers import Linear24
-from blockshock_lib.layers.sparsify.configs import linear_of
+from blockshock_lib.layers.pattern_linear import linear_of
 from blockshock_lib.studies.gallery.methods import WAYS
 from blockshock_lib.studies.gallery.params import HALF
 from blockshock_lib.studies.gallery.phases import STEP
@@ -78,7 +79,7 @@ def crowded(*masks: Tensor) -> bool:
 
 
 class Operand(NamedTuple):
-    """a [B, K], what of it is kept, and it packed; None where that is not so."""
+    """a [B, K], what of it is kept, and it packed; None where all is, or its packed form alone tells."""
 
     a: Tensor
     keep: Tensor | None = None
@@ -92,8 +93,8 @@ class TrainingRunner(GalleryRunner):
 
     def __init__(self, problem: TrainingProblem, method: str):
         self.problem, self.name, self.way = problem, method, WAYS[method]
-        self.active, self.layer, self.operand = problem.group.rank == 0, None, None
-        if self.active and self.way.operand == "weight":
+        self.layer, self.operand, self.ways = None, None, {}
+        if self.way.operand == "weight":
             how = {"update": self.way.update, "product": self.way.kernel, "frozen": False}
             self.layer = Linear24.from_linear(linear_of(problem.weight, None), mask="transposable_random", **how)
         self.operand = self.run("sparsify")
@@ -119,6 +120,10 @@ class TrainingRunner(GalleryRunner):
         packed = self.operand.packed.again(a, keep) if self.operand else PATTERN.pack(a, keep, kernel=way.kernel)
         return Operand(a, keep, packed)
 
+    def searched(self, what: str, x: Tensor, weight: Tensor) -> Tensor:
+        """x [., k] times a weight [., k] transposed, in the way that was searched for this product."""
+        return dense.multiplied(self.ways.get(what), x, weight)
+
     def forward(self, operand: Operand | None = None) -> Tensor:
         """y [B, N]."""
         (a, _, packed), weight = operand or self.operand, self.problem.weight
@@ -126,7 +131,7 @@ class TrainingRunner(GalleryRunner):
             return self.layer.multiply(a)
         if self.way.tiles:
             return packed @ weight.t()
-        return packed.product(weight).t() if packed else F.linear(a, weight)
+        return packed.product(weight).t() if packed else self.searched("y", a, weight)
 
     def backward(self, operand: Operand | None = None) -> tuple[Tensor, Tensor]:
         """dH [B, K], and dW as the weight lies."""
@@ -134,7 +139,8 @@ class TrainingRunner(GalleryRunner):
         if self.layer:
             da, dw, _ = self.layer.backward(dy, a)
         else:
-            da, dw = dy @ self.problem.weight, (packed.t() @ dy).t() if self.way.tiles else dy.t() @ a
+            da = self.searched("dA", dy, self.problem.weight.t())
+            dw = (packed.t() @ dy).t() if self.way.tiles else self.searched("dW", dy.t(), a.t())
         dh = self.problem.df(da, self.problem.x)
         return (dh if keep is None else torch.where(keep, dh, 0)), dw
 
@@ -146,22 +152,22 @@ class TrainingRunner(GalleryRunner):
         if self.layer:
             self.layer.tune(self.operand.a)
             self.layer.tune_dgrad(self.problem.dy)
-        elif self.active and self.operand.keep is not None:
-            self.operand.packed.tune(self.problem.weight)
+        else:
+            (a, keep, packed), weight, dy = self.operand, self.problem.weight, self.problem.dy
+            if keep is not None:
+                packed.tune(weight)
+            products = {"y": (a, weight), "dA": (dy, weight.t()), "dW": (dy.t(), a.t())}
+            self.ways = {what: dense.fastest(*two) for what, two in products.items()}
 
-    def compared(self, part: str, made: tuple[Tensor, ...] | None) -> Iterator[Check]:
+    def compared(self, part: str, made: tuple[Tensor, ...]) -> Iterator[Check]:
         true, base = (self.expected(dtype) for dtype in (torch.float64, self.problem.dtype))
-        made = list(made or (None,) * 3)
-        if self.layer and made[2] is not None:
-            made[2] = self.layer.to_dense(made[2])
+        made = (*made[:2], self.layer.to_dense(made[2])) if self.layer else made
         looser = LOOSER.get(self.problem.dtype, 1.0)
         for what, *three in zip(("y", "dH", "dW"), made, base, true, strict=True):
             yield Check(what, *three, "" if what == "y" else what, looser=looser, fault=self.fault())
 
     def expected(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """(y, dH, dW) by the formulas, of what is kept here; None of each on a rank that stands by."""
-        if not self.active:
-            return (None,) * 3
+        """(y, dH, dW) by the formulas, of what is kept here."""
         h, weight, dy = (x.to(dtype) for x in (self.problem.x, self.weight, self.problem.dy))
         a, kept, keep = self.problem.f(h), self.kept, self.operand.keep
         a = a if kept is None else torch.where(kept, a, 0)
@@ -171,9 +177,8 @@ class TrainingRunner(GalleryRunner):
 
     @property
     def kept(self) -> Tensor | None:
-        """Of the activations, bool [B, K]; None: all, or a rank that stands by."""
-        one = self.operand
-        return one and (one.packed.to_dense() != 0 if self.way.tiles else one.keep)
+        """Of the activations, bool [B, K]; None: all."""
+        return self.operand.packed.to_dense() != 0 if self.way.tiles else self.operand.keep
 
     def fault(self) -> str:
         """What is not 2:4, or not the larger two of four; "" where all is as it should be."""
@@ -193,8 +198,6 @@ class TrainingRunner(GalleryRunner):
         """Bytes of the weight in training, without gradient and optimizer, and in inference; of what a step keeps of
         the activations for its backward.
         """
-        if not self.active:
-            return dict.fromkeys(("weight_training", "weight_inference", "activations"), 0.0)
         dense = float(self.problem.weight.nbytes)
         training = float(sum(self.layer.hold_bytes().values())) if self.layer else dense
         a, keep, _ = self.operand

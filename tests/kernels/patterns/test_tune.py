@@ -75,8 +75,11 @@ def test_a_dense_product_in_parts_is_the_dense_product_and_the_library_is_put_ba
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", library)
     weight, x = torch.randn(48, 64), torch.randn(8, 64)
     packed = dense.Searched(weight, torch.ones_like(weight, dtype=torch.bool))
-    torch.testing.assert_close(packed.by(dense.Way("cublaslt", splits), x), x @ weight.t())
-    assert set_to == ["default", "cublaslt", "default"]
+    torch.testing.assert_close(packed.by(way := dense.Way("cublaslt", splits), x), x @ weight.t())
+    lying = dense.multiplied(way, x.t().contiguous().t(), weight.t().contiguous().t())  # transposed views
+    torch.testing.assert_close(lying, x @ weight.t())
+    assert dense.fastest(x, weight) is None  # nothing is searched on a CPU
+    assert set_to == ["default", *["cublaslt", "default"] * 2]
 
 
 def test_a_gpu_that_does_not_tell_its_cache_has_copies_past_a_common_one(monkeypatch):

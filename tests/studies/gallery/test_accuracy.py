@@ -14,7 +14,7 @@ from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify import Sparse24, Unstructured, fake
 from blockshock_lib.params import load
 from blockshock_lib.studies.gallery import accuracy, losses
-from blockshock_lib.studies.gallery.arms import ARMS, DENSE, PRUNED, TRAINED
+from blockshock_lib.studies.gallery.methods import ARMS, DENSE, PRUNED, TRAINED
 from blockshock_lib.studies.gallery.params import columns, expand
 from tests.report.frames import row
 

@@ -53,11 +53,6 @@ def test_every_model_is_the_dense_one_of_the_same_weights_and_is_timed():
     assert value["packed_bytes", "decode_24"] == blocks / 4 * (4 / 2 + 1 / 8) + 4 * 128 * 512
 
 
-def test_a_rank_that_stands_by_follows():
-    rows = measured(**{"hardware.world_size": 2, "hardware.emulated": True, "methods": list(RUNS)})
-    assert said(rows) == dict.fromkeys(RUNS, "ok")
-
-
 def test_the_model_is_transformers_llama():
     transformers = pytest.importorskip("transformers")
     mine = problem()[0].model

@@ -60,6 +60,7 @@ def test_patterns_without_a_method_are_not_asked_for():
         ({"sweep.patterns": ["block"]}, "patterns"),
         ({"methods": ["bsrr"]}, "'bsrr' is not allowed; .*did you mean 'bsr'"),
         ({"methods": ["bsr", "bsr"]}, "listed twice"),
+        ({"hardware.world_size": 2}, "gallery_speed measures one device; allowed: 1"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(settings, match):

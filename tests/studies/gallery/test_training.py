@@ -12,7 +12,7 @@ from blockshock_lib import studies
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment
 from blockshock_lib.errors import ParamsError
-from blockshock_lib.kernels.patterns import two_four
+from blockshock_lib.kernels.patterns import dense, two_four
 from blockshock_lib.kernels.sparse24 import compress, cslt, packing, pattern
 from blockshock_lib.kernels.sparse24.backends import BACKENDS
 from blockshock_lib.params import load
@@ -65,6 +65,21 @@ def test_autograd_gives_the_same_gradients():
             assert (made - right).abs().max() < 1e-4 * right.abs().max()
 
 
+def test_the_dense_products_of_a_step_are_searched_as_their_operands_lie(monkeypatch):
+    asked = []
+
+    def choice(store, ways, packed, x, about):
+        asked.append((*packed.shape, len(x), *about.get("turned", ())))
+        return ways[-1]  # in the most parts
+
+    monkeypatch.setattr(dense, "on_gpu", lambda *place: "")
+    monkeypatch.setattr(dense.tune, "choice", choice)
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda name=None: "default")
+    assert said(measured("step_dense", "step_after")) == dict.fromkeys(("step_dense", "step_after"), "ok")
+    n, k, b = 64, 128, 64
+    assert set(asked) == {(n, k, b), (k, n, b, False, True), (k, b, n, True, True)}
+
+
 def smaller(patch):
     keep = training.PATTERN.keep
     patch.setattr(training, "PATTERN", replace(training.PATTERN, keep=lambda scores, *how: ~keep(scores, *how)))
@@ -100,12 +115,6 @@ def test_planted_faults_are_refused(plant, method, words, monkeypatch):
 def test_patterns_and_methods_of_another_phase_are_refused(phase, settings, match):
     with pytest.raises(ParamsError, match=match):
         load(STUDY, phase, settings, choose={"hardware": "cpu"})
-
-
-def test_a_rank_that_stands_by_follows_the_steps():
-    rows = measured(*RUNS, **{"hardware.world_size": 2, "hardware.emulated": True})
-    assert said(rows) == dict.fromkeys(RUNS, "ok")
-    assert "straight-through" in WAYS["step_tiles"].label
 
 
 def test_a_step_packs_as_its_operand_was_tuned_and_checks_no_mask(monkeypatch):

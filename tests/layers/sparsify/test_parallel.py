@@ -1,0 +1,131 @@
+"""What torch's tensor parallelism split over ranks is packed part by part, and is the whole pruned model."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from blockshock_lib import BlockSparse, Sparse24, dense_, fake_sparsify_, save_sparse, sparsify_
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.layers.sparsify.parallel import ParallelLinear24
+from tests.layers.ranks import draw, in_process
+
+SPLIT = ["up", "down", "after"]
+STYLES = {
+    "up": ColwiseParallel(),
+    "down": RowwiseParallel(output_layouts=Shard(0)),  # each rank gets half of the rows of the sum
+    "after": ColwiseParallel(input_layouts=Shard(0)),
+    "odd": RowwiseParallel(),  # 96 inputs each
+}
+
+
+class MLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+        self.after, self.odd, self.whole = nn.Linear(64, 128, bias=False), nn.Linear(192, 64), nn.Linear(64, 64)
+        self.double()
+
+    def forward(self, x):
+        return self.after(self.down(torch.relu(self.up(self.whole(x)))))
+
+
+def parallel():
+    return parallelize_module(MLP(), init_device_mesh("cpu", (2,)), STYLES)
+
+
+def computed(model, rank):
+    """This rank's half of y, and dX."""
+    x, dy = draw(4, 64, dtype=torch.float64).requires_grad_(), draw(4, 128, dtype=torch.float64)
+    y = model(x)
+    (y * (dy if y.shape[1] == 128 else dy.chunk(2, 1)[rank])).sum().backward()
+    return y if y.shape[1] == 64 else y.chunk(2, 1)[rank], x.grad
+
+
+def whole(model):
+    return {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in model.state_dict().items()}
+
+
+def like(model, dense, rank):
+    torch.testing.assert_close(computed(model, rank), computed(dense, rank))
+    found = whole(model)
+    assert all(torch.equal(found[name], value) for name, value in dense.state_dict().items())
+
+
+def is_the_pruned_model(group):
+    dense, model = MLP(), parallel()
+    one = sparsify_(dense, Sparse24(), lambda name, _: name != "odd")
+    report = sparsify_(model, Sparse24())
+    dense_(dense)
+    assert report.converted == one.converted == [*SPLIT, "whole"]
+    assert "multiples of 64, not 64x96" in report.refused["odd"]
+    rows = {row.name: row for row in report.rows}
+    assert [rows[name].shape for name in SPLIT] == [(128, 64), (64, 128), (64, 64)]
+    for row in one.rows[:3]:
+        bias = 8 * 64 * (row.name == "down")  # which both ranks hold
+        assert (2 * rows[row.name].before - bias, 2 * rows[row.name].after - bias) == (row.before, row.after)
+    like(model, dense, group.rank)
+    assert all(p.grad is None for p in model.parameters())
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict({name: value * (1 if "odd" in name else 2) for name, value in state.items()})
+    torch.testing.assert_close(whole(model)["down.weight"], 2 * dense.down.weight.detach())
+    model.load_state_dict(state)
+    assert dense_(model).converted == one.converted and all(
+        isinstance(model.get_submodule(n).weight, DTensor) for n in SPLIT
+    )
+    like(model, dense, group.rank)
+    sparsify_(model, Sparse24("given"), lambda name, _: name != "odd")
+    assert isinstance(model.down, ParallelLinear24)
+    like(model, dense, group.rank)
+
+
+def refuses(group):
+    """By name, and on both ranks what one of them cannot take; (reasons, whether the model is as it was)."""
+    model, found = parallel(), []
+    before = dict(model.named_modules())
+    with torch.no_grad():
+        model.up.weight.to_local()[3, 4] = torch.nan if group.rank else 0
+    sharded = MLP()
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
+    for call in (
+        lambda: sparsify_(model, Sparse24(), "up"),
+        lambda: sparsify_(model, Sparse24(frozen=False), "down"),
+        lambda: sparsify_(model, Sparse24("wanda"), "down", [torch.zeros(4, 64)]),
+        lambda: sparsify_(model, BlockSparse(sparsity=0.5), "down"),
+        lambda: fake_sparsify_(model, Sparse24(), "down"),
+        lambda: sparsify_(sharded, Sparse24()),
+        lambda: save_sparse("nowhere.safetensors", model),
+        lambda: sparsify_(model, Sparse24(), "down") and save_sparse("nowhere.safetensors", model.down),
+    ):
+        with pytest.raises(UnsupportedError) as error:
+            call()
+        found.append(str(error.value))
+    return found, [name for name, module in model.named_modules() if before[name] is not module]
+
+
+def test_the_packed_parts_of_a_model_that_torch_split_are_the_pruned_model(pair):
+    pair.call(in_process, is_the_pruned_model, seconds=300)
+
+
+def test_what_cannot_be_packed_in_parts_is_refused_by_name_on_every_rank(pair):
+    one, other = pair.call(in_process, refuses, seconds=300)
+    assert one == other and one[1] == ["down"]
+    for reason, words in zip(
+        one[0],
+        (
+            "up: its weight holds values that are not finite",
+            "Sparse24 for inference",
+            "prune by wanda before parallelize_module",
+            "Sparse24 for inference",
+            "its weight is a DTensor: it must be a whole, plain tensor",
+            "it has hooks",
+            "up is split over ranks: torch.distributed.checkpoint",
+            "is split over ranks: torch.distributed.checkpoint",
+        ),
+        strict=True,
+    ):
+        assert words in reason
