@@ -221,6 +221,9 @@ def test_a_bound_that_is_not_safe_is_seen():
         (lambda: lists_of([[1, 0]]), "does not rise"),
         (lambda: lists_of([[1, 1]]), "does not rise"),
         (lambda: lists_of([[0, 1]], 3), "counts lie between 0 and 2"),
+        (lambda: lists_of([[0, 1]], block=0), "block is a positive whole number, not 0"),
+        (lambda: lists_of([[0.0, 1.0]]), "whole numbers, not torch.int64 and torch.float32"),
+        (lambda: lists_of([[0, 1]], block=16), r"counts \[B | 1, H | 1, 2\] and indices"),
     ],
 )
 def test_nonsense_is_refused_by_a_sentence(ask, words):
@@ -228,8 +231,8 @@ def test_nonsense_is_refused_by_a_sentence(ask, words):
         ask()
 
 
-def lists_of(row, count=2):
-    return patterns.block_lists(torch.tensor([[[count]]]), torch.tensor([[row]]), 32, 64, 32)
+def lists_of(row, count=2, block=32):
+    return patterns.block_lists(torch.tensor([[[count]]]), torch.tensor([[row]]), 32, 64, block)
 
 
 @pytest.mark.parametrize("pattern", [patterns.documents([3, 4]), patterns.from_mask(torch.eye(7).bool())])

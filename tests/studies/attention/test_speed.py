@@ -13,6 +13,7 @@ from blockshock_lib.engine import experiment
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends, reference, tune
 from blockshock_lib.layers import attention
+from blockshock_lib.layers.attention import dilated
 from blockshock_lib.params import load
 from blockshock_lib.studies.attention import hypotheses, law, patterns, plots, promises, report, truth, works
 from blockshock_lib.studies.attention.params import columns, expand
@@ -210,6 +211,11 @@ def test_longnet_by_gathering_is_held_to_its_own_truth_and_by_a_mask_to_the_unio
     monkeypatch.setattr("blockshock_lib.studies.attention.problem.Counted", lambda pairs: pairs[0] | pairs[1])
     _, rows = measured(**how)
     assert [one["status"] for one in rows if one["metric"] == "check"] == ["ok", "failed"]
+    monkeypatch.undo()
+    merge = dilated.merge  # its gradient of the pairs' shares, d(alpha), is dropped
+    monkeypatch.setattr(dilated, "merge", lambda outs, lses: merge(outs, [lse.detach() for lse in lses]))
+    (_, wrong) = [one for one in measured(**how)[1] if one["metric"] == "check"]
+    assert wrong["status"] == "failed" and "dq: " in wrong["reason"]
 
 
 @pytest.mark.parametrize(("pattern", "rival"), [("window", "causal"), ("blocks 0.5", "full"), ("causal", "causal")])
