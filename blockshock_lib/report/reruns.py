@@ -5,19 +5,19 @@ import pandas as pd
 
 from blockshock_lib.report import frames, interval
 from blockshock_lib.report.axes import Axes
-from blockshock_lib.report.interval import Cell, log_medians
+from blockshock_lib.report.interval import Cell
 
 
 def cells(frame: pd.DataFrame, over: str, under: str, metric: str) -> dict[str, Cell]:
     """Case -> run -> log t(over) / t(under), one a fresh group in which both have valid times; "" takes 1 ms."""
-    found = {}
-    for case, rows in frames.samples(frame, metric).groupby("case", sort=False):
-        times, others = (frames.groups(rows[rows["method"].eq(method)]) for method in (over, under))
-        others = others if under else dict.fromkeys(times, np.ones(1))
-        if shared := [key for key in times if key in others]:
-            logs = log_medians(times[key] for key in shared) - log_medians(others[key] for key in shared)
-            found[case] = interval.by_run(shared, logs)
-    return found
+    rows = frames.samples(frame, metric)
+    medians = rows.groupby(["method", "case", "run", "group"])["value"].median().astype(float)
+    times, others = (np.log(medians[medians.index.get_level_values(0) == name].droplevel(0)) for name in (over, under))
+    others = others if under else 0 * times
+    shared = times.index.intersection(others.index, sort=None)
+    found = {case: part.droplevel(0) for case, part in (times[shared] - others[shared]).groupby("case")}
+    cases = [case for case in rows["case"].unique() if case in found]
+    return {case: interval.by_run(found[case].index, found[case].to_numpy()) for case in cases}
 
 
 def foretold(frame: pd.DataFrame, further: pd.DataFrame, axes: Axes) -> tuple[int, int]:
