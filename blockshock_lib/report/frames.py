@@ -50,9 +50,7 @@ def checks(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def valid(frame: pd.DataFrame, metric: str = "") -> pd.DataFrame:
-    """The ok rows of cells whose check passed in every group that was checked, and the ceiling and machine rows; those
-    of `metric` alone where it is given.
-    """
+    """The ok rows, of `metric` alone if given, of cells that passed in all groups checked; ceiling and machine rows."""
     frame = complete(frame)
     outcome = checks(frame)
     frame = frame[frame["metric"].eq(metric)] if metric else frame

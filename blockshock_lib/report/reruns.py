@@ -15,9 +15,8 @@ def cells(frame: pd.DataFrame, over: str, under: str, metric: str) -> dict[str, 
     times, others = (np.log(medians[medians.index.get_level_values(0) == name].droplevel(0)) for name in (over, under))
     others = others if under else 0 * times
     shared = times.index.intersection(others.index, sort=None)
-    found = {case: part.droplevel(0) for case, part in (times[shared] - others[shared]).groupby("case")}
-    cases = [case for case in rows["case"].unique() if case in found]
-    return {case: interval.by_run(found[case].index, found[case].to_numpy()) for case in cases}
+    logs = {case: part.droplevel(0) for case, part in (times[shared] - others[shared]).groupby("case")}
+    return {c: interval.by_run(logs[c].index, logs[c].to_numpy()) for c in rows["case"].unique() if c in logs}
 
 
 def foretold(frame: pd.DataFrame, further: pd.DataFrame, axes: Axes) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from blockshock_lib.engine import experiment
 from blockshock_lib.layers.attention import parallel
 from blockshock_lib.params import load
 from blockshock_lib.report.frames import COLUMNS
-from blockshock_lib.studies.attention import models, scaling, scaling_plots, scaling_report, works
+from blockshock_lib.studies.attention import models, promises, scaling, scaling_plots, scaling_report, works
 from blockshock_lib.studies.attention import scaling_hypotheses as rules
 from blockshock_lib.studies.attention.params import columns, expand
 from blockshock_lib.studies.attention.problem import AttentionProblem
@@ -281,6 +281,10 @@ def test_tables_say_what_was_planted_and_figures_stand_without_records():
     )
     for name in ("speed-ups", "parts of a step", "memory", "models", "gradients", "hybrid"):
         assert len(STUDY.tables[name](frame.iloc[:0])) == 1
+    page = promises.page(frame)
+    assert "| ranks |" in page and "world_size" not in page
+    assert "At 4096 keys 2 GPUs take 1.50 steps" in page and "## Speed-up over ranks" in page and "- **A4k: " in page
+    assert "No record of attention_speed is shipped yet." in page and "- **A1: " in page
     empty = pd.DataFrame(columns=COLUMNS)
     assert {verdict(empty).verdict for verdict in STUDY.hypotheses["attention_scaling"]} == {"undecided"}
 

@@ -157,6 +157,11 @@ def test_what_is_promised_is_read_from_records_and_the_page_stands_without_them(
     assert set(promises.shares(pd.concat([frame, tuned]))["cells"]) == {5}
     page = promises.page(frame)
     assert "d* = 1.09" in page and "| 4096 | blocks 1 |" in page and "no case holds valid times of it" in page
+    assert (
+        "0 of 6 headline cells and 0 of 0 others rest on 3 whole runs" in page and "No record of attention_sc" in page
+    )
+    three = pd.concat([frame.assign(run=run) for run in "abc"])
+    assert promises.rests(three).startswith("6 of 6 headline cells")
     for part in (frame.iloc[:0], frame[frame["method"].eq("flex")], frame[frame["case"].eq("4096 1.0")]):
         assert "## Every check" in promises.page(part)
 
