@@ -10,12 +10,12 @@ from blockshock_lib.report.interval import Cell
 
 def cells(frame: pd.DataFrame, over: str, under: str, metric: str) -> dict[str, Cell]:
     """Case -> run -> log t(over) / t(under), one a fresh group in which both have valid times; "" takes 1 ms."""
-    rows = frames.samples(frame, metric)
+    rows = frames.complete(frame)
+    rows = frames.samples(rows[rows["method"].isin([over, under])], metric)
     medians = rows.groupby(["method", "case", "run", "group"])["value"].median().astype(float)
     times, others = (np.log(medians[medians.index.get_level_values(0) == name].droplevel(0)) for name in (over, under))
-    others = others if under else 0 * times
-    shared = times.index.intersection(others.index, sort=None)
-    logs = {case: part.droplevel(0) for case, part in (times[shared] - others[shared]).groupby("case")}
+    shared = (times - others).dropna() if under else times
+    logs = {case: part.droplevel(0) for case, part in shared.groupby("case")}
     return {c: interval.by_run(logs[c].index, logs[c].to_numpy()) for c in rows["case"].unique() if c in logs}
 
 

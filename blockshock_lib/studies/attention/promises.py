@@ -128,7 +128,8 @@ def page(frame: pd.DataFrame) -> str:
     """The answer in Markdown, behind its title: what was not measured says so."""
     from blockshock_lib.studies.attention import STUDY  # its tables and rules by name
 
-    lines = ["## The answer", "", answer(frame), "", *verdicts.claims(frame, STUDY.hypotheses)]
+    rules = {phase: STUDY.hypotheses.get(phase, ()) for phase in verdicts.phases(frame)}
+    lines = ["## The answer", "", answer(frame), "", *verdicts.claims(frame, rules)]
     for phase, sections in _SECTIONS.items():
         rows = frame[frame["phase"].eq(phase)] if phase else frame
         if phase and rows.empty:

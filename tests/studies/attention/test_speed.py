@@ -141,6 +141,7 @@ def test_figures_and_tables_say_what_was_planted_and_stand_without_records():
 def test_what_is_promised_is_read_from_records_and_the_page_stands_without_them():
     more = [("triton", 1.0), ("flex", 1.3), ("flex_tuned", 1.2), ("auto", 1.05)]
     frame = planted(lengths=(4096,), more=more)
+    frame = frame[frame["repeat"].lt(2)]
     table = promises.rivals(frame)
     assert len(table) == 12 and set(table["what counts"].str[:4]) == {"1.20"} == set(table["over Flex, tuned"].str[:4])
     assert set(table["over Flex"].str[:4]) == {"1.30"} and set(table["claim"]) == {"faster"}
