@@ -49,21 +49,22 @@ def checks(frame: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(outcome=rows["outcome"].astype(object)).sort_index()
 
 
-def valid(frame: pd.DataFrame) -> pd.DataFrame:
-    """The ok rows of cells whose check passed in every group that was checked, and the ceiling and machine rows."""
+def valid(frame: pd.DataFrame, metric: str = "") -> pd.DataFrame:
+    """The ok rows, of `metric` alone if given, of cells that passed in all groups checked; ceiling and machine rows."""
     frame = complete(frame)
     outcome = checks(frame)
-    cells = pd.MultiIndex.from_frame(outcome[["case", "method"]])
-    cell = pd.MultiIndex.from_frame(frame[["case", "method"]])
+    frame = frame[frame["metric"].eq(metric)] if metric else frame
+    cells, cell = (rows["case"].astype(str) + "\0" + rows["method"].astype(str) for rows in (outcome, frame))
     passed = cell.isin(cells[outcome["outcome"].eq("passed")]) & ~cell.isin(cells[outcome["outcome"].eq("failed")])
-    keep = passed | frame["method"].isin([CEILING, MACHINE]).to_numpy(dtype=bool)
-    return frame[keep & frame["status"].eq("ok").to_numpy(dtype=bool) & frame["value"].notna().to_numpy(dtype=bool)]
+    keep = passed | frame["method"].isin([CEILING, MACHINE])
+    return frame[keep & frame["status"].eq("ok") & frame["value"].notna()]
 
 
 def samples(frame: pd.DataFrame, metric: Metric) -> pd.DataFrame:
     """A row a (case, method, run, group, repeat) of a valid cell: rank -1's, the slowest, else the ranks' largest."""
-    rows, (name, *detail) = valid(frame), [metric] if isinstance(metric, str) else metric
-    rows = rows[rows["metric"].eq(name) & rows["detail"].isin(detail or rows["detail"])]
+    name, *detail = [metric] if isinstance(metric, str) else metric
+    rows = valid(frame, name)
+    rows = rows[rows["detail"].isin(detail or rows["detail"])]
     if rows.empty:
         return rows
     whole, keys = rows["rank"].eq(-1), ["case", "method", "run", "group", "repeat"]
@@ -74,10 +75,8 @@ def samples(frame: pd.DataFrame, metric: Metric) -> pd.DataFrame:
 
 def groups(rows: pd.DataFrame) -> dict[tuple, np.ndarray]:
     """The values of each fresh group of processes, by (run, group), in order of their repeats."""
-    return {
-        key: group.sort_values("repeat", kind="stable")["value"].to_numpy(dtype=float)
-        for key, group in rows.groupby(["run", "group"], sort=True)
-    }
+    values = rows.sort_values("repeat", kind="stable").groupby(["run", "group"], sort=True)["value"]
+    return {key: group.to_numpy(dtype=float) for key, group in values}
 
 
 def summary(frame: pd.DataFrame, axes: Axes, metric: Metric) -> pd.DataFrame:

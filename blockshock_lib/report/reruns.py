@@ -5,19 +5,18 @@ import pandas as pd
 
 from blockshock_lib.report import frames, interval
 from blockshock_lib.report.axes import Axes
-from blockshock_lib.report.interval import Cell, log_medians
+from blockshock_lib.report.interval import Cell
 
 
 def cells(frame: pd.DataFrame, over: str, under: str, metric: str) -> dict[str, Cell]:
     """Case -> run -> log t(over) / t(under), one a fresh group in which both have valid times; "" takes 1 ms."""
-    found = {}
-    for case, rows in frames.samples(frame, metric).groupby("case", sort=False):
-        times, others = (frames.groups(rows[rows["method"].eq(method)]) for method in (over, under))
-        others = others if under else dict.fromkeys(times, np.ones(1))
-        if shared := [key for key in times if key in others]:
-            logs = log_medians(times[key] for key in shared) - log_medians(others[key] for key in shared)
-            found[case] = interval.by_run(shared, logs)
-    return found
+    rows = frames.complete(frame)
+    rows = frames.samples(rows[rows["method"].isin([over, under])], metric)
+    medians = rows.groupby(["method", "case", "run", "group"])["value"].median().astype(float)
+    times, others = (np.log(medians[medians.index.get_level_values(0) == name].droplevel(0)) for name in (over, under))
+    shared = (times - others).dropna() if under else times
+    logs = {case: part.droplevel(0) for case, part in shared.groupby("case")}
+    return {c: interval.by_run(logs[c].index, logs[c].to_numpy()) for c in rows["case"].unique() if c in logs}
 
 
 def foretold(frame: pd.DataFrame, further: pd.DataFrame, axes: Axes) -> tuple[int, int]:

@@ -67,7 +67,7 @@ def shown(table: pd.DataFrame, axes: Axes, columns) -> pd.DataFrame:
     """`columns` of `table` as a reader knows them: methods by their labels, the case's columns by their headers."""
     words = {name: table[name].map(partial(axes.word, name)) for name in axes.panels if name in columns}
     table = table[list(columns)].assign(method=table["method"].map(axes.label), **words)
-    return table.rename(columns={name: axes.header(name) for name in axes.columns}).reset_index(drop=True)
+    return table.rename(columns={name: axes.header(name) for name in axes.case_columns}).reset_index(drop=True)
 
 
 def smallest_first(table: pd.DataFrame, axes: Axes, *more: str) -> pd.DataFrame:

@@ -159,6 +159,12 @@ def judged(frame: pd.DataFrame, rules: Rules) -> list[tuple[str, Verdict, str]]:
     return sorted(found, key=lambda one: one[1].name)
 
 
+def claims(frame: pd.DataFrame, rules: Rules) -> list[str]:
+    """`judged` in Markdown, a line each."""
+    words = [(v.hypothesis, v.verdict, lacks or v.why) for _, v, lacks in judged(frame, rules)]
+    return [f"- **{claim.rstrip('.')}: {verdict}.** {why.rstrip('.')}." for claim, verdict, why in words]
+
+
 def phases(frame: pd.DataFrame) -> list[str]:
     return sorted({str(phase) for phase in frames.complete(frame)["phase"].dropna()})
 

@@ -29,6 +29,13 @@ class Call:
             forms[name] = make()
         return forms[name]
 
+    def spoilt(self) -> str:
+        """Why a kernel whose masked-out values weigh 0, of which 0 times NaN is NaN, must not run; "" where it may. It
+        is looked for on a CPU alone: on a GPU the host would wait.
+        """
+        fine = self.k.device.type != "cpu" or (self.k.isfinite().all() and self.v.isfinite().all())
+        return "" if fine else "a key or value is NaN or Inf, and queries that do not see it would get it"
+
 
 def explicit(forward: Callable, backward: Callable, call: Call) -> tuple[Tensor, Tensor]:
     """out and lse by `forward(call)`, both with gradients, by `backward(call, dout, out, lse, dlse)`."""

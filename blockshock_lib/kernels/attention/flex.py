@@ -20,7 +20,7 @@ def refuse(call: Call) -> str:
         return "on a CPU it has no gradients"
     if call.pattern is None:
         return "its rule knows the positions of a whole sequence only"
-    return ""
+    return call.spoilt()
 
 
 def attend(call: Call, mode: str | None = None) -> tuple[Tensor, Tensor]:

@@ -191,7 +191,7 @@ def block_lists(counts: Tensor, indices: Tensor, q_len: int, k_len: int | None =
     ValueError where shapes do not fit, or a list leaves the range, does not rise or holds a block twice.
     """
     k_len = q_len if k_len is None else k_len
-    rows, columns = -(-q_len // block), -(-k_len // block)
+    rows, columns = (-(-length // _positive("block", block)) for length in (q_len, k_len))
     if counts.dim() != 3 or indices.shape[:3] != counts.shape or indices.dim() != 4 or counts.shape[2] != rows:
         shapes = f"not {list(counts.shape)} and {list(indices.shape)}"
         raise ValueError(f"counts [B | 1, H | 1, {rows}] and indices [B | 1, H | 1, {rows}, most] are needed, {shapes}")

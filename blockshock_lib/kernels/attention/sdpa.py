@@ -19,7 +19,7 @@ def refuse(call: Call) -> str:
         return "its causal mask puts the first query beside the first key, so it needs as many queries as keys"
     if not _causal(call) and call.pattern.rules != pattern.full().rules:
         return "it is dense: it takes full() and causal(), and any other pattern as a mask of queries x keys"
-    return ""
+    return call.spoilt() if _causal(call) else ""
 
 
 def attend(call: Call) -> tuple[Tensor, None]:

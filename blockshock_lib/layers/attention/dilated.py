@@ -54,7 +54,9 @@ def dilated_attention(
         for heads, places in gathered(q.shape[1], q.shape[2], length, rate, q.device, first_head):
             rows = [_take(x, heads, places) for x in (q, k, v)]
             out, lse = sparse_attention(*rows, mask, backend, scale, return_lse=True, block=block)
-            parts.append((heads, places, *(_spread(x, q.shape[0]) for x in (out, lse[..., None]))))
+            # [B * segments, h, rows, D] -> [B, h, segments, rows, D]
+            spread = (x.unflatten(0, (q.shape[0], -1)).transpose(1, 2) for x in (out, lse[..., None]))
+            parts.append((heads, places, *spread))
         outs.append(_put(q.new_zeros(q.shape), parts, 2))
         lses.append(_put(lse.new_full((*q.shape[:3], 1), -torch.inf), parts, 3)[..., 0])
     out, lse = merge(outs, lses)
@@ -92,11 +94,6 @@ def gathered(
 def _take(x: Tensor, heads: Tensor, places: Tensor) -> Tensor:
     # [B, H, S, D] -> [B * segments, h, rows, D]
     return x[:, heads[:, None, None], places].transpose(1, 2).flatten(0, 1)
-
-
-def _spread(x: Tensor, batch: int) -> Tensor:
-    # [B * segments, h, rows, D] -> [B, h, segments, rows, D]
-    return x.unflatten(0, (batch, -1)).transpose(1, 2)
 
 
 def _put(whole: Tensor, parts: list, which: int) -> Tensor:

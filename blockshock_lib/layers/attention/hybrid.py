@@ -31,12 +31,12 @@ class Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, group: Group, here: bool) -> Tensor:
         ctx.group, ctx.here = group, here
-        return _summed(x, group) if here else x.view_as(x)
+        return summed(x, group) if here else x.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad if ctx.here else _summed(grad, ctx.group), None, None
+        return grad if ctx.here else summed(grad, ctx.group), None, None
 
 
 class HybridTransformerBlock(nn.Module):
@@ -149,7 +149,8 @@ def joined(x: Tensor, linear: nn.Linear, group: Group) -> Tensor:
     return (Sum.apply(partial, group, True) if group.world_size > 1 else partial) + linear.bias
 
 
-def _summed(x: Tensor, group: Group) -> Tensor:
+def summed(x: Tensor, group: Group) -> Tensor:
+    """x [..., N] of all ranks, added up; x stays as it is."""
     rows = x.reshape(-1, x.shape[-1])
     shared = group.buffer(*rows.shape, x.dtype, x.device)
     own = rows.clone(memory_format=torch.contiguous_format) if shared is None else shared.copy_(rows)

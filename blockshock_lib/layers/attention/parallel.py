@@ -53,12 +53,13 @@ class ContextParallelAttention(nn.Module):
         device: object = "cpu",
     ):
         super().__init__()
+        given = {"pattern": pattern, "length": length, "block": block, "strategy": strategy}
+        # First of all: where one rank alone refuses what it was given, the others would wait for it.
+        refuse_unequal(group, type(self).__name__, **given, placement=placement, backend=backend, scale=scale)
         if strategy not in STRATEGIES:
             raise ValueError(f"unknown strategy {strategy!r}; {allowed(strategy, STRATEGIES)}")
         self.pattern, self.group, self.strategy, self.backend, self.scale = pattern, group, strategy, backend, scale
         self.lists = lists = pattern.lists(length, block=block, device=device)
-        given = {"pattern": pattern, "length": length, "block": block, "strategy": strategy}
-        refuse_unequal(group, type(self).__name__, **given, placement=placement, backend=backend, scale=scale)
         self.placement = placed(lists, group.world_size, placement)
         self.own, self.parts = self.placement.blocks[group.rank], {}
         self.needed = [self._needed(rank) for rank in range(group.world_size)]

@@ -184,20 +184,23 @@ class GPT(nn.Module):
             out.register_hook(self._before_backward)
         return out
 
-    def streamed(self, x: Tensor, cache: Cache | None = None) -> Tensor:
-        """All blocks, without embeddings and head: [B, S, W] -> what the final norm reads, [B, S, W]."""
+    def streamed(self, x: Tensor, cache: Cache | None = None, first: int = 0, end: int | None = None) -> Tensor:
+        """The blocks, without embeddings and head: the stream at sublayer `first`, [B, S, W] -> that at `end`, where
+        both are places at which all ranks hold the same; by default all of them, to what the final norm reads.
+        """
         streams, sublayers = Streams(self.schedule, x, self.ranks, self.group), self.sublayers
         for what, which in self.schedule.operations:
+            at = self.schedule.syncs[which].start if what in ("start", "land") else which
+            if not first <= at < (self.schedule.end if end is None else end):
+                continue
             if what == "run":
                 apart, kept = self.schedule.steps[which].private, () if which % 2 or cache is None else (cache,)
                 out = streams.room((which,))
                 streams.made[which] = sublayers[which](streams.read(), self.tracks, apart, out, *kept)
             elif what == "show":
                 streams.show(which, sublayers[which].out.bias)
-            elif what == "start":
-                streams.start(which)
             else:
-                streams.land(which)
+                getattr(streams, what)(which)
         if cache is not None:
             cache.length += x.shape[1]
         return streams.read()

@@ -39,7 +39,7 @@ STUDY = Study(
     presets=PRESETS,
     defaults={"methods": "all", "profile": "none"},
     answers={
-        "": late("studies.attention.report:answer"),
+        "": late(f"{_PROMISES}:answer"),
         "attention_correctness": late("report.answer:checked", "every pattern is right by every kernel"),
         "attention_speed": late("studies.attention.report:answer"),
         "attention_scaling": late(f"{_SCALING}_report:answer"),

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import frames, interval
-from blockshock_lib.report.interval import Interval, log_medians
+from blockshock_lib.report.interval import Interval
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.methods import METHODS
 
@@ -14,7 +14,6 @@ KEYS = ["k_len", "shape", "block", "dtype"]
 """Cases alike in these differ in their pattern alone."""
 DENSE = next(name for name, method in METHODS.items() if method.dense)
 DOWN_TO = 0.1
-NEVER = Interval(np.nan, np.nan, np.nan)
 
 
 class Law(NamedTuple):
@@ -23,8 +22,8 @@ class Law(NamedTuple):
     slope: float
     overhead: float
     worst: float  # of the relative deviations from the law
-    even: Interval  # d*, 99%; NaN where some group of processes has none above 0
-    kept: Interval  # t(1) d / t(d) at d = DOWN_TO, likewise: how much of a proportional speed-up is left there
+    even: Interval = Interval(*[np.nan] * 3)  # d*, 99%; NaN where some group of processes has none above 0
+    kept: Interval = Interval(*[np.nan] * 3)  # t(1) d / t(d) at d = DOWN_TO, likewise: what is left of proportionality
 
 
 def sparse(frame: pd.DataFrame) -> list[str]:
@@ -45,15 +44,11 @@ def cells(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     frame = frames.complete(frame, AXES)
     frame = frame[frame["pattern"].astype(str).str.startswith("blocks")]
     table = frames.summary(frame, AXES, metric)
-    rows = {key: part for key, part in frames.samples(frame, metric).groupby(["case", "method"])}
+    medians = frames.samples(frame, metric).groupby(["case", "method", "run", "group"])["value"].median()
+    logs = np.log(medians.astype(float))
     table["density"] = table["case"].map(densities(frame)).astype(float)
-    table["logs"] = [_logs(rows[key]) for key in zip(table["case"], table["method"], strict=True)]
+    table["logs"] = [logs[key].to_dict() for key in zip(table["case"], table["method"], strict=True)]
     return table.dropna(subset="density").sort_values([*KEYS, "density"], kind="stable")
-
-
-def _logs(rows: pd.DataFrame) -> dict[tuple, float]:
-    groups = frames.groups(rows)
-    return dict(zip(groups, map(float, log_medians(groups.values())), strict=True))
 
 
 def line(density: np.ndarray, ms: np.ndarray) -> tuple[float, float]:
@@ -75,8 +70,9 @@ def laws(frame: pd.DataFrame, work: str = "forward") -> pd.DataFrame:
             own = part[part["method"].eq(method)]
             if own["density"].nunique() > 1 and len(dense):
                 law, each = _law(own, dense)
+                mean = float(np.exp(np.log(dense["median"].astype(float)).mean()))  # dense takes as long in each case
                 about = dict(zip(KEYS, place, strict=True)) | {"method": method, "device": own["device"].iloc[0]}
-                about |= {"emulated": own["emulated"].iloc[0], "dense": _mean(dense), "densities": len(own)}
+                about |= {"emulated": own["emulated"].iloc[0], "dense": mean, "densities": len(own)}
                 found.append(about | {"law": law} | each)
     for name in ("even", "kept"):
         known = [row for row in found if row[name] and min(row[name].values()) > 0]
@@ -85,11 +81,6 @@ def laws(frame: pd.DataFrame, work: str = "forward") -> pd.DataFrame:
             row["law"] = row["law"]._replace(**{name: both.mean})
     columns = [*KEYS, "method", "device", "emulated", "dense", "densities", "law"]
     return pd.DataFrame(found, columns=columns)
-
-
-def _mean(part: pd.DataFrame) -> float:
-    # Dense takes as long in each case of a length.
-    return float(np.exp(np.log(part["median"].astype(float)).mean()))
 
 
 def _law(own: pd.DataFrame, dense: pd.DataFrame) -> tuple[Law, dict[str, dict[tuple, float]]]:
@@ -106,7 +97,7 @@ def _law(own: pd.DataFrame, dense: pd.DataFrame) -> tuple[Law, dict[str, dict[tu
         a, b = line(density[here], np.exp([logs[key] for logs in own["logs"][here]]))
         each["even"][key] = (np.exp(np.mean(level)) - b) / a
         each["kept"][key] = (a + b) / (a + b / DOWN_TO)
-    return Law(slope, overhead, worst, NEVER, NEVER), each
+    return Law(slope, overhead, worst), each
 
 
 def fastest(table: pd.DataFrame) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.engine.timing import Work
 from blockshock_lib.layers.attention import BlockSparseAttention, ContextParallelAttention, HybridTransformerBlock
+from blockshock_lib.layers.attention.hybrid import summed
 from blockshock_lib.layers.attention.top_k import TopK, top_k
 from blockshock_lib.ranks.worker import use_loopback
 from blockshock_lib.studies.attention import scaling, truth
@@ -178,16 +179,13 @@ class LayerRunner(Runner):
 
     def compared(self, made: tuple | None, *weight: Tensor) -> Iterator[Check]:
         """Out and the gradient of x, and that of the weight where it is given on all ranks that work."""
-        true, baseline = self.problem.expected_of_layer(self)
+        dtypes = torch.float64, self.problem.dtype  # the truth, and plain PyTorch in the case's
+        true, baseline = self.problem.once(self.method.layer, lambda: [self._plain(dtype) for dtype in dtypes])
         made = None if made is None else (*map(self.whole, made), *weight)
         for place, (name, right) in enumerate(true.items()):
             value = None if made is None or place == len(made) else made[place]
             each = (None if x is None else x.flatten(0, -2) for x in (value, baseline[name], right))
             yield Check(name or "out", *each, name, looser=LOOSER)
-
-    def truths(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """In float64, and in the case's dtype by plain PyTorch."""
-        return self._plain(torch.float64), self._plain(self.problem.dtype)
 
     def _plain(self, dtype: torch.dtype) -> dict[str, Tensor]:
         module = self._made(whole=True).to(dtype)
@@ -256,14 +254,7 @@ class LayerRunner(Runner):
         own.group = Silent(self.group.rank, self.group.world_size) if self.method.dealt else Group()
         found = {"attention": lambda: own.attend(x), "mlp": lambda: own.mlp(x)}
         if self.method.dealt:
-            rows = x.flatten(0, 1)
-
-            def reduce() -> None:
-                for _ in range(2):
-                    shared = self.group.buffer(*rows.shape, rows.dtype, rows.device)
-                    self.group.all_reduce(rows.clone() if shared is None else shared.copy_(rows))
-
-            found["reduce"] = reduce
+            found["reduce"] = lambda: [summed(x, self.group) for _ in range(2)]
         return [Work(f"{name}_call", [torch.no_grad()(call)], eager=True) for name, call in found.items()]
 
 

@@ -62,11 +62,6 @@ def _documents(case: Case) -> Pattern:
     return attention.documents([*lengths, left]) & attention.causal()
 
 
-def _pairs(case: Case) -> Pattern:
-    draw = torch.Generator().manual_seed(case.seed)
-    return attention.from_mask(torch.rand(case.q_len, case.k_len, generator=draw) < 0.3)
-
-
 def _by_head(case: Case, density: float) -> Pattern:
     """Heads in turn: causal, random blocks, nothing, a window."""
     random = attention.random(density, case.seed, case.block)
@@ -93,7 +88,9 @@ PATTERNS = {
     "strided": lambda case, _: attention.causal() & attention.strided(4 * case.block, case.block, case.block),
     "random": lambda case, density: attention.random(density, case.seed, case.block),
     "nearly_empty": lambda case, _: attention.random(0.05, case.seed, case.block),  # many rows see nothing
-    "pairs": lambda case, _: _pairs(case),  # single pairs: no block is full
+    "pairs": lambda case, _: attention.from_mask(  # single pairs: no block is full
+        torch.rand(case.q_len, case.k_len, generator=torch.Generator().manual_seed(case.seed)) < 0.3
+    ),
     "by_head": _by_head,
     "blocks": _blocks,
     "longnet": lambda case, _: reduce(or_, pairs_of(case)),

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,21 +71,17 @@ class AttentionProblem(Problem):
         pattern, gathered = self.asked(method), METHODS[method].gathered
         own = "gathered" if gathered else pattern.rules != self.pattern.rules
         pattern = Counted(pairs_of(self.case)) if gathered else pattern
-        if own not in self._made:
-            given = self.q, self.k, self.v, self.dout, pattern, self.scale
-            self._made[own] = tuple(
-                truth.attention(*given, dtype, self.places) for dtype in (torch.float64, self.dtype)
-            )
-        return self._made[own]
+        given, dtypes = (self.q, self.k, self.v, self.dout, pattern, self.scale), (torch.float64, self.dtype)
+        return self.once(own, lambda: tuple(truth.attention(*given, dtype, self.places) for dtype in dtypes))
+
+    def once(self, what: bool | str, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once for the methods of a case."""
+        if what not in self._made:
+            self._made[what] = make()
+        return self._made[what]
 
     def prepare(self, method: str) -> None:
         self.expected(method)
-
-    def expected_of_layer(self, runner: models.LayerRunner) -> tuple[Mapping, Mapping]:
-        """Likewise of the whole layer that a method runs."""
-        if runner.method.layer not in self._made:
-            self._made[runner.method.layer] = runner.truths()
-        return self._made[runner.method.layer]
 
     def refusal(self, method: str, grad: bool, lse: bool = False) -> str:
         """Why its backend cannot do this on one device; "" where it can."""

@@ -1,36 +1,33 @@
-"""What the study promises of one GPU beside its law: over FlexAttention, by `auto`, dilated; and its page."""
+"""What the study promises of one GPU beside its law: over FlexAttention, by `auto`, dilated; and the study's page."""
 
 import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.tables import ABSENT, markdown, shown, smallest_first
-from blockshock_lib.studies.attention import report
+from blockshock_lib.studies.attention import hypotheses, report, scaling_report
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.report import WORKS
 
 GOOD, FAIR = 0.97, 0.9  # of the fastest single backend's speed
+RUNS = 3  # whole ones, that a headline cell needs
 SINGLE = "triton", "gluon", "flex", "fa4", "cudnn"  # backends by name
 _CASE = ["k_len", "pattern", "shape", "work"]
 
 
-def _best(frame: pd.DataFrame, overs: tuple[str, ...], under: str, work: str) -> pd.DataFrame:
-    """Of each case the row of `verdicts.ratio` over the rival that leaves least, with `over`, its `text`, `each`: rival
-    -> text; by case.
-    """
-    metric, found = frames.time_metric(frame, f"{work}_kernel"), {}
-    for over in overs:
-        table = verdicts.ratio(frame, AXES, over, under, metric)
-        table["text"] = [verdicts.interval_text(row) for row in table.to_dict("records")]
-        found[over] = table.assign(over=over, work=work, method=under).set_index("case", drop=False)
-    every = pd.concat(found.values()).sort_values("ratio", kind="stable")
-    least = every[~every.index.duplicated()]
-    return least.assign(
-        **{over: [way["text"].get(case, ABSENT) for case in least["case"]] for over, way in found.items()}
-    )
-
-
 def _both(frame: pd.DataFrame, overs: tuple[str, ...], under: str) -> pd.DataFrame:
-    return pd.concat([_best(frames.complete(frame, AXES), overs, under, work) for work in WORKS], ignore_index=True)
+    """Of each (case, work) the row of `verdicts.ratio` over the rival that leaves least, with `over`, its `text`, and a
+    column of texts a rival.
+    """
+    frame, found = frames.complete(frame, AXES), []
+    for work in WORKS:
+        metric = frames.time_metric(frame, f"{work}_kernel")
+        every = pd.concat([verdicts.ratio(frame, AXES, over, under, metric).assign(over=over) for over in overs])
+        every["text"] = [verdicts.interval_text(row) for row in every.to_dict("records")]
+        texts = dict(zip(zip(every["case"], every["over"], strict=True), every["text"], strict=True))
+        least = every.sort_values("ratio", kind="stable").drop_duplicates("case")
+        each = {over: [texts.get((case, over), ABSENT) for case in least["case"]] for over in overs}
+        found.append(least.assign(work=work, method=under, **each))
+    return pd.concat(found, ignore_index=True)
 
 
 def rivals(frame: pd.DataFrame) -> pd.DataFrame:
@@ -84,31 +81,63 @@ def gathered(frame: pd.DataFrame) -> pd.DataFrame:
     return shown(smallest_first(table, AXES), AXES, [*_CASE, "masked", "over the mask", "method"])
 
 
-_SECTIONS = {  # title: the table, and what it says
-    "Every check": (
-        "correctness",
-        "The worst outcome of a pattern on one GPU; ranks have runs of their own.",
-    ),
-    "The break-even": ("break-even", "ms = slope x density + overhead over random blocks; d*: as long as dense takes."),
-    "Over FlexAttention": ("over FlexAttention", "The speed of our kernels; the faster of FlexAttention's two counts."),
-    "What was kept, where nothing was tuned": ("auto", "`auto` over the fastest single backend."),
-    "Of how many cells": ("auto, shares", "The share of those that reach 0.97 and 0.90 of its speed."),
-    "Dilated attention": ("dilated", "LongNet's pairs gathered, over one kernel with their union as its mask."),
-    "Building lists": ("lists", "Nothing of them was kept: each time from the rule."),
-    "Every time": ("times", "Medians in ms, by kernel where a CUDA graph can hold it, and as called."),
+_SECTIONS = {  # phase, "" for all records: title: the table, and what it says
+    "": {"Every check": ("correctness", "The worst outcome of a pattern, on one GPU and over ranks.")},
+    "attention_speed": {
+        "The break-even": (
+            "break-even",
+            "ms = slope x density + overhead over random blocks; d*: dense takes as long.",
+        ),
+        "Over FlexAttention": ("over FlexAttention", "The speed of our kernels; FlexAttention's faster way counts."),
+        "What was kept, where nothing was tuned": ("auto", "`auto` over the fastest single backend."),
+        "Of how many cells": ("auto, shares", "The share of those that reach 0.97 and 0.90 of its speed."),
+        "Dilated attention": ("dilated", "LongNet's pairs gathered, over one kernel with their union as its mask."),
+        "Building lists": ("lists", "Nothing of them was kept: each time from the rule."),
+        "Every time": ("times", "Medians in ms, by kernel where a CUDA graph can hold it, and as called."),
+    },
+    "attention_scaling": {
+        "Speed-up over ranks": (
+            "speed-ups",
+            "Over one GPU with the same kernel, and over the best dense kernel on one.",
+        ),
+        "The parts of a step": ("parts of a step", "Each measured alone; together they make up the step."),
+        "Memory": ("memory", "The peak of a step by rank; the longest sequence is reckoned from it, not tried."),
+        "Models": ("models", "One model of one attention: batches dealt to ranks, or its sequence."),
+        "Gradients": ("gradients", "A hook pays where the link is slower than its break-even."),
+        "The hybrid block": ("hybrid", "Where a forward goes, each piece measured alone."),
+    },
 }
+
+
+def answer(frame: pd.DataFrame) -> str:
+    """That of each phase that was timed."""
+    said = {"attention_speed": report.answer, "attention_scaling": scaling_report.answer}
+    found = [say(frame[frame["phase"].eq(phase)]) for phase, say in said.items() if phase in verdicts.phases(frame)]
+    return " ".join(found) or report.answer(frame)
+
+
+def rests(frame: pd.DataFrame) -> str:
+    """On how many whole runs the cells of one GPU rest."""
+    runs = frames.samples(frame, frames.time_metric(frame, "forward_kernel")).groupby("case")["run"].nunique()
+    named = runs.index.isin(hypotheses.headline(frame)["case"])
+    enough = [f"{runs[which].ge(RUNS).sum()} of {which.sum()}" for which in (named, ~named)]
+    return f"{enough[0]} headline cells and {enough[1]} others rest on {RUNS} whole runs or more; the rest on fewer."
 
 
 def page(frame: pd.DataFrame) -> str:
     """The answer in Markdown, behind its title: what was not measured says so."""
-    from blockshock_lib.studies.attention import STUDY  # its tables by name, as notebooks take them
+    from blockshock_lib.studies.attention import STUDY  # its tables and rules by name
 
-    speed = frame[frame["phase"].eq("attention_speed")]
-    claims = [make(speed) for make in STUDY.hypotheses["attention_speed"]]
-    lines = ["## The answer", "", report.answer(speed), ""]
-    lines += [f"- **{one.hypothesis.rstrip('.')}: {one.verdict}.** {one.why}." for one in claims]
-    for title, (name, words) in _SECTIONS.items():
-        made = STUDY.tables[name](frame if name == "correctness" else speed)
-        made = made.reset_index() if made.index.name or made.index.names[0] else made
-        lines += ["", f"## {title}", "", words, "", *markdown(made)]
+    rules = {phase: STUDY.hypotheses.get(phase, ()) for phase in verdicts.phases(frame)}
+    lines = ["## The answer", "", answer(frame), "", *verdicts.claims(frame, rules)]
+    for phase, sections in _SECTIONS.items():
+        rows = frame[frame["phase"].eq(phase)] if phase else frame
+        if phase and rows.empty:
+            lines += ["", f"No record of {phase} is shipped yet."]
+            continue
+        lines += ["", rests(rows)] if phase == "attention_speed" else []
+        for title, (name, words) in sections.items():
+            made = STUDY.tables[name](rows)
+            made = made.reset_index() if made.index.name or made.index.names[0] else made
+            lines += ["", f"## {title}", "", words, "", *markdown(made)]
     return "\n".join(lines)

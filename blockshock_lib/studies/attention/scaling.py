@@ -70,7 +70,7 @@ def quiet(runner: Runner) -> Runner:
 
 def samples(runner: Runner) -> Iterator[Sample]:
     """Of a method over ranks how its own work is balanced, and the bytes that a rank sends; of each the peak memory by
-    rank.
+    rank of the step that was checked.
     """
     group = runner.problem.group
     if runner.layer is not None:
@@ -79,7 +79,13 @@ def samples(runner: Runner) -> Iterator[Sample]:
         every = group.gather_objects(statistics.median(step[1:]))
         yield Sample("balance", statistics.mean(every) / max(every))
         yield Sample("sent_bytes", own.layer.group.sent)
-    yield from peaks(runner)
+    told = group.gather_objects(runner.peaks)
+    every = (
+        told[0] if len(told[0]) > 1 else [peak for one in told for peak in one]
+    )  # of a rank's own GPU, or all it used
+    for rank, peak in enumerate(every):
+        if peak is not None:
+            yield Sample("rank_peak_bytes", peak, rank, f"rank {rank}")
     if runner.problem.device.type == "cuda":
         yield Sample("memory_bytes", memory.total(runner.problem.device))
 
@@ -99,15 +105,6 @@ def sent(ranks: int, fn: Callable[[], Tensor]) -> tuple[Tensor, float]:
         for name, place, share in (("all_reduce", 0, 2 / ranks), ("all_gather", 1, 1.0)):
             stack.enter_context(mock.patch.object(dist, name, partial(counted, getattr(dist, name), place, share)))
         return fn(), sum(found)
-
-
-def peaks(runner: Runner) -> Iterator[Sample]:
-    """By rank, what `runner.peaks` says of the step that was checked: of a rank's own GPU, or of all that it used."""
-    told = runner.problem.group.gather_objects(runner.peaks)
-    every = told[0] if len(told[0]) > 1 else [peak for one in told for peak in one]
-    for rank, peak in enumerate(every):
-        if peak is not None:
-            yield Sample("rank_peak_bytes", peak, rank, f"rank {rank}")
 
 
 def parts(run: CaseRun, copies: Sequence[Runner]) -> list[Work]:

@@ -63,7 +63,8 @@ def parts(frame: pd.DataFrame) -> pd.DataFrame:
     table = frames.medians(frame, AXES, sent="sent_bytes", **metrics)
     alone = table[table["method"].eq("alone")].set_index("case")["step"]
     table = table[table["method"].isin(STRATEGIES)].dropna(subset=["own", "step"])
-    share, merges = table["case"].map(alone) / table["world_size"].astype(float), table["merging"].fillna(0.0)
+    share = table["case"].map(alone).astype(float) / table["world_size"].astype(float)  # of no rows it is of no type
+    merges = table["merging"].fillna(0.0)
     mean = table["own"] * table["balance"]
     made = (share, mean - merges - share, merges, table["own"] - mean, table["step"] - table["own"])
     return table.assign(**dict(zip(PARTS, made, strict=True)))

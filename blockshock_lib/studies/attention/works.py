@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch._functorch import config
@@ -23,12 +24,6 @@ BACKWARD = 2.5  # the products of a backward, of which a forward has two: scores
 
 
 attend_tuned = partial(flex.attend, mode="max-autotune-no-cudagraphs")
-
-
-class Cost(NamedTuple):
-    flops: float
-    read: float
-    written: float
 
 
 def compile_anew() -> None:
@@ -150,10 +145,10 @@ def floors(one: Runner, ceilings: Ceilings) -> dict[str, float]:
     blocks = lists.block_density * lists.q_blocks * lists.k_blocks
     flops = 4.0 * case.batch * case.heads * case.head_dim * blocks * case.block**2 / ranks
     q, k = one.operands[0].nbytes, one.operands[1].nbytes
-    forward = Cost(flops, q + 2 * k, q)
-    backward = Cost(BACKWARD * flops, 3 * q + 2 * k, q + 2 * k)
+    forward = SimpleNamespace(flops=flops, read=q + 2 * k, written=q)
     found = {"flops": flops, "floor_forward": roofline.compute(forward, ceilings)}
     if not one.lacks:
+        backward = SimpleNamespace(flops=BACKWARD * flops, read=3 * q + 2 * k, written=q + 2 * k)
         found["floor_backward"] = roofline.compute(backward, ceilings)
         found["floor_step"] = found["floor_forward"] + found["floor_backward"]
     return found

@@ -17,7 +17,6 @@ from torch import Tensor
 from blockshock_lib.engine.study import Sample
 from blockshock_lib.layers.gpt import GPT, Schedule
 from blockshock_lib.layers.gpt.schedule import dropping
-from blockshock_lib.layers.gpt.streams import Streams
 from blockshock_lib.layers.gpt.training import Trainer, validate
 
 RATE = 1e-4  # AdamW's in distillation, falling to 0
@@ -61,24 +60,6 @@ def pieces(schedule: Schedule) -> list[tuple[int, int]]:
     return list(zip([0, *ends], ends, strict=False))
 
 
-def through(model: GPT, x: Tensor, first: int, end: int) -> Tensor:
-    """The stream at sublayer `end` from the stream x [B, S, W] at `first`; both ends of a piece."""
-    schedule, sublayers = model.schedule, model.sublayers
-    streams = Streams(schedule, x, model.ranks, model.group)
-    for what, which in schedule.operations:
-        at = schedule.syncs[which].start if what in ("start", "land") else which
-        if not first <= at < end:
-            continue
-        if what == "run":
-            apart = schedule.steps[which].private
-            streams.made[which] = sublayers[which](streams.read(), model.tracks, apart)
-        elif what == "show":
-            streams.show(which, sublayers[which].out.bias)
-        else:
-            getattr(streams, what)(which)
-    return streams.read()
-
-
 def distilled(
     trainer: Trainer, dropped: list[int], batches: Callable[[int], tuple[Tensor, Tensor]], tokens: int
 ) -> GPT:
@@ -108,9 +89,9 @@ def matched(teacher: GPT, student: GPT, taught: list[tuple[int, int]], tokens: T
         x = teacher.tokens(tokens) + teacher.positions.weight[: tokens.shape[1]]
     for first, end in taught:
         with torch.no_grad():
-            x = through(teacher, x, at, first)
-            right = through(teacher, x, first, end)
-        made = through(student, x, first, end)
+            x = teacher.streamed(x, first=at, end=first)
+            right = teacher.streamed(x, first=first, end=end)
+        made = student.streamed(x, first=first, end=end)
         loss = loss + F.mse_loss(made.float(), right.float()) / (right - x).float().square().mean()
         x, at = right, end
     return loss

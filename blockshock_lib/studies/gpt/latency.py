@@ -235,17 +235,8 @@ class Cast(dict):
         return self.weights[name].detach().to(self.dtype)
 
 
-class Silent:
-    """A group whose sums are left out: what a rank gives comes back as it is."""
-
-    def __init__(self, group: Group):
-        self.group = group
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.group, name)
-
-    def buffer(self, *given: Any) -> None:
-        return None
+class Silent(Group):
+    """Ranks whose sums are left out: what one gives comes back as it is."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -257,5 +248,5 @@ class Silent:
 def silent(model: GPT) -> GPT:
     """The same weights and schedule, without sums."""
     other = copy.copy(model)
-    other.group = Silent(model.group)
+    other.group = Silent(model.group.rank, model.group.world_size)
     return other

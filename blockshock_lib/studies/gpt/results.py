@@ -47,10 +47,7 @@ def page(frame: pd.DataFrame) -> str:
     """The page in Markdown, behind its title; what no run has measured says so."""
     from blockshock_lib.studies.gpt import STUDY  # its rules by name
 
-    judged, measured = verdicts.judged(frame, STUDY.hypotheses), verdicts.phases(frame)
-    claims = [
-        f"- **{v.hypothesis.rstrip('.')}: {v.verdict}.** {(lacks or v.why).rstrip('.')}." for _, v, lacks in judged
-    ]
+    claims, measured = verdicts.claims(frame, STUDY.hypotheses), verdicts.phases(frame)
     lines = ["## The answer", "", answer(frame), "", *claims, "", "## How to read it", "", _HOW, ""]
     parts = {"gpt_training": _losses, "gpt_latency": _times}
     for phase, write in parts.items():

@@ -6,16 +6,23 @@ from dataclasses import replace
 import torch
 
 from blockshock_lib.kernels.attention import reference
+from blockshock_lib.kernels.attention.merge import merge
 from blockshock_lib.layers import attention
 from tests.kernels.attention.dense import listed
 
 
-def over_keys(call, part):
-    """Out and lse over some of the keys, bool."""
-    mask = torch.stack([listed(call.lists, plane) & part for plane in range(call.lists.planes)])[
-        call.lists.plane.long()
-    ]
-    return reference.attend(replace(call, lists=attention.from_mask(mask).lists(*mask.shape[2:], call.lists.block)))
+def masked(call, mask):
+    """Out and lse, where `mask`, of a plane -> bool [q_len, k_len], says what is seen."""
+    each = torch.stack([mask(plane) for plane in range(call.lists.planes)])[call.lists.plane.long()]
+    return reference.attend(replace(call, lists=attention.from_mask(each).lists(*each.shape[2:], call.lists.block)))
+
+
+def halves(call):
+    """Outs and lses over every other key."""
+    every = torch.arange(call.k.shape[2]) % 2
+    return zip(
+        *(masked(call, lambda plane, i=i: listed(call.lists, plane) & (every == i)) for i in range(2)), strict=True
+    )
 
 
 def planted(call, fault):
@@ -26,10 +33,27 @@ def planted(call, fault):
     if fault == "stale tail":  # the last keys are read where the ones before lie
         call = replace(call, k=torch.cat((call.k[:, :, :-20], call.k[:, :, -40:-20]), 2))
     if fault == "averaged chunks":
-        every = torch.arange(call.k.shape[2])
-        (a, lse_a), (b, lse_b) = (over_keys(call, every % 2 == i) for i in range(2))
-        return (a + b) / 2, torch.logaddexp(lse_a, lse_b)
+        outs, lses = halves(call)
+        return sum(outs) / 2, torch.logaddexp(*lses)
+    if fault == "dropped d(alpha)":  # chunks are merged, and their shares have no gradient
+        outs, lses = halves(call)
+        return merge(outs, [lse.detach() for lse in lses])
+    if fault == "no mask of partial blocks":
+        block, sides = lists.block, (lists.q_len, lists.k_len)
+        whole = lambda plane: torch.kron(lists.map(plane), torch.ones(block, block)) > 0  # noqa: E731
+        return masked(call, lambda plane: whole(plane)[: sides[0], : sides[1]])
     out, lse = reference.attend(call)
+    if fault == "no delta":  # what softmax takes off each gradient of a score
+        level = lse.masked_fill(lse.isinf(), 0)
+        out = out * (level - level.detach()).exp()[..., None].to(out.dtype)
+    if fault == "backward ignores the list":
+        dense = planted(call, "list ignored")[0]
+        out = out.detach() + (dense - dense.detach())
+    if fault == "gradients far too large":
+        out = out.detach() + 300 * (out - out.detach())
+    if fault == "stale dQ tail":  # of the last features
+        q = torch.cat((call.q[..., :-4], call.q[..., -4:].detach()), 3)
+        out = reference.attend(replace(call, q=q))[0]
     if fault == "zero dQ":
         out = reference.attend(replace(call, q=call.q.detach()))[0] + 0 * call.q
     if fault == "lse in base 2":
@@ -40,11 +64,13 @@ def planted(call, fault):
         out = torch.where(torch.arange(out.shape[2])[:, None] == 0, math.nan, out)
     if fault == "one row of another head":
         out = torch.cat((out[:, :, :1], out[:, :, 1:2].roll(1, 1), out[:, :, 2:]), 2)
-    if fault == "empty rows average the values":
-        out = torch.where(lse.isinf()[..., None], call.v.mean(), out)
+    if fault.startswith("empty rows"):
+        value = call.v.mean() if fault == "empty rows average the values" else math.nan
+        out = torch.where(lse.isinf()[..., None], value, out)
     return out, lse
 
 
 FAULTS = ["list ignored", "stale tail", "averaged chunks", "zero dQ", "lse in base 2", "not a number"]
-FAULTS += ["one row of another head"]
+FAULTS += ["one row of another head", "dropped d(alpha)", "no delta", "backward ignores the list", "stale dQ tail"]
+FAULTS += ["gradients far too large", "no mask of partial blocks"]
 """Those that any pattern shows."""

@@ -221,6 +221,9 @@ def test_a_bound_that_is_not_safe_is_seen():
         (lambda: lists_of([[1, 0]]), "does not rise"),
         (lambda: lists_of([[1, 1]]), "does not rise"),
         (lambda: lists_of([[0, 1]], 3), "counts lie between 0 and 2"),
+        (lambda: lists_of([[0, 1]], block=0), "block is a positive whole number, not 0"),
+        (lambda: lists_of([[0.0, 1.0]]), "whole numbers, not torch.int64 and torch.float32"),
+        (lambda: lists_of([[0, 1]], block=16), r"counts \[B | 1, H | 1, 2\] and indices"),
     ],
 )
 def test_nonsense_is_refused_by_a_sentence(ask, words):
@@ -228,8 +231,26 @@ def test_nonsense_is_refused_by_a_sentence(ask, words):
         ask()
 
 
-def lists_of(row, count=2):
-    return patterns.block_lists(torch.tensor([[[count]]]), torch.tensor([[row]]), 32, 64, 32)
+def lists_of(row, count=2, block=32):
+    return patterns.block_lists(torch.tensor([[[count]]]), torch.tensor([[row]]), 32, 64, block)
+
+
+def test_presets_see_what_their_papers_say():
+    i, j = torch.arange(700)[:, None], torch.arange(700)[None]
+    sparse = (j <= i) & ((i // 128 == j // 128) | (j % 128 >= 120))
+    for name, right in (
+        ("gpt_oss", (j <= i) & (i - j < 128)),
+        ("mistral", j <= i),  # shorter than its window
+        ("longformer", ((i - j).abs() <= 256) | (i == 0) | (j == 0)),
+        ("sparse_transformer", sparse),
+    ):
+        assert torch.equal(whole_mask(patterns.preset(name), 700, 700)[0, 0], right), name
+    assert patterns.PRESETS.keys() == {"mistral", "gpt_oss", "gemma3", "longformer", "sparse_transformer", "bigbird"}
+    assert patterns.preset("gemma3").lists(8192).density == pytest.approx(1024 / 8192 * (1 - 1024 / 8192 / 2), rel=0.01)
+    shares = 3 / 64, 193 / 4096, 2 * 128 / 4096  # random blocks, the window, and what the first see and are seen by
+    assert patterns.preset("bigbird").lists(4096, block=64).density == pytest.approx(sum(shares), abs=0.015)
+    with pytest.raises(ValueError, match="did you mean 'mistral'"):
+        patterns.preset("mistrl")
 
 
 @pytest.mark.parametrize("pattern", [patterns.documents([3, 4]), patterns.from_mask(torch.eye(7).bool())])

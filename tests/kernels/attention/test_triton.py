@@ -134,20 +134,23 @@ def test_what_is_masked_out_may_hold_anything():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_nan_is_seen_where_it_is_attended_and_nowhere_else(value):
+def test_a_value_that_is_no_number_is_seen_where_it_is_attended_and_nowhere_else(value):
     mask = some_mask(1, 70, 100)
-    inputs, lists = some_inputs(1, 1, 1, 70, 100, 16), lists_of(mask)
-    want = wanted(*inputs, mask, 0.3)
-    q, k, v, dout, dlse = inputs
-    bad = v.clone()
-    bad[:, :, 3] = value
-    out, lse, *_ = measured(q, k, bad, dout, dlse, lists, 0.3)
+    inputs = some_inputs(1, 1, 1, 70, 100, 16)
+    want, (q, k, v, *_) = wanted(*inputs, mask, 0.3), (x.to(DEVICE) for x in inputs)
+    v[:, :, 3] = value
+    out, lse = (x.cpu() for x in kernels.forward(Call(q, k, v, None, lists_of(mask), 0.3)))
     assert torch.equal(out.isfinite().all(-1)[0], ~mask[:, :, 3])
     torch.testing.assert_close(lse.double(), want[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(out[:, :, ~mask[0, :, 3]], want[0].float()[:, :, ~mask[0, :, 3]])
-    bad = dout.clone()
-    bad[:, :, 68] = math.nan
-    _, _, dq, dk, dv = measured(q, k, v, bad, dlse, lists, 0.3)
+
+
+def test_a_gradient_that_is_no_number_reaches_what_was_attended_and_nothing_else():
+    mask = some_mask(1, 70, 100)
+    inputs = some_inputs(1, 1, 1, 70, 100, 16)
+    want = wanted(*inputs, mask, 0.3)
+    inputs[3][:, :, 68] = math.nan
+    _, _, dq, dk, dv = measured(*inputs, lists_of(mask), 0.3)
     assert dq.isnan().any(-1).nonzero().tolist() == [[0, 0, 68]]
     for got, grad in ((dk, want[3]), (dv, want[4])):
         assert torch.equal(got.isnan().any(-1)[0], mask[:, 68])

@@ -1,6 +1,7 @@
 """What `auto` takes: the fastest backend whose values are right. Backends and times are made up; values are real."""
 
 import contextlib
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from blockshock_lib import attention
 from blockshock_lib.errors import BlockShockError, UnsupportedError
-from blockshock_lib.kernels.attention import backends, reference, triton, tune
+from blockshock_lib.kernels.attention import backends, reference, trial, triton, tune
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.tuning.search import Found
 from tests.kernels.attention.faults import FAULTS, planted
@@ -44,10 +45,14 @@ class Times:
         pass
 
 
+DRAWN = functools.cache(trial.drawn)  # each truth once, not once a fault
+
+
 @pytest.fixture(autouse=True)
 def machine(tmp_path, monkeypatch):
     """A GPU by name, and an empty cache."""
     monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
+    monkeypatch.setattr(trial, "drawn", DRAWN)
     monkeypatch.setattr(tune, "gpu", lambda device: "some GPU")
     tune._kept.cache_clear()
     yield

@@ -137,7 +137,7 @@ def sliced(ctx, grad):
 
 
 def twice(ctx, grad):
-    return (2 * grad if ctx.here else hybrid._summed(grad, ctx.group)), None, None
+    return (2 * grad if ctx.here else hybrid.summed(grad, ctx.group)), None, None
 
 
 def without_residual(self, x):

@@ -147,6 +147,9 @@ def as_a_style(ctx):
     for odd in (attention.window(9 + ctx.rank), attention.documents([1000, 900 + ctx.rank, 1100 - ctx.rank])):
         with pytest.raises(UnsupportedError, match="rank 1 was given another pattern than rank 0"):
             attention.ContextParallelAttention(odd, odd.positions or LENGTH, Group.of(), **OPTIONS)
+    odd = attention.documents([LENGTH - ctx.rank])  # the lists of one rank alone are refused, the other must not wait
+    with pytest.raises(UnsupportedError, match="rank 1 was given another pattern than rank 0"):
+        attention.ContextParallelAttention(odd, LENGTH, Group.of(), **OPTIONS)
 
 
 def test_a_model_is_shared_by_a_style_on_two_real_ranks_which_may_not_disagree(pair):

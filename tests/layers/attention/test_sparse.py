@@ -1,6 +1,8 @@
 """attention.sparse_attention: each backend against dense attention in float64, and what is refused."""
 
 import math
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from blockshock_lib import attention
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import flex
 from blockshock_lib.kernels.attention.backends import BACKENDS
+from blockshock_lib.kernels.attention.call import Call
 from tests.kernels.attention import dense
 
 PATTERNS = {
@@ -63,11 +66,17 @@ def test_sdpa_is_the_dense_one(pattern):
     torch.testing.assert_close(attention.sparse_attention(*made, pattern, "sdpa"), right)
 
 
-def test_what_is_masked_out_may_be_nan():
+@pytest.mark.parametrize("backend", [name for name in ("auto", *BACKENDS)])
+def test_what_is_masked_out_may_be_nan_or_the_backend_says_that_it_may_not(backend):
+    """Those that need a GPU or Triton's interpreter say so here; of the interpreter see test_triton.py."""
     q, k, v = (x.detach() for x in drawn())
+    call = lambda: attention.sparse_attention(q, k, v, attention.causal(), backend, block=32)  # noqa: E731
     k[:, :, 60], v[:, :, 61, 3] = math.nan, math.inf
-    out = attention.sparse_attention(q, k, v, attention.causal(), "reference", block=32)
-    assert out[:, :, :60].isfinite().all() and out[:, :, 61:].isnan().all()
+    if backend in ("auto", "reference"):
+        assert call()[:, :, :60].isfinite().all() and call()[:, :, 61:].isnan().all()
+    else:
+        with pytest.raises(UnsupportedError, match=r"a key or value is NaN or Inf|needs a|Hopper GPUs only"):
+            call()
 
 
 def test_auto_takes_a_backend_that_can():
@@ -108,6 +117,44 @@ def test_what_a_backend_cannot_do_is_refused_by_its_reason():
     with pytest.raises(ValueError, match=r"unknown backend 'flax'.*did you mean 'flex'"):
         attention.sparse_attention(*made, attention.causal(), "flax")
     assert all(BACKENDS[name].__doc__ for name in BACKENDS)
+
+
+@pytest.mark.parametrize(
+    ("backend", "change", "words"),
+    [
+        *((name, {"gone": True}, "is not installed .the extra `attention`") for name in ("fa4", "cudnn")),
+        *((name, {"major": 10}, "Hopper GPUs only") for name in ("fa4", "cudnn")),
+        *((name, {"pattern": attention.causal()}, "partial blocks") for name in ("fa4", "cudnn")),
+        *((name, {"dtype": torch.float32}, "it takes bf16") for name in ("fa4", "cudnn")),
+        *((name, {"dim": 256}, "head dimensions") for name in ("fa4", "cudnn")),
+        ("fa4", {"block": 64}, "blocks of 128"),
+        ("cudnn", {"block": 96}, "blocks of 64 or 128"),
+        ("cudnn", {"grad": True, "dim": 64}, "with gradients 128 only"),
+        ("cudnn", {"grad": True, "dtype": torch.float16}, "fp16 without gradients"),
+        ("cudnn", {"grad": True, "kv_heads": 1}, "as many heads of keys"),
+        ("cudnn", {"grad": True, "lse": True}, "its logsumexp has no gradient"),
+        *((name, {}, "") for name in ("fa4", "cudnn")),
+    ],
+)
+def test_a_beta_on_a_hopper_gpu_says_what_it_lacks(backend, change, words, monkeypatch):
+    how = {"gone": False, "major": 9, "pattern": attention.full(), "dtype": torch.bfloat16, "dim": 128, "block": 128}
+    how |= {"grad": False, "kv_heads": 2, "lse": False} | change
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (how["major"], 0))
+    monkeypatch.setattr(
+        f"blockshock_lib.kernels.attention.{backend}.version", lambda name: "" if how["gone"] else "4.0"
+    )
+    q, k = (
+        SimpleNamespace(
+            device=torch.device("cuda"),
+            dtype=how["dtype"],
+            shape=(1, heads, 384, how["dim"]),
+            requires_grad=how["grad"],
+        )
+        for heads in (2, how["kv_heads"])
+    )
+    lists = how["pattern"].lists(384, block=how["block"])
+    why = BACKENDS[backend].refuse(Call(q, k, k, how["pattern"], lists, 1.0, how["lse"]))
+    assert re.search(words, why) and bool(why) == bool(words)
 
 
 def test_what_flex_attention_cannot_compile_is_refused_and_another_error_is_not_hidden(monkeypatch):

@@ -1,7 +1,7 @@
 """A GPT's tracks on one device are its real ranks, and both are what the schedule's equation says."""
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -36,10 +36,10 @@ ODD = gpt.Schedule("odd", tuple(gpt.Step(*each) for each in ODD))
 EACH = [pytest.param(schedule, id=getattr(schedule, "name", schedule)) for schedule in (*NAMES, ODD)]
 
 
-def drawn(schedule, tracks):
+def drawn(schedule, tracks, config=CONFIG):
     """Whole weights of a size at which every one matters, biases and norms too."""
     torch.manual_seed(0)
-    made = gpt.GPT(CONFIG, schedule, tracks).double()
+    made = gpt.GPT(config, schedule, tracks).double()
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.3)
     return made
@@ -258,7 +258,7 @@ def test_a_planted_fault_is_seen(monkeypatch, fault):
 
 @pytest.mark.parametrize("name", ["tensor_parallel", "delayed(3)"])
 def test_it_compiles_without_a_graph_break(name):
-    whole = drawn(name, 2)
+    whole = drawn(name, 2, replace(CONFIG, layers=2))
     right = trained(copy.deepcopy(whole), 1)
     whole.compile(fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(trained(whole, 1), right, **CLOSE)

@@ -13,6 +13,7 @@ from blockshock_lib.engine import experiment
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends, reference, tune
 from blockshock_lib.layers import attention
+from blockshock_lib.layers.attention import dilated
 from blockshock_lib.params import load
 from blockshock_lib.studies.attention import hypotheses, law, patterns, plots, promises, report, truth, works
 from blockshock_lib.studies.attention.params import columns, expand
@@ -140,6 +141,7 @@ def test_figures_and_tables_say_what_was_planted_and_stand_without_records():
 def test_what_is_promised_is_read_from_records_and_the_page_stands_without_them():
     more = [("triton", 1.0), ("flex", 1.3), ("flex_tuned", 1.2), ("auto", 1.05)]
     frame = planted(lengths=(4096,), more=more)
+    frame = frame[frame["repeat"].lt(2)]
     table = promises.rivals(frame)
     assert len(table) == 12 and set(table["what counts"].str[:4]) == {"1.20"} == set(table["over Flex, tuned"].str[:4])
     assert set(table["over Flex"].str[:4]) == {"1.30"} and set(table["claim"]) == {"faster"}
@@ -156,6 +158,11 @@ def test_what_is_promised_is_read_from_records_and_the_page_stands_without_them(
     assert set(promises.shares(pd.concat([frame, tuned]))["cells"]) == {5}
     page = promises.page(frame)
     assert "d* = 1.09" in page and "| 4096 | blocks 1 |" in page and "no case holds valid times of it" in page
+    assert (
+        "0 of 6 headline cells and 0 of 0 others rest on 3 whole runs" in page and "No record of attention_sc" in page
+    )
+    three = pd.concat([frame.assign(run=run) for run in "abc"])
+    assert promises.rests(three).startswith("6 of 6 headline cells")
     for part in (frame.iloc[:0], frame[frame["method"].eq("flex")], frame[frame["case"].eq("4096 1.0")]):
         assert "## Every check" in promises.page(part)
 
@@ -210,6 +217,11 @@ def test_longnet_by_gathering_is_held_to_its_own_truth_and_by_a_mask_to_the_unio
     monkeypatch.setattr("blockshock_lib.studies.attention.problem.Counted", lambda pairs: pairs[0] | pairs[1])
     _, rows = measured(**how)
     assert [one["status"] for one in rows if one["metric"] == "check"] == ["ok", "failed"]
+    monkeypatch.undo()
+    merge = dilated.merge  # its gradient of the pairs' shares, d(alpha), is dropped
+    monkeypatch.setattr(dilated, "merge", lambda outs, lses: merge(outs, [lse.detach() for lse in lses]))
+    (_, wrong) = [one for one in measured(**how)[1] if one["metric"] == "check"]
+    assert wrong["status"] == "failed" and "dq: " in wrong["reason"]
 
 
 @pytest.mark.parametrize(("pattern", "rival"), [("window", "causal"), ("blocks 0.5", "full"), ("causal", "causal")])

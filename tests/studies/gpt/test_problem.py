@@ -185,6 +185,7 @@ def test_a_loss_that_is_no_number_ends_its_arm_with_the_reason(data):
     rows = trained(data, "spd", **{"training.learning_rate": 1e30})
     ends = [row["reason"] for row in rows if row["status"] == "failed"]
     assert ends and "the loss is nan" in ends[0]
+    assert not [row for row in trained(data, "none") if row["status"] == "failed"], "the others go on"
 
 
 def test_syncs_are_dropped_after_training_and_made_up_for(data):
@@ -242,7 +243,7 @@ def test_pieces_between_kept_syncs_are_the_model(model):
     assert after.pieces(student.schedule) == [(0, 3), (3, 5), (5, 6)]
     x = model.tokens(TOKENS) + model.positions.weight[:8]
     for first, end in after.pieces(student.schedule):
-        x = after.through(student, x, first, end)
+        x = student.streamed(x, first=first, end=end)
     assert (torch.nn.functional.linear(student.norm(x), student.tokens.weight) - student(TOKENS)).abs().max() < 1e-12
 
 
