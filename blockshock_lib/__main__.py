@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import sys
+import warnings
 from pathlib import Path
 
 from blockshock_lib import studies
@@ -175,6 +176,8 @@ def _tune(args: argparse.Namespace) -> int:
     chosen = params.load(studies.of_phase(args.phase), args.phase, detect=machine.auto_hardware)
     device = tune.require_gpu()
     machine.admit(chosen, machine.probe())
+    if chosen.study != "linear":
+        raise ParamsError(f"--phase: {args.phase} chooses its kernels as it runs; allowed: a phase of the linear study")
     done = tune.tune_products(tune.of_phase(chosen), device, terminal.say)
     tune.tune_sums(tune.sums_of_phase(chosen), chosen.hardware.processes, device, terminal.say)
     return DONE if done else WRONG
@@ -233,4 +236,5 @@ def _list(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    warnings.showwarning = lambda message, *_, **__: terminal.say(f"warning: {message}", error=True)
     sys.exit(main())

@@ -119,6 +119,7 @@ def test_a_misspelt_folder_is_answered_with_the_nearest_run(capsys):
         (["--resume", "--dry-run"], ["--dry-run", "--resume"]),
         (["--of", "outputs/reference/phase0-cuda", "--dry-run"], ["--dry-run", "--of"]),
         (["--again", "2", "--dry-run"], ["--dry-run", "--again"]),
+        (["--out", f"{__file__}/below"], ["tests/test_main.py is a file: name a folder"]),
     ],
 )
 def test_a_refused_request_ends_with_2_and_one_sentence_and_starts_nothing(
@@ -126,8 +127,8 @@ def test_a_refused_request_ends_with_2_and_one_sentence_and_starts_nothing(
 ):
     card = machine.probe() | {"gpus": [], "unsupported": {"cuda": "no NVIDIA GPU is visible"}}
     monkeypatch.setattr(machine, "probe", lambda: card)
-    args = ["run", "phase0", *([] if {"--hardware", "--resume"} & set(flags) else ["--hardware", "cpu"]), *flags]
-    assert main([*args, "--out", str(tmp_path)]) == 2
+    hardware = [] if {"--hardware", "--resume"} & set(flags) else ["--hardware", "cpu"]
+    assert main(["run", "phase0", "--out", str(tmp_path), *hardware, *flags]) == 2
     said = capsys.readouterr()
     *_, sentence = said.err.splitlines()
     assert len([line for line in said.err.splitlines() if not line.startswith("run phase0: ")]) == 1

@@ -157,8 +157,7 @@ def _entry_fault(entry: zipfile.ZipInfo) -> str:
         "is a link or no plain file": (not folder and kind not in (0, stat.S_IFREG)) or mode & 0o7000,
         "is encrypted": entry.flag_bits & 0x41,
         "is compressed in an unusual way": entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED),
-        "is no file of a run": not folder
-        and not is_kind(name),  # a path that leads out, or has odd characters, is none
+        "is no file of a run": not (folder or is_kind(name)),  # a path that leads out, or has odd characters, is none
     }
     return next((fault for fault, wrong in faults.items() if wrong), "")
 

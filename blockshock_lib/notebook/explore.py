@@ -79,8 +79,7 @@ def _side_by_side(runs_list: tuple[Path, ...], runs_what: str) -> str:
     if not runs_list:
         return "<p>Pick a run in the list.</p>"
     parts = "".join(_captioned(folder, runs_what) for folder in runs_list[:MOST])
-    picked = len(runs_list)
-    more = f"<p>{picked - MOST} more are picked; {MOST} are shown.</p>" if picked > MOST else ""
+    more = f"<p>{len(runs_list) - MOST} more are picked; {MOST} are shown.</p>" if len(runs_list) > MOST else ""
     return f'<div style="display:flex;flex-wrap:wrap;gap:8px 20px">{parts}</div>{more}'
 
 

@@ -66,11 +66,11 @@ def note(text: str) -> None:
         _works[-1].text = text
 
 
-def say(text: str) -> None:
-    """Prints to stdout; the line of what is `working` makes room."""
+def say(text: str, error: bool = False) -> None:
+    """Prints to stdout, or stderr; the line of what is `working` makes room."""
     if sys.stderr.isatty():
         _put("")
-    print(text, flush=True)
+    print(text, file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def _put(text: str) -> None:

@@ -45,15 +45,11 @@ def open_run(phase: str, **asked) -> Run:
 
         run.before = before
         if not OUTPUTS.is_relative_to(ROOT / ".cache"):  # there a test compares what the cells of a notebook print
-            shell.display_formatter.formatters["text/html"].for_type(pd.DataFrame, _html)
+            kind = shell.display_formatter.formatters["text/html"]  # as on a page: no running index and no NaN
+            kind.for_type(pd.DataFrame, lambda t: t.to_html(index=t.index.names != [None], na_rep="–", notebook=True))
             print(f"run: {run.name}")
             run.after = run.after if run.redrawn else functools.partial(_say_drawn, run.folder)
     return run
-
-
-def _html(frame: pd.DataFrame) -> str:
-    """As a page shows it: without a running index and without NaN."""
-    return frame.to_html(index=frame.index.names != [None], na_rep="–", notebook=True)
 
 
 def _say_drawn(folder: Path) -> None:
@@ -97,9 +93,8 @@ class Outcome:
 
     def text(self) -> str:
         """A fact a line: those of the verdict, then where notebook and page are."""
-        pages = [("notebook", str(self.notebook.absolute()))]
-        pages += [("page", self.html.absolute().as_uri())] if self.html else []
-        return "\n".join([*self.verdict.split(" · "), *(f"{what:<9}{place}" for what, place in pages)])
+        page = [f"page     {self.html.absolute().as_uri()}"] if self.html else []
+        return "\n".join([*self.verdict.split(" · "), f"notebook {self.notebook.absolute()}", *page])
 
 
 def execute(phase: str, **asked) -> Outcome:
@@ -230,8 +225,8 @@ def run_notebook(folder: Path, source: Path, target: Path, given: dict) -> tuple
 
 
 def _say_cell(cell: dict, cell_index: int) -> None:
-    line = cell["source"].strip().rpartition("\n")[2]
-    terminal.note(f"notebook, cell {cell_index + 1}{f': {line:.60}' if cell['cell_type'] == 'code' else ''}")
+    begun = [line for line in cell["source"].splitlines() if cell["cell_type"] == "code" and line[:1].isalpha()]
+    terminal.note(f"notebook, cell {cell_index + 1}{f': {begun[-1]:.60}' if begun else ''}")
 
 
 def _measured(run: Run) -> Callable[[], tuple[float, float, str]]:

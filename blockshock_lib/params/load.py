@@ -141,8 +141,11 @@ def load(
     for typed, whole in ((one, key) for one in overrides or {} for key, inner in keys(study.params) if not inner):
         if typed.startswith(f"{whole}.") and whole not in RESERVED:
             known = [*study.presets.get(whole, ())]
-            name = value if (value := overrides[typed]) in known else next(iter(known), "VALUE")
-            phrase = f"{whole} has no keys of its own; set it whole, as in {whole}={name}"
+            there = stack.values
+            for part in whole.split("."):
+                there = there.get(part) if isinstance(there, dict) else None
+            name = value if (value := overrides[typed]) in known else next(iter(known), str(there or "VALUE"))
+            phrase = f"{whole} has no keys of its own; set it whole, as in {whole}={name.replace(' ', '')}"
             raise refusal(said, typed, phrase + f"; {allowed(name, known)}" * bool(known))
     stack.add(given, said)
     try:

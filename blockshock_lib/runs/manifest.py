@@ -19,6 +19,7 @@ OUTPUTS = files.ROOT / os.environ.get("BLOCKSHOCK_OUTPUTS", "outputs")
 REFERENCE = files.ROOT / "outputs" / "reference"
 FILE = "manifest.json"
 TEXTS = {"run", "phase", "status", "started", "study"}
+LATER = {"verdict", "reason", "redrawn_from", "reference", "again"}  # texts that not every one holds
 KEYS = TEXTS - {"study"} | {"params", "machine"}  # what every manifest holds from the start
 
 STOPPED = {
@@ -35,9 +36,7 @@ def read(folder: Path) -> dict:
             raise ValueError(f"it lacks {', '.join(sorted(lacks))}")
         json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate is no text
         texts = {"machine's title": found["machine"]["title"]}
-        texts |= {
-            key: found.get(key, "") for key in (*TEXTS, "verdict", "reason", "redrawn_from", "reference", "again")
-        }
+        texts |= {key: found.get(key, "") for key in TEXTS | LATER}
         if wrong := [key for key, text in texts.items() if not isinstance(text, str) or "\0" in text]:
             raise ValueError(f"its {', '.join(wrong)} cannot be so")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
@@ -69,7 +68,7 @@ def every(out: Path) -> Iterator[tuple[Path, dict]]:
         try:
             yield folder, read(folder)
         except RecordError as error:
-            warnings.warn(str(error), stacklevel=2)
+            warnings.warn(f"left out: {error}", stacklevel=2)
 
 
 def note(folder: Path, **facts: object) -> None:

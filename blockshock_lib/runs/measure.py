@@ -206,8 +206,7 @@ def kept(study: Study, answers: list[Any]) -> list[dict[str, Any]]:
     if len(lost) == len(answers):
         raise RecordError(f"every rank was lost: {first_line(lost[0].reason)}")
     rows = list(next(one for one in answers if not isinstance(one, Lost)))
-    for one in lost:
-        rows.append(row(study.metrics, "machine", "lost", 1.0, rank=one.rank, detail=first_line(one.reason)))
+    rows += [row(study.metrics, "machine", "lost", 1.0, rank=one.rank, detail=first_line(one.reason)) for one in lost]
     record.validate(rows, study.metrics)
     return rows
 
@@ -215,8 +214,7 @@ def kept(study: Study, answers: list[Any]) -> list[dict[str, Any]]:
 def failure_rows(
     study: Study, case: Case, error: RankError | DeadlineError | RecordError, first: int = 0
 ) -> list[dict[str, Any]]:
-    status, detail = "failed", ""
-    reason = first_line(str(error))
+    status, detail, reason = "failed", "", first_line(str(error))
     if isinstance(error, DeadlineError):
         status, detail = "timeout", "logs/rank*.stacks"
     elif isinstance(error, RankError):

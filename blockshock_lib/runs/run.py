@@ -21,8 +21,7 @@ from blockshock_lib.errors import Interrupted, ParamsError, RecordError, first_l
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.report import answer, figures, tables, verdicts
 from blockshock_lib.runs import code, lock, machine, manifest, measure, record, records, reference
-from blockshock_lib.runs.manifest import OUTPUTS as OUTPUTS
-from blockshock_lib.runs.manifest import REFERENCE as REFERENCE
+from blockshock_lib.runs.manifest import OUTPUTS, REFERENCE  # noqa: F401 - for those who open runs
 
 CACHE = ROOT / ".cache" / "blockshock"
 
@@ -258,6 +257,8 @@ def _why(record: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def new_folder(out: Path, *words: str) -> Path:
     """<out>/<date>/<time>-<study>-<phase>-<hardware>, made; numbered when two runs start in the same second."""
     name = re.sub(r"[^\w.-]+", "-", "-".join(words))  # one component, whatever the words hold
+    if file := next((place for place in (Path(out), *Path(out).parents) if place.is_file()), None):
+        raise ParamsError(f"{shown(file)} is a file: name a folder for the runs, which is made where it is not there")
     base = Path(out) / f"{dt.datetime.now():%Y-%m-%d/%H%M%S}-{name}"
     for number in itertools.count(1):
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")

@@ -12,6 +12,8 @@ from blockshock_lib.runs import manifest
 from tests.processes import python, wait_for
 from tests.small_runs import written
 
+LACKS = "it lacks machine, params, phase, started, status"
+
 
 class Terminal(io.StringIO):
     def isatty(self):
@@ -134,6 +136,13 @@ def test_a_list_is_a_table_with_filters_or_json(outputs, capsys):
     (newest,) = json.loads(said("--phase", "phase0", "--json"))
     assert newest["verdict"] == "phase0: FAIL · why" and newest["folder"] == str(out / "d1")
     assert main(["list", "-n", "0"]) == 2 and "list -n: 0" in capsys.readouterr().err
+
+
+def test_a_command_says_a_warning_as_one_sentence(tmp_path):
+    manifest.note(tmp_path / "bad", run="r")
+    ran = python("-m", "blockshock_lib", "list", "--out", tmp_path)
+    lines = [line for line in ran.stderr.splitlines() if not line.startswith("list: ")]
+    assert lines == [f"warning: left out: {tmp_path / 'bad'} holds no readable manifest.json: {LACKS}"]
 
 
 # Neither pandas nor torch is loaded before the first line was written: an import waits for it, some time.

@@ -57,6 +57,7 @@ VALUES = [
     ({"methods.0": "dense"}, "methods.0", "methods has no keys of its own; set it whole, as in methods=all; allowed: "),
     ({"sweep.masks.0": "random"}, "sweep.masks.0", "sweep.masks has no keys of its own; set it whole"),
     ({"seed.low": 1}, "seed.low", "seed has no keys of its own; set it whole, as in seed=VALUE"),
+    ({"sweep.n.0": 4096}, "sweep.n.0", "sweep.n has no keys of its own; set it whole, as in sweep.n=[256"),
     ({"workload": {"name": ["x"]}}, "workload", "is no workload; allowed: gaussian, uniform"),
     ({"sweep.masks": [1100]}, "sweep.masks.0", "1100 is no mask"),
     ({"mask": "random", "methods": ["permuted_dense"]}, "methods", "random is not periodic"),

@@ -8,6 +8,7 @@ import pytest
 
 from blockshock_lib import params, studies
 from blockshock_lib.ranks import call
+from blockshock_lib.report.figures import byte_text
 from blockshock_lib.runs import dry_run, machine, measure
 from blockshock_lib.runs.dry_run import earlier
 
@@ -39,9 +40,9 @@ CASES = {
 }
 
 
-def asked(phase):
+def asked(phase, **more):
     study = studies.of_phase(phase)
-    return study, params.load(study, phase, SMALL | CASES[phase], choose={"hardware": "cpu"})
+    return study, params.load(study, phase, SMALL | CASES[phase] | more, choose={"hardware": "cpu"})
 
 
 def resident(ctx, study, case, effective):
@@ -76,3 +77,11 @@ def test_a_dry_run_knows_the_bytes_of_every_study_and_says_that_no_run_tells_the
     assert study.name == "linear" or not any(reason for need in needs for reason in need.unsupported.values())
     monkeypatch.setattr(dry_run.memory, "available", lambda: 1)
     assert "it cannot be expected to fit" in " ".join(dry_run.dry_run(study, effective, card, tmp_path).split())
+
+
+def test_on_a_cpu_cases_that_run_side_by_side_need_their_memory_at_once(tmp_path):
+    (study, effective), card = asked("gallery_accuracy", **{"accuracy.seeds": 2}), machine.probe()
+    need = pkgutil.resolve_name(study.need)
+    alone = max(dry_run.memory_of(case, need(case, card)) for case in study.expand(effective))
+    text = " ".join(dry_run.dry_run(study, effective, card, tmp_path).split())
+    assert f"at most {byte_text(2 * alone)}" in text

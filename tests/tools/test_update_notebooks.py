@@ -2,11 +2,13 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import nbformat
 import pytest
 
 from blockshock_lib.errors import RecordError
+from tests import nbval_runs
 from tools import update_notebooks as update
 
 TABLE = 'import pandas as pd\npd.DataFrame({"N": [128, 256, 512], "check": ["pass", "pass", "%s"]})'
@@ -100,3 +102,10 @@ def test_the_random_names_of_widgets_become_numbers():
 
     assert drawn("a" * 32, "b" * 32) == drawn("c" * 32, "0" * 31 + "d")
     assert f"IPY_MODEL_{2:032x}" in drawn("a" * 32, "b" * 32)
+
+
+def test_while_a_cell_runs_nbval_says_every_few_seconds_how_many_have_passed():
+    told, waits = [], iter((False, False, True))
+    reporter = SimpleNamespace(stats={"passed": [1, 2]}, write_line=told.append)
+    nbval_runs.aloud(reporter, lambda seconds: seconds > 10 or next(waits))
+    assert len(told) == 2 and all(line.startswith(" 2 passed, ") for line in told)

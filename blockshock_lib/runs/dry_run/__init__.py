@@ -27,14 +27,16 @@ def dry_run(study: Study, params: RunParams, card: dict, out: Path | None = None
     needs = [Need(0, dict.fromkeys(case.methods, "")) for case in cases]
     if study.need:
         needs = [pkgutil.resolve_name(study.need)(case, card) for case in cases]
-    sizes = [memory_of(case, need) for case, need in zip(cases, needs, strict=True)]
+    alone = [case.world_size == 1 and case.device == "cpu" and not study.phases[case.phase].timed for case in cases]
+    lanes = min(sum(alone), params.hardware.processes)  # that run side by side, as runs.measure has them
+    sizes = [memory_of(*pair) * (lanes if one else 1) for *pair, one in zip(cases, needs, alone, strict=True)]
     gpus = min((gpu["memory_bytes"] for gpu in card["gpus"]), default=None)
     limit = gpus if params.hardware.device == "cuda" else memory.available()
     time = "not known: no earlier run of this study tells"
     if guess := estimate(study, params, card, out):
         time = f"about {span(guess[0])}: an estimate, scaled from {guess[1]}."
     about = f"cases: {len(cases)}, in {groups} groups of fresh processes: {len(cases) * groups} records. run: methods"
-    about += " that can run, of those asked for. memory: the most that the case needs at once, an upper estimate."
+    about += " that can run, of those asked for. memory: an upper estimate of what it, and what runs beside it, need."
     (largest, need), room = max(zip(cases, needs, strict=True), key=lambda pair: pair[1].bytes), []
     if any(sizes):
         there = "on the smallest GPU" if largest.device == "cuda" else "free here"

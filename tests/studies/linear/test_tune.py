@@ -69,6 +69,11 @@ def test_the_ranks_sums_are_those_of_y_and_backward_of_dx_by_size_class():
     assert tune.sums_of_phase(load(hardware="cuda-1")) == []
 
 
+def test_a_phase_of_another_study_has_nothing_to_tune(gpu, capsys):
+    assert main(["tune", "--phase", "attention_speed"]) == 2 and not gpu.problems
+    assert "--phase: attention_speed chooses its kernels as it runs; allowed: a phase" in capsys.readouterr().err
+
+
 def test_a_product_is_searched_once_and_its_line_tells_the_best_of_each_kind(gpu):
     product = Product(4096, 4096, 13, "bf16")
     done, said = tuned([product], gpu)
