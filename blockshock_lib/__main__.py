@@ -60,10 +60,6 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     about = "find the fastest right 2:4 products and all-reduces of this machine ahead of a run, and keep them"
     add = verb("tune", _tune, about, out=False)
     add("--phase", default="phase1", help="all that this phase asks for here (default: phase1)")
-    add("--n", nargs="+", type=int, default=[], metavar="N", help="out_features of single weights, no phase")
-    add("--k", nargs="+", type=int, default=[], metavar="K", help="in_features (default: those of --n)")
-    add("--b", nargs="+", type=int, default=[], metavar="B", help="batches that go with --n")
-    add("--dtype", choices=("bf16", "fp16"), help="that goes with --n (default: bf16)")
 
     add = verb("report", _report, "draw the records of a run again, a folder or a zip; measures nothing")
     add("run", type=Path, metavar="FOLDER_OR_ZIP")
@@ -167,11 +163,6 @@ def _tune(args: argparse.Namespace) -> int:
     from blockshock_lib.runs import machine
     from blockshock_lib.studies.linear import tune
 
-    if bool(args.n) != bool(args.b) or (not args.n and (args.k or args.dtype)):
-        raise ParamsError("--n and --b go together, --k and --dtype with them; without any of these a phase is tuned")
-    if args.n:
-        products = tune.of_shapes(args.n, args.k, args.b, args.dtype or "bf16")
-        return DONE if tune.tune_products(products, tune.require_gpu(), terminal.say) else WRONG
     chosen = params.load(studies.of_phase(args.phase), args.phase, detect=machine.auto_hardware)
     device = tune.require_gpu()
     machine.admit(chosen, machine.probe())
