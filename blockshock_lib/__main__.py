@@ -68,7 +68,6 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     add("a", metavar="A", help="folder of the older run")
     add("b", metavar="B", help="folder of the newer run")
     add("--allow", default="", metavar="WHAT", help="compare all the same: any of hardware,dtype,dirty, by commas")
-    add("--all", action="store_true", help="list what is the same, too")
 
     add = verb("share", _share, "write index.html of all runs; or pack one run as a zip")
     add("run", nargs="?", type=Path, metavar="RUN", help="folder of the run to pack")
@@ -152,7 +151,7 @@ def _say(outcome, anew: str = "") -> int:
     """The exit status. `anew`: the command that goes on with a run that was stopped, but for the folder."""
     if outcome is None:  # a rank that another one speaks for
         return DONE
-    terminal.say(terminal.coloured(outcome.text()))
+    terminal.say(outcome.text())
     if anew and outcome.status != "completed":
         terminal.say(f"go on    {anew} --resume {shlex.quote(shown(outcome.notebook.parent))}")
     return DONE if outcome.ok else STOPPED if outcome.status == "interrupted" else WRONG
@@ -182,7 +181,7 @@ def _compare(args: argparse.Namespace) -> int:
     from blockshock_lib.runs.compare import compare
 
     found = compare(args.a, args.b, allow=tuple(filter(None, args.allow.split(","))))
-    terminal.say(found.text(whole=args.all))
+    terminal.say(found.text())
     return DONE if found.ok else WRONG
 
 
@@ -219,7 +218,7 @@ def _list(args: argparse.Namespace) -> int:
             name, _, first = str(row["verdict"]).partition(" · ")[0].partition(": ")
             row |= {"started": row["started"][:16].replace("T", " "), "folder": shown(row["folder"])}
             row |= {"verdict": first[:24] if name == row["phase"] else "–", "machine": row["machine"][:32]}
-        terminal.say(terminal.coloured(terminal.columns([LIST, *(tuple(row.values()) for row in rows)])))
+        terminal.say(terminal.columns([LIST, *(tuple(row.values()) for row in rows)]))
     return DONE
 
 

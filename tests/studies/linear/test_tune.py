@@ -78,14 +78,6 @@ def test_a_product_is_searched_once_and_its_line_tells_the_best_of_each_kind(gpu
     assert again and len(gpu.problems) == 1 and said[0].endswith("[kept before]") and "0.0200 ms" in said[0]
 
 
-def test_a_product_without_a_right_way_is_told_and_fails(gpu):
-    gpu.found = Found((Trial(Setting(), WRONG),), failed="given up after 1 crashes")
-    done, said = tuned([Product(128, 128, 8, "bf16"), Product(128, 128, 16, "bf16")], gpu)
-    assert not done and len(gpu.problems) == 2
-    assert said[0].startswith("128x128 B=8 bfloat16: nothing is right [1 tried: 1 wrong")
-    assert "given up after 1 crashes" in said[0]
-
-
 def test_a_machine_without_a_gpu_says_why_nothing_can_be_tuned(capsys):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
@@ -96,10 +88,13 @@ def test_a_machine_without_a_gpu_says_why_nothing_can_be_tuned(capsys):
 
 @pytest.mark.parametrize(("right", "status"), [(True, 0), (False, 1)])
 def test_the_verbs_status_says_whether_all_that_the_phase_asks_for_is_right(gpu, monkeypatch, capsys, right, status):
-    gpu.found, asked = FOUND if right else Found(failed="given up"), load(hardware="cuda-1")
+    gpu.found = FOUND if right else Found((Trial(Setting(), WRONG),), failed="given up after 1 crashes")
+    asked = load(hardware="cuda-1")
     monkeypatch.setattr(machine, "admit", lambda *_: None)
     monkeypatch.setattr(params, "load", lambda *_, **__: asked)
     assert main(["tune"]) == status
     own = {"N": 4096, "K": 4096, "dtype": "bfloat16", "gpu": "some GPU"}
     assert gpu.problems == [own | {"B": b} for b in (16, 64)]
-    assert capsys.readouterr().out.count("4096x4096") == 2
+    said = capsys.readouterr().out
+    told = "nothing is right [1 tried: 1 wrong, 0 refused, 0 crashed; given up after 1 crashes]"
+    assert said.count("4096x4096 B=") == 2 and said.count(told) == 2 * (not right)
