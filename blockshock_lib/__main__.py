@@ -61,10 +61,6 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     about = "find the fastest right 2:4 products and all-reduces of this machine ahead of a run, and keep them"
     add = verb("tune", _tune, about, out=False)
     add("--phase", default="phase1", help="all that this phase asks for here (default: phase1)")
-    add("--n", nargs="+", type=int, default=[], metavar="N", help="out_features of single weights, no phase")
-    add("--k", nargs="+", type=int, default=[], metavar="K", help="in_features (default: those of --n)")
-    add("--b", nargs="+", type=int, default=[], metavar="B", help="batches that go with --n")
-    add("--dtype", choices=("bf16", "fp16"), help="that goes with --n (default: bf16)")
 
     add = verb("report", _report, "draw the records of a run again, a folder or a zip; measures nothing")
     add("run", type=Path, metavar="FOLDER_OR_ZIP")
@@ -73,7 +69,6 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     add("a", metavar="A", help="folder of the older run")
     add("b", metavar="B", help="folder of the newer run")
     add("--allow", default="", metavar="WHAT", help="compare all the same: any of hardware,dtype,dirty, by commas")
-    add("--all", action="store_true", help="list what is the same, too")
 
     add = verb("share", _share, "write index.html of all runs; or pack one run as a zip")
     add("run", nargs="?", type=Path, metavar="RUN", help="folder of the run to pack")
@@ -157,7 +152,7 @@ def _say(outcome, anew: str = "") -> int:
     """The exit status. `anew`: the command that goes on with a run that was stopped, but for the folder."""
     if outcome is None:  # a rank that another one speaks for
         return DONE
-    terminal.say(terminal.coloured(outcome.text()))
+    terminal.say(outcome.text())
     if anew and outcome.status != "completed":
         terminal.say(f"go on    {anew} --resume {shlex.quote(shown(outcome.notebook.parent))}")
     return DONE if outcome.ok else STOPPED if outcome.status == "interrupted" else WRONG
@@ -168,11 +163,6 @@ def _tune(args: argparse.Namespace) -> int:
     from blockshock_lib.runs import machine
     from blockshock_lib.studies.linear import tune
 
-    if bool(args.n) != bool(args.b) or (not args.n and (args.k or args.dtype)):
-        raise ParamsError("--n and --b go together, --k and --dtype with them; without any of these a phase is tuned")
-    if args.n:
-        products = tune.of_shapes(args.n, args.k, args.b, args.dtype or "bf16")
-        return DONE if tune.tune_products(products, tune.require_gpu(), terminal.say) else WRONG
     chosen = params.load(studies.of_phase(args.phase), args.phase, detect=machine.auto_hardware)
     device = tune.require_gpu()
     machine.admit(chosen, machine.probe())
@@ -194,7 +184,7 @@ def _compare(args: argparse.Namespace) -> int:
     from blockshock_lib.runs.compare import compare
 
     found = compare(args.a, args.b, allow=tuple(filter(None, args.allow.split(","))))
-    terminal.say(found.text(whole=args.all))
+    terminal.say(found.text())
     return DONE if found.ok else WRONG
 
 
@@ -231,7 +221,7 @@ def _list(args: argparse.Namespace) -> int:
             name, _, first = str(row["verdict"]).partition(" · ")[0].partition(": ")
             row |= {"started": row["started"][:16].replace("T", " "), "folder": shown(row["folder"])}
             row |= {"verdict": first[:24] if name == row["phase"] else "–", "machine": row["machine"][:32]}
-        terminal.say(terminal.coloured(terminal.columns([LIST, *(tuple(row.values()) for row in rows)])))
+        terminal.say(terminal.columns([LIST, *(tuple(row.values()) for row in rows)]))
     return DONE
 
 

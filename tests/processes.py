@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -52,8 +51,3 @@ def command(env, *args):
 
 def flags(settings):
     return ["--hardware", "cpu", *(part for k, v in settings.items() for part in ("--set", f"{k}={v}"))]
-
-
-def listening(port):
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from blockshock_lib.engine.study import Study
@@ -113,18 +112,14 @@ class Comparison:
             parts.append(f"{lone} times without an interval (one group), so without a claim")
         return " · ".join([*parts, *self.notes])
 
-    def text(self, whole: bool = False) -> str:
-        """For a terminal: what changed as a table (`whole`: what is equal too), and a fact a line."""
-        told = self.table[self._told | whole]
-        rest = Counter(self.rows["outcome"][~self._told])
+    def text(self) -> str:
+        """For a terminal: what changed as a table, and a fact a line."""
+        told = self.rows["outcome"].isin([changes.REGRESSION, changes.IMPROVED])
+        rest = Counter(self.rows["outcome"][~told])
         kinds = [f"{count} {name}" for name, count in rest.items() if name != changes.UNDECIDED]
-        more = [f"not listed without --all: {', '.join(kinds)}"] if kinds and not whole else []
-        shown = [] if told.empty else [told.to_string(index=False), self.caption()]
+        more = [f"not listed: {', '.join(kinds)}"] if kinds else []
+        shown = [self.table[told].to_string(index=False), self.caption()] if told.any() else []
         return "\n".join([*shown, *self.line().split(" · "), *more])
-
-    @property
-    def _told(self) -> np.ndarray:
-        return self.rows["outcome"].isin([changes.REGRESSION, changes.IMPROVED]).to_numpy()
 
 
 def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:

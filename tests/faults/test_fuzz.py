@@ -216,12 +216,7 @@ def fuzz(kind, tmp_path, seeds):
                 raise AssertionError(f"{kind}, seed {seed}: {type(error).__name__}: {error}") from error
 
 
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_traceback_and_no_nonsense(kind, tmp_path):
-    fuzz(kind, tmp_path, range(40))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_traceback_and_no_nonsense_in_8000_inputs(kind, tmp_path):
-    fuzz(kind, tmp_path, range({"params": 3200, "zips": 800, "checkpoints": 800}.get(kind, 1600)))
+def test_no_traceback_and_no_nonsense(kind, whole, tmp_path):
+    fuzz(kind, tmp_path, range({"params": 3200, "zips": 800, "checkpoints": 800}.get(kind, 1600) if whole else 40))

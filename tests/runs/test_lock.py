@@ -1,10 +1,8 @@
 """A run has one owner; what an owner that was killed leaves behind is seen by the next reader and swept by the next."""
 
-import contextlib
 import fcntl
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,9 +12,8 @@ import pytest
 
 from blockshock_lib import files
 from blockshock_lib.errors import LaunchError
-from blockshock_lib.runs import lock, manifest, records
-from tests.processes import command, flags, listening, python, running, wait_for
-from tests.small_runs import TINY
+from blockshock_lib.runs import lock, manifest
+from tests.processes import python, running, wait_for
 
 OWNER = """
 import subprocess, sys
@@ -119,23 +116,3 @@ def test_where_a_folder_cannot_be_locked_nobody_knows_and_nothing_is_swept(folde
     lock.hold(folder)
     assert manifest.read(folder)["status"] == "running"
     lock.release(folder)
-
-
-@pytest.mark.long
-def test_runs_that_start_together_where_torchs_usual_port_is_taken(outputs):
-    with socket.socket() as taken, contextlib.ExitStack() as stack:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # also soon after another listened there
-        with contextlib.suppress(OSError):  # then somebody else has it
-            taken.bind(("127.0.0.1", 29500))
-            taken.listen()
-        assert listening(29500)
-        # Two that share a folder and a second, and one elsewhere.
-        places = [outputs / "shared", outputs / "shared", outputs / "own"]
-        runs = [stack.enter_context(command(os.environ, *flags(TINY), "--out", place)) for place in places]
-        said = [run.communicate(timeout=900) for run in runs]
-    assert [run.returncode for run in runs] == [0, 0, 0], said
-    folders = [path.parent for path in outputs.rglob(manifest.FILE)]
-    assert sorted(folder.parent.parent.name for folder in folders) == ["own", "shared", "shared"]
-    for folder in folders:
-        assert manifest.read(folder)["status"] == "completed"
-        assert set(records.load(folder, strict=True)["run"]) == {manifest.read(folder)["run"]}

@@ -3,13 +3,12 @@ measured once and kept on disk. A run would do the same by itself, in its own ti
 """
 
 from collections.abc import Callable, Iterable
-from itertools import product as every
 from typing import NamedTuple
 
 import torch
 
 from blockshock_lib.comm import Group, all_reduce
-from blockshock_lib.errors import ParamsError, UnsupportedError
+from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.files import shown
 from blockshock_lib.kernels.sparse24 import cslt
 from blockshock_lib.kernels.sparse24 import tune as search
@@ -32,15 +31,6 @@ class Product(NamedTuple):
     K: int
     B: int
     dtype: str
-
-
-def of_shapes(n: Iterable[int], k: Iterable[int], b: Iterable[int], dtype: str) -> list[Product]:
-    """Every combination; without `k` the weights are square. ParamsError for a size that no 2:4 product can have."""
-    found = [Product(*size, dtype) for size in (every(n, k, b) if k else ((s, s, rows) for s, rows in every(n, b)))]
-    for one in found:
-        if min(one.N, one.K) < 64 or one.N % 64 or one.K % 64 or one.B < 1:
-            raise ParamsError(f"{one.N}x{one.K} B={one.B}: N and K must be multiples of 64, and B at least 1")
-    return found
 
 
 def of_phase(params: Params) -> list[Product]:

@@ -144,7 +144,6 @@ def test_the_pages_of_the_reference_runs_are_small_and_show_every_figure(name, t
         ("\x1b]8;;https://example.org\x07link\x1b]8;;\x07", "link"),
         ("10%\r50%\r100%\ndone", "100%\ndone"),
         ("windows\r\nlines\r\n", "windows\nlines"),
-        ("gone\r      \r", ""),
         ("a\x00\x08\x7fb", "ab"),
         (" \n\t\n", ""),
     ],

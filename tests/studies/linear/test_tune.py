@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from blockshock_lib import params
 from blockshock_lib.__main__ import main
-from blockshock_lib.errors import ParamsError
 from blockshock_lib.kernels.sparse24 import cslt
 from blockshock_lib.kernels.sparse24 import tune as search
 from blockshock_lib.kernels.sparse24.plans import Setting
 from blockshock_lib.kernels.sparse24.small import Config
 from blockshock_lib.kernels.tuning.search import Error, Found, Trial
+from blockshock_lib.runs import machine
 from blockshock_lib.studies.linear import tune
 from blockshock_lib.studies.linear.tune import Product
 from tests.studies.linear import measuring
@@ -45,12 +46,6 @@ def gpu(tmp_path, monkeypatch):
 def tuned(products, gpu):
     said = []
     return tune.tune_products(products, CPU, said.append), said
-
-
-@pytest.mark.parametrize(("n", "k", "b"), [(100, 64, 1), (64, 96, 1), (64, 64, 0), (0, 64, 1)])
-def test_a_size_that_no_product_has_is_refused(n, k, b):
-    with pytest.raises(ParamsError, match="multiples of 64"):
-        tune.of_shapes([n], [k], [b], "bf16")
 
 
 def test_a_phase_asks_for_the_term_of_each_rank_and_batch_once_and_a_backward_for_the_transposed_one_where_it_may():
@@ -88,26 +83,23 @@ def test_a_product_is_searched_once_and_its_line_tells_the_best_of_each_kind(gpu
     assert again and len(gpu.problems) == 1 and said[0].endswith("[kept before]") and "0.0200 ms" in said[0]
 
 
-def test_a_product_without_a_right_way_is_told_and_fails(gpu):
-    gpu.found = Found((Trial(Setting(), WRONG),), failed="given up after 1 crashes")
-    done, said = tuned([Product(128, 128, 8, "bf16"), Product(128, 128, 16, "bf16")], gpu)
-    assert not done and len(gpu.problems) == 2
-    assert said[0].startswith("128x128 B=8 bfloat16: nothing is right [1 tried: 1 wrong")
-    assert "given up after 1 crashes" in said[0]
-
-
-@pytest.mark.parametrize("flags", [[], ["--phase", "phase3"], ["--n", "4096", "--b", "16"]])
-def test_a_machine_without_a_gpu_says_why_nothing_can_be_tuned(capsys, flags):
+def test_a_machine_without_a_gpu_says_why_nothing_can_be_tuned(capsys):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    assert main(["tune", *flags]) == 2
+    assert main(["tune", "--phase", "phase3"]) == 2
     *_, said = capsys.readouterr().err.splitlines()
     assert said == "error: nothing can be tuned on this machine: no CUDA device is available"
 
 
 @pytest.mark.parametrize(("right", "status"), [(True, 0), (False, 1)])
-def test_the_verb_tunes_what_is_named_and_its_status_says_whether_all_is_right(gpu, capsys, right, status):
-    gpu.found = FOUND if right else Found(failed="given up")
-    assert main(["tune", "--n", "128", "--k", "192", "--b", "8", "16", "--dtype", "fp16"]) == status
-    assert gpu.problems == [{"N": 128, "K": 192, "B": b, "dtype": "float16", "gpu": "some GPU"} for b in (8, 16)]
-    assert capsys.readouterr().out.count("128x192") == 2
+def test_the_verbs_status_says_whether_all_that_the_phase_asks_for_is_right(gpu, monkeypatch, capsys, right, status):
+    gpu.found = FOUND if right else Found((Trial(Setting(), WRONG),), failed="given up after 1 crashes")
+    asked = load(hardware="cuda-1")
+    monkeypatch.setattr(machine, "admit", lambda *_: None)
+    monkeypatch.setattr(params, "load", lambda *_, **__: asked)
+    assert main(["tune"]) == status
+    own = {"N": 4096, "K": 4096, "dtype": "bfloat16", "gpu": "some GPU"}
+    assert gpu.problems == [own | {"B": b} for b in (16, 64)]
+    said = capsys.readouterr().out
+    told = "nothing is right [1 tried: 1 wrong, 0 refused, 0 crashed; given up after 1 crashes]"
+    assert said.count("4096x4096 B=") == 2 and said.count(told) == 2 * (not right)
