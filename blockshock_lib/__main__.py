@@ -152,7 +152,7 @@ def _say(outcome, anew: str = "") -> int:
     """The exit status. `anew`: the command that goes on with a run that was stopped, but for the folder."""
     if outcome is None:  # a rank that another one speaks for
         return DONE
-    terminal.say(outcome.text())
+    terminal.say(terminal.coloured(outcome.text()))
     if anew and outcome.status != "completed":
         terminal.say(f"go on    {anew} --resume {shlex.quote(shown(outcome.notebook.parent))}")
     return DONE if outcome.ok else STOPPED if outcome.status == "interrupted" else WRONG
@@ -221,7 +221,7 @@ def _list(args: argparse.Namespace) -> int:
             name, _, first = str(row["verdict"]).partition(" · ")[0].partition(": ")
             row |= {"started": row["started"][:16].replace("T", " "), "folder": shown(row["folder"])}
             row |= {"verdict": first[:24] if name == row["phase"] else "–", "machine": row["machine"][:32]}
-        terminal.say(terminal.columns([LIST, *(tuple(row.values()) for row in rows)]))
+        terminal.say(terminal.coloured(terminal.columns([LIST, *(tuple(row.values()) for row in rows)])))
     return DONE
 
 

@@ -55,10 +55,19 @@ ACCEPT = "meant? make nbval-update"
 
 
 def differs(committed, now):
-    """The rows of tables that differ, as they are committed and as they are now."""
+    """A line a cell of a table that differs: its row, its column, what is committed and what is now."""
     lines = []
     for old, new in zip_longest(committed, now, fillvalue={}):
-        if update.compared(old) != update.compared(new):
-            lines += update.difference(update.rows(old), update.rows(new))
-    nothing = ["the outputs differ in what is no table: kinds, order or number of outputs"]
-    return ["- what is committed, + what is now", *lines] if lines else nothing
+        if update.compared(old) == update.compared(new):
+            continue
+        before, after = update.rows(old), update.rows(new)
+        if [len(row) for row in before] != [len(row) for row in after]:
+            lines += ["- what is committed, + what is now", *update.difference(before, after)]
+            continue
+        for number, (row, other) in enumerate(zip(before, after, strict=True)):
+            for place, (one, two) in enumerate(zip(row, other, strict=True)):
+                names = [head[place] for head in before[: min(2, number)] if head[place]]
+                same = ", ".join(cell for cell, twin in zip(row[:3], other, strict=False) if cell and cell == twin)
+                where = f"row {number} ({same}), column {names[0] if names else place}"
+                lines += [f"{where}: committed {one!r}, now {two!r}"] if one != two else []
+    return lines or ["the outputs differ in what is no table: kinds, order or number of outputs"]

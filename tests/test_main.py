@@ -111,7 +111,10 @@ def test_a_misspelt_folder_is_answered_with_the_nearest_run(capsys):
     [
         (["--set", "swep.n=[128]"], ["--set", "swep", "sweep"]),
         (["--set", "nonsense"], ["nonsense"]),
+        (["--hardware", "cpv"], ["cpv", "cpu"]),
         (["--hardware", "cuda-4"], ["no NVIDIA GPU is visible"]),
+        (["--mask", "checkerbord"], ["no mask", "did you mean 'checkerboard'"]),
+        (["--sweep", "dtype"], ["no file of params/linear/sweeps", "did you mean 'dtypes'"]),
         (["--resume", "nowhere"], ["nowhere", "manifest"]),
         (["--resume", "--dry-run"], ["--dry-run", "--resume"]),
         (["--of", "outputs/reference/phase0-cuda", "--dry-run"], ["--dry-run", "--of"]),

@@ -1,6 +1,8 @@
-"""What a command says while it works: a line on a terminal, elsewhere one every few seconds."""
+"""What a command says while it works: a line on a terminal, elsewhere one every few seconds; and colours."""
 
 import contextlib
+import os
+import re
 import shutil
 import sys
 import threading
@@ -9,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 FIRST, EVERY = 0.3, 8.0  # seconds to the first plain line, and from one to the next
+COLOURS = {"PASS": 32, "FAIL": 31, "INCOMPLETE": 33, "NOTHING CHECKED": 33, "NOTHING READ": 33}
 _CLEAR = "\r\033[K"
 
 
@@ -87,6 +90,14 @@ def _watch(stop: threading.Event) -> None:
             shown, due = work, now + every
     if shown and sys.stderr.isatty():
         _put("")
+
+
+def coloured(text: str) -> str:
+    """`text` with PASS and its like in colour, where stdout is a terminal and NO_COLOR is not set."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    words = "|".join(COLOURS)
+    return re.sub(rf"\b({words})\b", lambda found: f"\033[{COLOURS[found[0]]}m{found[0]}\033[0m", text)
 
 
 def columns(rows: Iterable[Sequence[str]]) -> str:

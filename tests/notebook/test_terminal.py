@@ -103,6 +103,16 @@ def test_a_record_that_is_measured_again_is_not_done(outputs, monkeypatch):
     assert look() == (1, 1, "")
 
 
+@pytest.mark.parametrize(
+    ("stream", "no_color", "red"), [(Terminal, "", True), (Terminal, "1", False), (io.StringIO, "", False)]
+)
+def test_pass_and_fail_have_colour_on_a_terminal_alone(monkeypatch, stream, no_color, red):
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys, "stdout", stream())
+    text = "phase0: FAIL\nfinished"
+    assert terminal.coloured(text) == ("phase0: \033[31mFAIL\033[0m\nfinished" if red else text)
+
+
 def test_a_list_is_a_table_with_filters_or_json(outputs, capsys):
     out = outputs / "listed"
     for day, phase in enumerate(("phase0", "phase1", "phase1"), start=1):

@@ -1,5 +1,6 @@
 """Params: every kind of bad input is refused, with its file, its key, and what would be right."""
 
+import math
 import shutil
 
 import pytest
@@ -31,9 +32,11 @@ VALUES = [
     ({"hardware.backend": "nccl"}, "hardware.backend", "allowed: gloo with device cpu"),
     ({"hardware.name": "../x"}, "hardware.name", "no path"),
     ({"sweep.n": [0]}, "sweep.n.0", "0; allowed: at least 64"),
+    ({"sweep.n": [1 << 40]}, "sweep.n.0", "allowed: at most 1048576"),
     ({"sweep.n": []}, "sweep.n", "no size to run"),
     ({"sweep.features": [[256, 256, 256]]}, "sweep.features.0", "allowed: 2 values"),
-    ({"sweep.n": [320]}, "sweep.n", "row_parallel on 2 ranks splits them by 2; allowed: multiples of 128; nearest: "),
+    ({"sweep.n": [320]}, "sweep.n", "320 in_features (workload gaussian): row_parallel on 2 ranks splits them by 2; "),
+    ({"sweep.n": [320]}, "sweep.n", "allowed: multiples of 128; nearest: 256"),
     (PAIR | {"methods": ["block_shock"], "hardware.world_size": 4}, "sweep.features", "block_shock on 4 ranks splits"),
     ({"sweep.features": [[256, 320]], "methods": ["column_parallel"]}, "sweep.features", "320 out_features"),
     ({"seed": -1}, "seed", "at least 0"),
@@ -43,26 +46,36 @@ VALUES = [
     ({"limits.case_seconds": 0}, "limits.case_seconds", "more than 0"),
     ({"limits.case_seconds": 3e6}, "limits.case_seconds", "at most 2147483"),
     ({"mask": {"name": "uniform_1100", "family": "uniform", "pattern": "1110"}}, "mask", "is no mask; allowed: unif"),
+    ({"mask": {"name": "random", "family": "random"}}, "mask", "is no mask"),
     (
         {"mask.family": "random"},
         "mask.family",
         "mask has no keys of its own; set it whole, as in mask=random; allowed: ",
     ),
     ({"mask.name": "rndm"}, "mask.name", "as in mask=uniform_1100; allowed: uniform_1100, uniform_1010"),
+    ({"workload.in_scale": 2}, "workload.in_scale", "as in workload=gaussian; allowed: gaussian, uniform"),
+    ({"methods.0": "dense"}, "methods.0", "methods has no keys of its own; set it whole, as in methods=all; allowed: "),
     ({"sweep.masks.0": "random"}, "sweep.masks.0", "sweep.masks has no keys of its own; set it whole"),
     ({"seed.low": 1}, "seed.low", "seed has no keys of its own; set it whole, as in seed=VALUE"),
     ({"sweep.n.0": 4096}, "sweep.n.0", "sweep.n has no keys of its own; set it whole, as in sweep.n=[256"),
     ({"workload": {"name": ["x"]}}, "workload", "is no workload; allowed: gaussian, uniform"),
+    ({"sweep.masks": [1100]}, "sweep.masks.0", "1100 is no mask"),
     ({"mask": "random", "methods": ["permuted_dense"]}, "methods", "random is not periodic"),
     ({"timing.lead_in_s": 9.0}, "timing.lead_in_s", "lead_in_s, 9, is longer than lead_in_most_s, 3"),
+    ({"timing.lead_in_most_s": 0.0}, "timing.lead_in_most_s", "is longer than lead_in_most_s, 0"),
     ({"sweep..n": [256]}, "sweep..n", "not a dotted key"),
     ({"seed": 1, "seed.x": 2}, "seed.x", "set as a whole too"),
     ({"optimizers": ["sgd"]}, "optimizers", "phase1 trains no weight; leave it out, or run phase3"),
+    ({"dw": "full"}, "dw", "phase1 trains no weight"),
 ]
 TRAINING = [
     ({"dw": "periodic", "mask": "random"}, "dw", "mask random is not periodic; nearest: exchange"),
     ({"dw": "exchange", "hardware.emulated": True}, "dw", "emulated ranks are one process; nearest: full"),
     ({"optimizers": []}, "optimizers", "nothing to train with"),
+    ({"optimizers": ["sgd", "sgd"]}, "optimizers", "'sgd' is listed twice"),
+    ({"learning_rates.sgd": 0.0}, "learning_rates.sgd", "more than 0"),
+    ({"learning_rates.adamw": math.nan}, "learning_rates.adamw", "finite"),
+    ({"loss_steps": -1}, "loss_steps", "at least"),
 ]
 
 
@@ -195,6 +208,7 @@ BAD_FILES = {
     "tag_that_would_run_a_program": (STUDY, "dw: !!python/object/apply:os.system [exit 1]", "dw", "tag"),
     "bomb_of_9_to_the_9_aliases": (PHASE, BOMB, "a0", "anchors and aliases are not allowed"),
     "bomb_of_9_to_the_9_merge_keys": (CPU, MERGING_BOMB, "a0", "anchors and aliases are not allowed"),
+    "file_of_1_mb": (BASE, b"seed: 1 #" + b"x" * 1_000_000, "", "larger than 64 KiB"),
 }
 
 

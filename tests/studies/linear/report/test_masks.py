@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from blockshock_lib.kernels.sparse24 import packing
+from blockshock_lib.kernels.sparse24 import masks, packing
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.studies.linear.report import masks as drawn
 from tests.cases import MASKS
@@ -29,6 +29,13 @@ def test_a_term_that_does_not_come_back_whole_breaks_the_proof(monkeypatch, faul
     monkeypatch.setattr(packing, "unpack", FAULTS[fault])
     with pytest.raises(ValueError, match="mask random breaks its promise"):
         drawn.proofs([Mask.named("random")])
+
+
+def test_a_family_that_promises_2_to_4_both_ways_must_keep_it(monkeypatch):
+    right = masks.make
+    monkeypatch.setattr(masks, "make", lambda mask, *a, **k: right(Mask.named("random"), *a, **k))
+    with pytest.raises(ValueError, match="mask checkerboard breaks its promise"):
+        drawn.proofs([Mask.named("checkerboard")])
 
 
 CHECKER = torch.eye(2, dtype=torch.bool).repeat_interleave(2, 0).repeat_interleave(2, 1).repeat(4, 4)
