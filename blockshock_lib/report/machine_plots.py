@@ -1,13 +1,15 @@
-"""What the machine allows, and what was reached: the roofline."""
+"""Figures against what the machine allows: the roofline, predicted floors."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from blockshock_lib.report import figures, frames
 from blockshock_lib.report.axes import CEILING, Axes
-from blockshock_lib.report.figures import INK
+from blockshock_lib.report.figures import INK, MUTED, milliseconds
 
 
 def roofline_points(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
@@ -83,3 +85,74 @@ def roofline(frame: pd.DataFrame, axes: Axes, claim: str = CLAIM, note: str = ""
 def _three(value: float) -> str:
     """4256.4 -> "4256", 0.41703 -> "0.417"."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+_DOT = dict(marker="o", color=INK, markeredgecolor="white", markersize=8, linestyle="", zorder=5)
+BINDS = {"bytes": "moving bytes", "arithmetic": "arithmetic", "link": "the link"}
+# Okabe and Ito's palette, told apart by the hatch too, so that the figure can be read in grey.
+_WORK, _LINK = (
+    dict(facecolor=c, hatch=h, edgecolor="white", lw=0.4) for c, h in (("#56B4E9", ""), ("#009E73", "...."))
+)
+
+
+def floors_figure(table: pd.DataFrame, axes: Axes, source: str = "", run: str = "") -> Figure:
+    """A bar a method of one case of a dry run, ms: its work, as bytes or arithmetic bind each piece of it, and the link
+    after it, hatched. A dot is the time of the column `measured` (ms), which `run` measured.
+    """
+    known = table[table["floor_whole"].notna()] if "floor_whole" in table else table.iloc[:0]
+    if known.empty:
+        return figures.empty("Predicted floors", "no ceilings are known for this machine, so no floor can be told")
+    methods = axes.ordered(table["method"])
+    known = known.assign(measured=known["measured"] if run else np.nan)
+    rows, case = table.assign(measured=known["measured"]).set_index("method").loc[methods[::-1]], known.iloc[0]
+    most = known[["floor_whole", "measured"]].max(axis=None)
+    times = {name: f"{milliseconds(value)} measured" for name, value in rows["measured"].dropna().items()}
+    whole = rows["floor_whole"].map(milliseconds)
+    bars = {method: "cannot run" for method in methods}
+    for method, row in rows[rows["floor_whole"].notna()].iterrows():
+        bars[method] = f"{whole[method]} (link {milliseconds(row['floor_link'])}; {row['bound']} binds)"
+        bars[method] += f"; {times[method]}" if method in times else ""
+    with figures.drawing(
+        *(8.2, 0.95 + 0.33 * len(methods), _floors_title(known.set_index("method"), axes)),
+        *(frames.no_claim(known), axes.case(case), frames.setting(case, axes)),
+        alt="Horizontal bars of predicted floors. " + " ".join(f"{axes.label(m)}: {text}." for m, text in bars.items()),
+        note="A floor is a prediction: cost / ceiling, nothing overlapped."
+        + (f" Ceilings: {source}." if source else "")
+        + (f" Dots: medians of {run}." if run else ""),
+    ) as (fig, grid):
+        ax = grid[0, 0]
+        for place, (method, row) in enumerate(rows.iterrows()):
+            if pd.isna(row["floor_whole"]):
+                ax.text(0, place, f" cannot run: {row['unsupported'][:76]}", va="center", fontsize=8, color=MUTED)
+                continue
+            work = row["floor_whole"] - row["floor_link"]
+            ax.barh(place, work, height=0.68, **_WORK)
+            ax.barh(place, row["floor_link"], left=work, height=0.68, **_LINK)
+            ax.plot([row["measured"]], [place], **_DOT)
+            end = np.nanmax([row["floor_whole"], row["measured"]]) + 0.02 * most
+            text = f"{whole[method]}, bound by {BINDS[row['bound']]}"
+            text = f"{times[method]}; floor {text}" if method in times else text
+            ax.text(end, place, text, va="center", fontsize=8.5)
+        figures.lines(ax, [axes.label(method) for method in rows.index])
+        ax.set(xlim=(0, (2 if times else 1.42) * most), ylim=(-0.55, len(methods) - 0.45))
+        ax.set_xlabel(f"predicted floor of {axes.times[case['work']].words} (time, lower is better)")
+        ax.xaxis.set_major_locator(MaxNLocator(5))
+        ax.xaxis.set_major_formatter(FuncFormatter(milliseconds))
+        ax.grid(True, axis="x")
+        patches = [Patch(**_WORK, label="bytes or arithmetic")]
+        patches += [Patch(**_LINK, label="the link")] if known["floor_link"].gt(0).any() else []
+        patches += [Line2D([], [], **_DOT, label="measured")] if run else []
+        ax.legend(handles=patches, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(patches), fontsize=8.5)
+    return fig
+
+
+def _floors_title(known: pd.DataFrame, axes: Axes) -> str:
+    if not {axes.under, axes.over} <= set(known.index):
+        best = known["floor_whole"].idxmin()
+        return f"The lowest floor is {axes.label(best)}'s, bound by {BINDS[known.loc[best, 'bound']]}"
+    ratio = known.loc[axes.under, "floor_whole"] / known.loc[axes.over, "floor_whole"]
+    word = "equals" if abs(ratio - 1) < 0.005 else f"is {ratio:.2f} of"
+    binds = f"{BINDS[known.loc[axes.under, 'bound']]} binds it most"
+    title = f"{axes.short(axes.under)}'s floor {word} {axes.short(axes.over)}'s; {binds}"
+    speed = known.loc[axes.over, "measured"] / known.loc[axes.under, "measured"]
+    return title if np.isnan(speed) else f"{title}; measured, it has {speed:.2f} of its speed"

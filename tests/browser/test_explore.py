@@ -22,16 +22,17 @@ def test_explore_redraws_on_a_slider_and_shows_the_rows_of_a_live_run(tab, tmp_p
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_text("Run All Cells", exact=True).click()
 
-        figure = page.locator(".bs-floors-figure table")
+        figure = page.locator(".bs-floors-figure img")
         figure.wait_for(timeout=60_000)
-        before = figure.inner_text()
+        before = figure.get_attribute("src")
         handle = page.locator(".bs-floors .bs-n .noUi-handle")
         handle.scroll_into_view_if_needed()
         handle.focus()
         page.keyboard.press("ArrowRight")
         page.wait_for_function(
-            "old => document.querySelector('.bs-floors-figure table')?.innerText !== old", arg=before, timeout=20_000
+            "old => document.querySelector('.bs-floors-figure img')?.src !== old", arg=before, timeout=20_000
         )
+        assert figure.get_attribute("alt")
         # The static figure gives way to the view where there is a kernel.
         assert not page.locator(".bs-floors-static").is_visible()
 

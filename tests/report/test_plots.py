@@ -1,15 +1,17 @@
 """What every figure promises, and that what is drawn is what was measured."""
 
+import io
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from blockshock_lib.report import figures, machine_plots, plots, verdicts
 from blockshock_lib.report.frames import summary
 from blockshock_lib.studies.linear.axes import AXES
 from tests.report import frames
-from tests.report.frames import title
+from tests.report.frames import title, words
 from tests.studies.linear.report.shipped import shipped
 
 time_vs_n, ratio_heatmap, roofline = (
@@ -99,3 +101,51 @@ def test_the_matrix_counts_checks_of_every_method_and_what_failed_is_in_the_titl
     run.loc[second, ["status", "value", "reason"]] = ["oom", float("nan"), "planted"]
     assert plots.check_matrix(run, AXES).alt.startswith("2 of 245 checks did not pass")
     assert "nothing was checked" in plots.check_matrix(run.iloc[:0], AXES).alt
+
+
+def floors(device="cuda"):
+    """One case of a dry run: a product with its link, and the link, ms."""
+    columns = ("method", "floor_link", "floor_whole", "bound", "unsupported")
+    rows = [
+        ("dense", 0.0, 0.03, "arithmetic", ""),
+        ("row_parallel", 0.02, 0.035, "link", ""),
+        ("block_shock", 0.02, 0.032, "link", ""),
+        ("permuted_dense", float("nan"), float("nan"), "", "mask random is not periodic"),
+    ]
+    case = dict(in_features=4096, out_features=4096, batch=256, mask="random", workload="gaussian", optimizer="")
+    case |= dict(device=device, emulated=False, world_size=2, dtype="bf16", work="forward")
+    return pd.DataFrame(rows, columns=columns).assign(**case)
+
+
+def test_a_floor_is_the_larger_bound_of_the_product_and_the_link_after_it():
+    fig = machine_plots.floors_figure(floors(), AXES, "outputs/reference/phase1-cuda")
+    (ax,) = fig.axes
+    order = [tick.get_text() for tick in ax.get_yticklabels()]
+    assert order == ["Block-Shock", "D permuted dense", "B1 row-parallel", "A dense"]
+    ends = {round(bar.get_y() + 0.34): bar.get_x() + bar.get_width() for bar in ax.patches}  # the last bar of a line
+    assert ends == pytest.approx({0: 0.032, 2: 0.035, 3: 0.03})
+    assert "bound by the link" in words(fig) and "bound by arithmetic" in words(fig)
+    assert "cannot run: mask random is not periodic" in words(fig) and "Ceilings: outputs/reference" in words(fig)
+    assert "Block-Shock: 32 µs (link 20 µs; link binds)." in fig.alt
+    assert "no claim about speed: CPU" in words(machine_plots.floors_figure(floors("cpu"), AXES))
+    assert "nothing to draw" in words(machine_plots.floors_figure(floors().assign(floor_whole=float("nan")), AXES))
+
+
+def test_measured_times_are_dots_beside_the_floors_and_change_the_title():
+    times = pd.Series({"row_parallel": 0.05, "block_shock": 0.08})
+    table = floors().assign(measured=lambda rows: rows["method"].map(times))
+    fig = machine_plots.floors_figure(table, AXES, "c", "outputs/reference/phase1-cuda")
+    (ax,) = fig.axes
+    dots = {(*line.get_xdata(), *line.get_ydata()) for line in ax.lines if line.get_marker() == "o"}
+    assert {dot for dot in dots if len(dot) == 2 and dot[0] > 0} == {(0.08, 0), (0.05, 2)}
+    assert title(fig).endswith("measured, it has 0.62 of its speed") and ax.get_xlim()[1] > 0.08
+    assert "Block-Shock: 32 µs" in fig.alt and "80 µs measured" in fig.alt and "Dots: medians of outputs" in words(fig)
+    assert "measured" not in title(machine_plots.floors_figure(table, AXES, "c"))
+
+
+def test_the_legend_of_floors_is_whole_where_every_bound_is_drawn():
+    fig = machine_plots.floors_figure(floors().assign(world_size=8, measured=0.1), AXES, "c", "r")
+    fig.savefig(io.BytesIO())
+    legend = fig.axes[0].get_legend()
+    box = legend.get_window_extent()
+    assert len(legend.get_texts()) == 3 and box.x0 >= 0 and box.x1 <= fig.bbox.width

@@ -131,7 +131,7 @@ def floor_parts(work: dict[str, Cost], ceilings: Ceilings) -> dict[str, float]:
 
 
 def floor_rows(case: Case, card: dict, ceilings: Ceilings | None) -> list[dict]:
-    """A row a method: the case's columns, `unsupported`, bytes, and `floor_whole` in ms and what binds, if known."""
+    """A row a method: the case's columns, `unsupported`, bytes, and `floor_*` in ms with what binds, where known."""
     asked, phase, costs = need(case, card), PHASES[case.phase], CaseCosts(case)
     about = columns(case.as_dict()) | {name: getattr(case, name) for name in GENERAL} | {"rank_bytes": asked.bytes}
     about |= {"work": "step" if phase.train else "pass" if phase.backward else "forward"}
@@ -144,6 +144,7 @@ def floor_rows(case: Case, card: dict, ceilings: Ceilings | None) -> list[dict]:
             if ceilings is not None:
                 parts, whole = floor_parts(work, ceilings), costs.floors(name, ceilings)[f"floor_{about['work']}"]
                 row |= {"floor_whole": whole, "bound": max(parts, key=parts.get)}
+                row |= {f"floor_{part}": value for part, value in parts.items()}
         rows.append(row)
     return rows
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import cache
-from html import escape
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +11,7 @@ import pandas as pd
 
 from blockshock_lib.errors import RecordError
 from blockshock_lib.kernels.sparse24.mask import MASKS
-from blockshock_lib.report import figures, frames
+from blockshock_lib.report import figures, machine_plots
 from blockshock_lib.report.figures import byte_text, milliseconds
 from blockshock_lib.report.view import View, choice, steps, table
 from blockshock_lib.studies.linear.axes import AXES
@@ -91,10 +90,10 @@ def floors_view(
 
 
 def _page(frame: pd.DataFrame, source: str, run: str) -> str:
-    takes, lines = byte_text(frame["rank_bytes"].iloc[0]), []
-    note = "A floor is a prediction: cost over ceiling, nothing overlapped. "
-    note += f"Ceilings: {source}. " * bool(source) + f"Measured: medians of {run}. " * bool(run)
-    note += f"To measure this case takes a rank up to {takes}, the float64 truth included."
+    figure = figures.show(machine_plots.floors_figure(frame, AXES, source, run)).data
+    takes = byte_text(frame["rank_bytes"].iloc[0])
+    note = f"To measure this case takes a rank up to {takes}, the float64 truth included."
+    lines = []
     for row in frame.itertuples():
         line = {"method": AXES.label(row.method), "bound by": f"cannot run: {row.unsupported}"}
         if not row.unsupported:
@@ -106,8 +105,7 @@ def _page(frame: pd.DataFrame, source: str, run: str) -> str:
     columns = ["method", "weights", "read", "written", "sent", "floor", "measured", "bound by"]
     shown = pd.DataFrame(lines, columns=columns if run else [name for name in columns if name != "measured"])
     what = f"Bytes a rank in {AXES.times[frame['work'].iloc[0]].words}, and its floor"
-    what = ", ".join(filter(None, (what, frames.where(frame.iloc[0], AXES), frames.no_claim(frame))))
-    return f"{table(shown, what)}<p>{escape(note)}</p>"
+    return f"{figure}{table(shown, what)}<p>{note}</p>"
 
 
 def live_controls() -> tuple[dict[str, widgets.Widget], object]:
