@@ -91,6 +91,14 @@ def test_what_a_bar_shows_of_a_run_is_its_records_and_the_case_in_hand(outputs):
     assert look() == (1, 1, ""), "packed at the end: what was done stays done"
 
 
+def test_of_a_notebooks_cell_the_line_that_begins_its_last_statement_is_shown(monkeypatch):
+    noted = []
+    monkeypatch.setattr(terminal, "note", noted.append)
+    workbook._say_cell({"cell_type": "code", "source": "import x\nrun = open_run(\n    phase,\n)"}, 3)
+    workbook._say_cell({"cell_type": "markdown", "source": "Prose"}, 4)
+    assert noted == ["notebook, cell 4: run = open_run(", "notebook, cell 5"]
+
+
 def test_a_record_that_is_measured_again_is_not_done(outputs, monkeypatch):
     run = written(outputs)
     (case,) = run.cases
