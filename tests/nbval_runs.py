@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from itertools import zip_longest
 from unittest import mock
 
@@ -15,16 +14,14 @@ from tools import update_notebooks as update
 def pytest_sessionstart(session):
     """A cell may measure for half a minute, of which pytest says nothing; a worker of xdist has no terminal."""
     if reporter := session.config.pluginmanager.get_plugin("terminalreporter"):
-        over = threading.Event()
-        session.config.add_cleanup(over.set)
+        session.config.add_cleanup((over := threading.Event()).set)
         threading.Thread(target=aloud, args=(reporter, over.wait), daemon=True).start()
 
 
 def aloud(reporter, wait):
     """A line every few seconds, until `wait`, which is given seconds, says that all is over."""
-    begun = time.monotonic()
     while not wait(terminal.EVERY):
-        reporter.write_line(f" {len(reporter.stats.get('passed', ()))} passed, {time.monotonic() - begun:.0f} s")
+        reporter.write_line(f" {len(reporter.stats.get('passed', ()))} passed")
 
 
 @pytest.hookimpl(wrapper=True)
