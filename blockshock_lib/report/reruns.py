@@ -11,6 +11,9 @@ from blockshock_lib.report.interval import Cell, log_medians
 def cells(frame: pd.DataFrame, over: str, under: str, metric: str) -> dict[str, Cell]:
     """Case -> run -> log t(over) / t(under), one a fresh group in which both have valid times; "" takes 1 ms."""
     found = {}
+    if len(frame):  # a small part of it
+        own = frame["method"].isin([over, under]) & frame["metric"].isin(["check", metric])
+        frame = frame[own & frame["case"].isin(frame.loc[frame["method"].eq(under or over), "case"])]
     for case, rows in frames.samples(frame, metric).groupby("case", sort=False):
         times, others = (frames.groups(rows[rows["method"].eq(method)]) for method in (over, under))
         others = others if under else dict.fromkeys(times, np.ones(1))
