@@ -1,7 +1,7 @@
 """What other parts of PyTorch would do wrong, without a word, to a layer that several ranks share: refused by name.
 
-Importing this adds a hook for all modules of the process, and to torch's clip_grad_norm_, GradScaler and
-Optimizer.add_param_group what they must know of such a layer.
+Importing this adds a hook for all modules of the process, and to torch's clip_grad_norm_, GradScaler, model averaging
+and Optimizer.add_param_group what they must know of such a layer.
 """
 
 import functools
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.algorithms.model_averaging import utils as averaging
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.modules.module import _has_any_global_hook, register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -279,7 +280,19 @@ def _refusing(own):
     return total_norm
 
 
+def _not_over_parts(own: Callable) -> Callable:
+    @functools.wraps(own)
+    def average_parameters(params, process_group):
+        params = list(params)
+        for layer in _shared(params).values():
+            refuse_same_ranks(layer, "model averaging", dist.get_process_group_ranks(process_group))
+        return own(iter(params), process_group)
+
+    return average_parameters
+
+
 register_module_module_registration_hook(_before_wrapped)
+averaging.average_parameters = _not_over_parts(averaging.average_parameters)
 Optimizer.add_param_group = _judged(Optimizer.add_param_group)
 GradScaler._unscale_grads_ = _skipping_alike(GradScaler._unscale_grads_)
 # What torch's clip_grad_norm_ calls, so that one that was imported before this is checked too.

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint as dcp
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -746,6 +747,13 @@ def averaged(method):
         kept.append((mean.module, mean(batch(0)[0])))
     alike(kept[1][0], kept[0][0], trained=False)
     torch.testing.assert_close(kept[1][1], kept[0][1], **CLOSE)
+
+
+@composition("PeriodicModelAverager over the ranks of the layer", SHARED)
+def averaged_over_parts(method):
+    model = twins(method)[1]
+    train(model, sgd(model), steps=[0])
+    PeriodicModelAverager(period=1).average_parameters(model.parameters())
 
 
 @composition("activation checkpointing, either kind")
