@@ -33,7 +33,7 @@ STUDY = Study(
     presets=PRESETS,
     defaults={"methods": "all", "profile": "none"},
     answers={
-        "gallery_speed": late("studies.gallery.report:answer"),
+        **dict.fromkeys(("", "gallery_speed"), late("studies.gallery.report:answer")),
         "gallery_training": late("studies.gallery.steps:answer"),
         "gallery_decode": late("report.answer:speed", TOKENS),
         "gallery_accuracy": late("studies.gallery.losses:answer"),
