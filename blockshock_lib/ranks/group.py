@@ -233,20 +233,22 @@ def _starter(device: str) -> BaseContext:
     # A GPU's ranks are spawned. Those of a CPU are forked, in a tenth of the time, from a server that has imported the
     # slow libraries and computes nothing. It lives as long as this process: a scratch folder that ends before must not
     # end it too, while one that a command gave its kernel takes the server's files, as the kernel is killed in the end.
+    spawn, place, scratch = multiprocessing.get_context("spawn"), tempfile.tempdir, os.environ.get(SCRATCH)
     if device == "cuda":
-        return multiprocessing.get_context("spawn")
-    forks, place, scratch = multiprocessing.get_context("forkserver"), tempfile.tempdir, os.environ.get(SCRATCH)
-    forks.set_forkserver_preload(["torch.distributed.tensor", "pandas", "pydantic"])
+        return spawn
+    multiprocessing.set_forkserver_preload(["torch.distributed.tensor", "pandas", "pydantic"])
     try:
         if "BLOCKSHOCK_RUN" in os.environ:
             tempfile.tempdir = scratch
         else:
             os.environ.pop(SCRATCH, None)
         forkserver.ensure_running()
+    except OSError:  # the path of its socket is too long
+        return spawn
     finally:
         tempfile.tempdir = place
         os.environ |= {SCRATCH: scratch} if scratch else {}
-    return forks
+    return multiprocessing.get_context("forkserver")
 
 
 def _death(code: int | None) -> tuple[str, str]:

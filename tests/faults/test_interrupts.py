@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,13 @@ from pathlib import Path
 from blockshock_lib.notebook import workbook
 run = workbook.open_run("phase0", hardware="cpu", settings={LONG!r}, out=Path(os.environ["TMPDIR"]).parent / "out")
 """
+
+
+@pytest.fixture
+def tmp_path():
+    """A short one: the path of a socket has at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="bs-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def private(tmp_path: Path) -> dict[str, str]:
