@@ -13,9 +13,9 @@ from blockshock_lib.runs import dry_run, machine, measure
 from blockshock_lib.runs.dry_run import earlier
 
 SMALL = {"timing.samples": 1, "timing.warmup": 1, "timing.groups": 1}
-BF16_SPEED = {"sweep.patterns": ["causal"], "sweep.lengths": [[4096]], "sweep.blocks": [128], "dtype": "bf16"}
+BF16_SPEED = {"sweep.patterns": ["causal"], "sweep.lengths": [[2048]], "sweep.blocks": [128], "dtype": "bf16"}
 WIDE = {"width": 256, "heads": 8, "vocab": 4096, "context": 128}
-LINEAR = {"workload": "activation", "mask": "random", "sweep.n": [2048]}
+LINEAR = {"workload": "activation", "mask": "random", "sweep.n": [1024]}
 STEPS = {"methods": ["row_parallel", "block_shock", "block_shock_recompress"], "sweep.b": [64], "loss_steps": 0}
 CASES = {
     "phase0": LINEAR | {"sweep.b": [512]},
