@@ -10,10 +10,10 @@ RUN    ?=
 # A folder of wheels to install from, for a machine without internet: make wheelhouse fills it.
 WHEELHOUSE ?=
 
-# Files of tests side by side on all cores, at most four at once: some tests hold deadlines. More threads a process would
-# only wait for each other. The order of the files is ours (tests/conftest.py).
+# Files of tests side by side, one more than there are cores as some wait for processes, at most four at once. More
+# threads a process would only wait for each other. The order of the files is ours (tests/conftest.py).
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
-SPREAD := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+SPREAD := --numprocesses=$(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 NBVAL  := --nbval --nbval-cell-timeout 1800 -p tests.nbval_runs
 
 # pip is silent for minutes: `aloud` runs a command and says every few seconds how far the environment has come.
