@@ -7,11 +7,11 @@ import shutil
 import pytest
 from pydantic import ValidationError
 
-from blockshock_lib import files, params
+from blockshock_lib import files, params, studies
 from blockshock_lib.params import parse_override
 from blockshock_lib.runs import records
 from blockshock_lib.studies.linear import PHASES, STUDY
-from blockshock_lib.studies.linear.params import PRESETS, Params
+from blockshock_lib.studies.linear.params import PRESETS
 
 
 def load(*args, **more):
@@ -60,9 +60,10 @@ def test_every_preset_is_chosen_by_its_name_and_run_alone(kind):
 def test_the_parameters_of_every_shipped_run_still_read_and_expand_to_its_cases(path):
     old = json.loads(path.read_text())
     if "methods" in old.get("params", ()):  # not the findings
-        read = Params.model_validate(old["params"])
+        study = studies.load(old.get("study", "linear"))
+        read = study.params.model_validate(old["params"])
         recorded = {one["id"] for one in records.scan(path.parent)[0]}
-        assert recorded == {case.id for case in STUDY.expand(read)} and len(recorded) == old["cases"]
+        assert recorded == {case.id for case in study.expand(read)} and len(recorded) == old["cases"]
 
 
 def test_params_cannot_be_changed():
