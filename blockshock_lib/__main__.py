@@ -164,10 +164,10 @@ def _tune(args: argparse.Namespace) -> int:
     from blockshock_lib.studies.linear import tune
 
     chosen = params.load(studies.of_phase(args.phase), args.phase, detect=machine.auto_hardware)
-    device = tune.require_gpu()
-    machine.admit(chosen, machine.probe())
     if chosen.study != "linear":
         raise ParamsError(f"--phase: {args.phase} chooses its kernels as it runs; allowed: a phase of the linear study")
+    device = tune.require_gpu()
+    machine.admit(chosen, machine.probe())
     done = tune.tune_products(tune.of_phase(chosen), device, terminal.say)
     tune.tune_sums(tune.sums_of_phase(chosen), chosen.hardware.processes, device, terminal.say)
     return DONE if done else WRONG

@@ -230,8 +230,8 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...] = ()) -> bytes:
 
 
 def _starter(device: str) -> BaseContext:
-    # A GPU's ranks are spawned. Those of a CPU are forked, in a tenth of the time, from a server that has imported the
-    # slow libraries and computes nothing. It lives as long as this process: a scratch folder that ends before must not
+    # A GPU's ranks are spawned. Those of a CPU are forked, at once, from a server that has imported the slow
+    # libraries and computes nothing. It lives as long as this process: a scratch folder that ends before must not
     # end it too, while one that a command gave its kernel takes the server's files, as the kernel is killed in the end.
     spawn, place, scratch = multiprocessing.get_context("spawn"), tempfile.tempdir, os.environ.get(SCRATCH)
     if device == "cuda":

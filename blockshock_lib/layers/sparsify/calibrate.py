@@ -25,9 +25,8 @@ def survey(model: nn.Module, names: Sequence[str], batches: Sequence[Any], full:
     DataError names a layer whose inputs are not finite or, if it needs a `full` rank, have fewer rows than features.
     """
     source, last = 0, None
-    calls = defaultdict(
-        list
-    )  # of a layer: the batch of each, and which of the tensors, counted as they come, it is given
+    # Of a layer: the batch of each call, and which of the tensors, counted as they come, it is given.
+    calls = defaultdict(list)
     rows, features, finite = Counter(), {}, {}
 
     def look(number: int, name: str, x: Tensor) -> None:
