@@ -133,12 +133,16 @@ def join(rank: int, size: int, device: str, backend: str, threads: int, store: C
     import torch
     import torch.distributed as dist
 
+    from blockshock_lib.ranks import products
+
     gc.freeze()
     gc.enable()
     torch.set_num_threads(threads)
     place = torch.device(device)
     if place.type == "cuda":
         torch.cuda.set_device(place)
+    else:
+        products.widen()
     if size > 1:
         options = dict(rank=rank, world_size=size, device_id=place if backend == "nccl" else None)
         # Whoever called keeps the deadline, and can name the rank.

@@ -123,7 +123,7 @@ def interval_text(row: Mapping) -> str:
     low, high = row["low"], row["high"]
     if np.isnan(row["ratio"]):
         return "not measured"
-    if not low > 0 or high / low > 100:
+    if not low > 0 or high > 100 * low:
         return f"{row['ratio']:.2f}x [no interval]"
     digits = next((n for n in range(2, 5) if round(low, n) != 1 and round(high, n) != 1), 5)
     return f"{row['ratio']:.{digits}f}x [{low:.{digits}f}, {high:.{digits}f}]"
