@@ -31,9 +31,10 @@ class ShardedLinear(nn.Module):
         frozen: weight and bias are not trained; what only training needs is not held.
     """
 
-    # These two may be set at any time, to the same on all ranks.
+    # These two, and `form`, may be set at any time, to the same on all ranks.
     overlap = True  # dX's collective runs while dW is computed, which is not always faster: they share the GPU
     chunks = 1  # parts of the batch in the forward; the collective of one runs beside the product of the next
+    forms = ()  # ways to make its product that only time can choose between; `form` is the one in use
     collective = "all-reduce"  # how partial results make y; "all-gather", or "" where there is one rank's only
     split = ("weight",)  # parameters of which each rank holds a part
     uses_mask = False  # splits W into two terms

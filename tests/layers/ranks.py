@@ -9,12 +9,14 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.studies.linear.methods import METHODS
 
 N, K, B = 64, 128, 3
-RUNNABLE = [name for name in METHODS if name != "block_shock_torch"]
+RUNNABLE = [name for name, method in METHODS.items() if name != "block_shock_torch" and not method.folded]
 CASES = [
     ("row_parallel", "checkerboard", {}),
     ("column_parallel", "checkerboard", {}),
     ("masked_dense", "random", {}),
     ("permuted_dense", "checkerboard", {}),
+    ("permuted_dense", "checkerboard", {"form": "batched"}),
+    ("permuted_dense", "checkerboard", {"form": "transposed"}),
     ("permuted_dense", "uniform_1010", {}),
     ("block_shock", "checkerboard", {}),
     ("block_shock", "uniform_1100", {}),
@@ -29,10 +31,11 @@ CASES += [
 
 def built(name, mask, weight, bias, group=None, **changes):
     """This rank's layer of a method, trainable."""
-    overlap = changes.pop("overlap", True)
+    settings = {"overlap": True} | {name: changes.pop(name) for name in ("overlap", "form") if name in changes}
     options = METHODS[name].options("reference", frozen=False) | changes
     layer = METHODS[name].load()(weight, bias, mask=Mask.named(mask), group=group or Group.of(), **options)
-    layer.overlap = overlap
+    for name, value in settings.items():
+        setattr(layer, name, value)
     return layer
 
 

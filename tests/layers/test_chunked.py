@@ -13,7 +13,7 @@ from tests.comm import fake_symm
 from tests.layers.ranks import CASES, K, N, built, in_process
 
 B = 40
-CHUNKED = [case for case in CASES if case[2] == {}]
+CHUNKED = [case for case in CASES if case[2].keys() <= {"form"}]
 
 
 def inputs():
@@ -43,7 +43,9 @@ def in_chunks(group, symmetric):
                 assert torch.equal(y, whole) and y.stride() == whole.stride(), (name, mask, count)
                 assert torch.equal(given.grad, torch.ones(B, N) @ w), (name, mask, count)
                 rows = -(-B // count // 8) * 8
-                assert joins == (-(-B // rows) if gathers or (symmetric and rows != 16) else 0), (name, mask, count)
+                # Pieces of y^T lie in no workspace.
+                shared = symmetric and rows != 16 and not (layer.transposed_y and count > 1)
+                assert joins == (-(-B // rows) if gathers or shared else 0), (name, mask, count)
     return True
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from itertools import product
 from unittest import mock
 
 import pytest
@@ -40,9 +41,9 @@ def test_product_and_gradients_are_those_of_a_dense_layer(name, mask, world):
     w, bias, x, dy = (draw(*shape, dtype=F64) for shape in ((128, 256), (128,), (12, 256), (12, 128)))
     model = Threads(lambda group: built(name, mask, w, bias, group), world)
     close = {"rtol": 1e-10, "atol": 1e-10}
-    for by in model.layers[0].wgrad_strategies():
+    for by, form in product(model.layers[0].wgrad_strategies(), model.layers[0].forms or ["classes"]):
         for layer in model.layers:
-            layer.dw = by
+            layer.dw, layer.form = by, form
             layer.zero_grad()
         y, dx = model.passes(x, dy)
         torch.testing.assert_close(y, x @ w.T + bias, **close)

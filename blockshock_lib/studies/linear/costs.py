@@ -160,5 +160,6 @@ def rank_bytes(case: Case, names: list[str]) -> int:
     # W, its mask; x and y, or as large dy and dX, with a float64 truth; the layers; in training truths of dW and W.
     standing = (e + 1) * n * k + (e + 8) * b * (n + k) + sum(step.weights + step.copies for step in steps)
     standing += phase.train * (e + 8) * (2 * n * k + b * (n + k))
+    standing += e * b * (n + k) * any(METHODS[name].folded for name in names)  # x and dy in their order too
     running = 2 * max((step.peak for step in steps), default=0)  # once to be checked, once what it is checked against
     return memory.upper(standing + max(making, running), phase.timed, case.device)

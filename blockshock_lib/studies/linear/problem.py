@@ -1,5 +1,6 @@
 """A case of the linear study on one rank: inputs from independent seeds, and the truth that each method must reach."""
 
+import copy
 import hashlib
 from functools import cached_property, partial
 from typing import Any
@@ -14,6 +15,7 @@ from blockshock_lib.layers.parts import Part, term_mask
 from blockshock_lib.layers.sharded import ShardedLinear
 from blockshock_lib.studies.linear import training
 from blockshock_lib.studies.linear.costs import DTYPES, CaseCosts
+from blockshock_lib.studies.linear.folded import orders
 from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.params import Case, expand
 from blockshock_lib.studies.linear.phases import PHASES
@@ -25,18 +27,19 @@ class LinearProblem(CaseCosts, Problem):
     """y = x W^T + b for one case, on one rank's device, and its gradients for one dy.
 
     W [N, K] has entries of variance 1/K, so that y is of order 1; x [B, K] has a seed of its own, for each `repeat`
-    another. `keep` [N, K]: True where term 0 holds the entry; None where no method splits W. `reduced`: whether the
-    ways to add up were timed: they are as fast in every method that adds up.
+    another. `keep` [N, K]: True where term 0 holds the entry; None where no method splits W. `reduced`: the method by
+    which the ways to add up were timed: they are as fast in every method that adds up.
     """
 
     def __init__(self, case: Case, params: Any, *, device: torch.device, group: Group | None = None, repeat: int = 0):
         Problem.__init__(self, case, params, device=device, group=group or Group(), repeat=repeat)
-        self.dtype, self.phase, self.reduced = DTYPES[case.dtype], PHASES[case.phase], False
+        self.dtype, self.phase, self.reduced = DTYPES[case.dtype], PHASES[case.phase], []
         self.weight = self._weight("weight")
         bias = torch.randn(case.out_features, generator=self._seed("bias"), device=device).to(self.dtype)
         self.bias = bias if case.bias else None
         self.x = self._inputs(case.workload.distribution, "x", repeat)
-        self.keep, self._buffers = None, {}
+        self.keep, self._buffers, self._folded = None, {}, None
+        self.unfold: dict[str, torch.Tensor] = {}  # by tensor: where the columns of what was made belong
         if any(METHODS[name].load().uses_mask for name in case.methods):
             self.keep = masks.make(case.mask, self.weight.shape, weight=self.weight, seed=case.seed, device=device)
         self.reference = Reference(self.weight, self.bias, self.x, self.dy, self.keep)
@@ -138,7 +141,22 @@ class LinearProblem(CaseCosts, Problem):
         return layer.unsupported(self.case.mask, self.device, self.dtype, **options) or self.too_large(name)
 
     def build(self, method: str) -> LinearRunner:
-        return LinearRunner(self, method)
+        return LinearRunner(self.folded() if METHODS[method].folded else self, method)
+
+    def folded(self) -> "LinearProblem":
+        """The same, with inputs, gradients, bias and teacher in the order that the neighbours of a folded method keep;
+        the weight and the truths stay.
+        """
+        if self._folded is None:
+            n, k = (one.to(self.device) for one in orders(self.case.mask, *self.weight.shape))
+            self._folded = found = copy.copy(self)
+            found.unfold = {"y": n.argsort(), "dx": k.argsort(), "db": n.argsort()}
+            found.bias, found.x = None if self.bias is None else self.bias[n], self.x[:, k]
+            found.__dict__ |= {"dy": self.dy[:, n]} if self.phase.backward else {}
+            found.batch = lambda step: self.batch(step)[:, k]
+            if self.phase.train and self.smallest:
+                found.__dict__["teacher"] = self.teacher[n][:, k]
+        return self._folded
 
     def layer(self, name: str) -> ShardedLinear:
         make, options = METHODS[name].load(), self._options(name)

@@ -57,7 +57,7 @@ class LinearRunner(Runner):
         yield Check("dw", dense, reference.expected_dw, reference.dw)
         del dense
         if problem.bias is not None:
-            yield Check("db", db, reference.expected_db, reference.db)
+            yield Check("db", self.unfolded("db", db), reference.expected_db, reference.db)
         run.agree(lambda: trainer.update() if active else None)
         for _ in range(problem.trained.steps - 1):
             outputs = ()
@@ -88,7 +88,11 @@ class LinearRunner(Runner):
         after = f" after {reference.steps} steps" if reference.steps else ""
         for what, value in made.items():
             expected, truth = problem.expected(self.name, what, reference), getattr(reference, what)
-            yield Check(what + after, value, expected, truth, "" if what == "y" else what, **how)
+            yield Check(what + after, self.unfolded(what, value), expected, truth, "" if what == "y" else what, **how)
+
+    def unfolded(self, what: str, value: torch.Tensor | None) -> torch.Tensor | None:
+        order = self.problem.unfold.get(what)
+        return value if order is None or value is None else value[..., order]
 
     def weigh(self) -> dict[str, float]:
         """Bytes of the weights, and what a step holds, beside what the formulas foretell."""

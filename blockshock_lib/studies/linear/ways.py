@@ -42,7 +42,7 @@ def products(layer: ShardedLinear, x: Tensor) -> dict[str, Callable[[], Tensor]]
 def taken(layer: ShardedLinear, x: Tensor) -> str:
     """Which of `products` the layer takes for x [B, K]; "" where that is not known."""
     if not isinstance(layer, BlockShockLinear):
-        return "dense"
+        return layer.form if layer.forms else "dense"
     if layer.backend.name != "tuned":
         return layer.backend.name
     way = layer.packed.extra.get(cslt.padded(x.shape[0]))

@@ -31,6 +31,9 @@ class Works:
 
     def all(self) -> list[Work]:
         """All that the phase times; the forward's ways to be cut and the backward's order are chosen first."""
+        if self.layer.forms and not self.problem.case.emulated:
+            forms = {form: self.work("forward_kernel", self._by(form=form)) for form in self.layer.forms}
+            self._take(form=self.run.timer.fastest(forms))
         if self.has_chunks:
             self.choose_chunks()
         if not self.phase.backward:
@@ -86,17 +89,23 @@ class Works:
 
     def cut(self, count: int, also: tuple[str, ...] = ()) -> Work:
         """The forward with its batch cut into `count` pieces, whatever the layers take."""
+        metric, heavy = "forward_kernel" if also else "forward_chunks_kernel", not self.phase.backward
+        traced = bool(also) and heavy
+        how = {"also": also, "recheck": self.made, "heavy": heavy, "traced": traced}
+        return self.work(metric, self._by(chunks=count), str(count), **how)
+
+    def _by(self, **settings: Any) -> Callable[[ShardedLinear], torch.Tensor]:
+        """The forward with these settings, whatever the layer takes."""
 
         def forward(one: ShardedLinear) -> torch.Tensor:
-            taken, one.chunks = one.chunks, count
+            taken = {name: getattr(one, name) for name in settings}
+            vars(one).update(settings)
             try:
                 return one.multiply(self.x)
             finally:
-                one.chunks = taken
+                vars(one).update(taken)
 
-        metric, heavy = "forward_kernel" if also else "forward_chunks_kernel", not self.phase.backward
-        traced = bool(also) and heavy
-        return self.work(metric, forward, str(count), also=also, recheck=self.made, heavy=heavy, traced=traced)
+        return forward
 
     def choose_chunks(self) -> None:
         """Has the forward cut its batch as a few samples say is fastest, on all ranks alike; what is then shown of each
@@ -129,7 +138,7 @@ class Works:
     def ways(self, forward: list[Work]) -> list[Work]:
         found = ways.of_product(self.copies)
         if not self.problem.reduced and (each := ways.reductions(self.one)):
-            self.problem.reduced = True
+            self.problem.reduced.append(self.name)
             taken = next(work for work in forward if work.metric == "reduce_kernel")
             taken.detail, taken.also = each[0].detail, ("reduce_by_kernel",)
             found = each[1:] + found

@@ -1,4 +1,4 @@
-"""The verdicts: H1, H2 and H3, and what may be said of phase 2."""
+"""The verdicts: H1 to H4, and what may be said of phase 2."""
 
 import numpy as np
 import pandas as pd
@@ -6,8 +6,9 @@ import pytest
 
 from blockshock_lib.report import verdicts
 from blockshock_lib.report.verdicts import interval_text, ratio
+from blockshock_lib.studies.linear import hypotheses
 from blockshock_lib.studies.linear.axes import AXES
-from blockshock_lib.studies.linear.hypotheses import HYPOTHESES, h1, h2, h3, numbers, summary, words
+from blockshock_lib.studies.linear.hypotheses import HYPOTHESES, h1, h2, h3, h4, numbers, summary, words
 from blockshock_lib.studies.linear.report import build
 from blockshock_lib.studies.linear.report.law import training_ratios
 from tests.report import frames
@@ -27,7 +28,7 @@ T1, T3 = "block_shock_recompress", "block_shock"
 @pytest.fixture(scope="module")
 def three():
     """With an advantage that training may shrink, which the shipped run has not."""
-    frame = faster(shipped("phase3-cuda"), 3, T3, "forward_kernel")
+    frame = faster(faster(shipped("phase3-cuda"), 3, T3, "forward_kernel"), 4, T3)
     times = ["check", *(f"{work}_{kind}" for work in ("forward", "step") for kind in ("kernel", "call"))]
     return frame[frame["method"].isin(("row_parallel", T3, T1)) & frame["metric"].isin(times)].reset_index(drop=True)
 
@@ -128,8 +129,8 @@ def test_h1_and_h3_read_no_forward_of_a_run_that_keeps_what_backward_needs():
 
 def test_each_phase_speaks_of_its_own_hypotheses():
     forward, step = frames.make(**SMALL), shipped("phase3-cuda")
-    assert list(numbers(forward).index) == ["H1", "H3"] and list(numbers(step).index) == ["H2"]
-    assert list(numbers(pd.concat([step, forward])).index) == ["H1", "H2", "H3"]
+    assert list(numbers(forward).index) == ["H1", "H3", "H4"] and list(numbers(step).index) == ["H2"]
+    assert list(numbers(pd.concat([step, forward])).index) == ["H1", "H2", "H3", "H4"]
     pd.testing.assert_frame_equal(words(step), words(shipped("phase3-cuda", repeats=2)))
     assert " · H2 not applicable: f lies below 1 in all 6 cases" in one_line(step)
 
@@ -160,8 +161,31 @@ def test_h2_is_not_applicable_where_the_forward_has_no_advantage_that_training_c
     assert slow.line.startswith("H2 not applicable: f lies below 1 in all 6 cases, no advantage was there to shrink;")
     assert f", s3/f {build.interval(row, 'keep')}, s3/s1 " in slow.why and slow.high == row["shrink_high"]
     assert (h2(three).cells["forward_low"] > 1).all() and "no advantage" not in h2(three).why
-    mixed = faster(frame, 3, T3, "forward_kernel", in_features=4096)
-    assert h2(mixed).verdict == "supported", "one case with an advantage is enough to ask"
+    mixed = faster(faster(frame, 3, T3, "forward_kernel", in_features=4096), 4, T3, in_features=4096)
+    found = h2(mixed)
+    assert found.verdict == "supported", "one case with an advantage is enough to ask"
+    assert "at 4096x4096" in found.why and "2 of 2 cases agree" in found.why
+    assert "4 cases without an advantage left out" in found.why
+    assert found.cells["outcome"].eq("not applicable").sum() == 4
+
+
+def test_h2_is_refuted_where_training_loses_the_advantage_without_recompression_too(three):
+    shrunk = faster(three, 0.5, T3)
+    assert (h2(shrunk).cells["gain_low"] > 1).all() and (h2(shrunk).cells["shrink_high"] < 1).all()
+    assert h2(shrunk).verdict == "refuted"
+    assert h2(faster(three, 0.5, T3, optimizer="adamw")).verdict == "undecided"
+
+
+def test_h2_is_not_supported_where_an_advantage_was_not_shown(three, monkeypatch):
+    assert h2(three).verdict == "supported"
+    monkeypatch.setattr(hypotheses, "training_ratios", lambda frame: training_ratios(frame).assign(forward_low=0.99))
+    assert h2(three).verdict == "undecided"
+
+
+def test_h4_is_about_d():
+    both = SMALL | dict(methods=(*PAIR, "permuted_dense"))
+    assert h4(frames.make(**both)).verdict == "refuted"
+    assert h4(frames.make(**both, speedup={LARGEST: 3})).verdict == "supported"
 
 
 @pytest.mark.parametrize(

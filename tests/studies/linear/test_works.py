@@ -25,7 +25,7 @@ def test_each_product_is_timed_on_every_copy_and_a_rank_that_stands_by_captures_
 
     def found(device, active=True, emulated=False):
         place = SimpleNamespace(device=torch.device(device), x="x", case=SimpleNamespace(emulated=emulated))
-        layers = [SimpleNamespace(name=name, graphed=graphed[name]) for name in "AB"]
+        layers = [SimpleNamespace(name=name, graphed=graphed[name], forms=()) for name in "AB"]
         return ways.of_product([SimpleNamespace(problem=place, layer=layer, active=active) for layer in layers])
 
     def about(works):

@@ -40,21 +40,29 @@ class MaskedDense(Method):
 
 
 class PermutedDense(Method):
-    """Each class of rows multiplies its half of the columns; one class's x, and y or dy, is gathered at a time."""
+    """Each class of rows multiplies its half of the columns; of several, what is made lies beside what was gathered,
+    then beside what it is scattered into.
+    """
 
     def cost(self, shape: Shape) -> Cost:
         k = shape.term_columns
-        return summed(shape, k, shape.out_features * k / 2, extra=_gathered(shape))
+        return summed(shape, k, shape.out_features * k / 2, extra=self.extra(shape))
 
     def cost_dgrad(self, shape: Shape) -> Cost:
         k = shape.term_columns
-        return summed_dgrad(shape, k, shape.out_features * k / 2, extra=_gathered(shape))
+        return summed_dgrad(shape, k, shape.out_features * k / 2, extra=self.extra(shape))
+
+    def extra(self, shape: Shape) -> float:
+        """Bytes of the temporaries beside the partial y, or dX."""
+        x = shape.batch * shape.term_columns * shape.itemsize
+        return x / 2 if shape.mask.family == "uniform" else max(x, shape.y)
 
     def cost_wgrad(self, shape: Shape, by: str = "periodic") -> Cost:
         k = shape.term_columns
         product = dense_wgrad(shape, shape.out_features, k / 2)
-        read = shape.y + shape.batch * k * shape.itemsize
-        return product._replace(read=read, peak=product.peak + _gathered(shape))
+        x = shape.batch * k * shape.itemsize
+        gathered = x / 2 if shape.mask.family == "uniform" else x + shape.y
+        return product._replace(read=shape.y + x, peak=product.peak + gathered)
 
     def wgrad_choice(self, shape: Shape) -> str:
         return "periodic"
@@ -66,12 +74,6 @@ def _gathering(shape: Shape, given: float, made: float) -> Cost:
     weights = entries * shape.itemsize
     peak = weights + made + shard
     return Cost(2.0 * shape.batch * entries, weights + given, shard, shape.gathered(made), weights, peak)
-
-
-def _gathered(shape: Shape) -> float:
-    """Bytes of one class's half of the columns, and of its rows."""
-    x = shape.batch * shape.term_columns / 2 * shape.itemsize
-    return x + (0 if shape.mask.family == "uniform" else shape.y / 2)
 
 
 ROWS = tuple(

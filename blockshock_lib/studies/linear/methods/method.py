@@ -92,6 +92,7 @@ class Method:
         split: what the ranks share: nothing ("none"), input features ("in"), output features ("out"), or the two terms
             of a mask, each term's input features again where there are more than two ranks ("terms").
         periodic_only: whether only periodic masks will do: it gathers what they keep, as a dense product.
+        folded: whether x is given and y left in an order that the neighbours keep.
         product: None: the layer has no choice of 2:4 backend; "": the one that the parameters choose; else this one.
         update: how a layer with packed values is trained: "packed" or "recompress"; None: it has none.
     """
@@ -104,6 +105,7 @@ class Method:
     layer: str
     split: Literal["none", "in", "out", "terms"]
     periodic_only: bool = False
+    folded: bool = False
     product: str | None = None
     update: Literal["packed", "recompress"] | None = None
 

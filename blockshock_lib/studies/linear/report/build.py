@@ -10,9 +10,9 @@ from blockshock_lib.report.tables import ABSENT, rounded
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 
 A, B1, C, OURS = "dense", "row_parallel", "masked_dense", "block_shock"
-T1, STOCK = "block_shock_recompress", "block_shock_torch"
+T1, STOCK, D = "block_shock_recompress", "block_shock_torch", "permuted_dense"
 KEYS = ["case", "method"]
-SHIPPED = (A, B1, C, OURS, T1, STOCK, "column_parallel", "permuted_dense")
+SHIPPED = (A, B1, C, OURS, T1, STOCK, D, "column_parallel", "folded_dense")
 PIECES = {
     "forward product": "compute",
     "forward collective": "reduce",
