@@ -47,6 +47,7 @@ class Axes:
     settings: tuple[str, ...] = ()  # own columns whose values never share a figure, as a sentence names them
     panels: tuple[str, ...] = ()  # those of `settings` that lie in one figure all the same, a panel each
     checked: tuple[str, ...] = ()  # columns that name a row of the table of checks; () for `y`
+    looser: bool = False  # its checks allow a multiple of the gate, each its own
     # Metric -> what it counts, in a list; only memory that is counted and not sampled.
     bytes: Mapping[str, str] = field(default_factory=lambda: {"peak_bytes": "peak memory"})
     headers: Mapping[str, str] = field(default_factory=dict)  # of columns in tables and words; "size": of `size`

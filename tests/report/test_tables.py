@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -35,3 +36,5 @@ def test_errors_are_those_of_valid_cells(phase0):
     broken = frames.fail(frame, "dense", mask=frame.loc[place, "mask"])
     worst = [error_table(one).loc["A dense", "worst max ratio (x, gate 2)"] for one in (frame, broken)]
     assert worst[0] == 1.9 > worst[1]
+    looser = tables.error_table(frame, replace(AXES, looser=True))
+    assert looser.loc["A dense", "worst max ratio (x)"] == 1.9, "no gate is named where each check has its own"

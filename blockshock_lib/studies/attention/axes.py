@@ -13,6 +13,7 @@ AXES = Axes(
     times={"forward": Work("a forward"), "backward": Work("a backward", ", backward"), "step": Work("a step")},
     settings=("shape", "block"),
     checked=("pattern",),
+    looser=True,
     headers={
         "k_len": "keys",
         "q_len": "queries",

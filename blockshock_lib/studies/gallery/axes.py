@@ -34,6 +34,7 @@ AXES = GalleryAxes(
     under="two_four",
     times={"forward": Work("a forward"), "dx": Work("a dX", ", dX"), "step": Work("a training step", ", step")} | TOKEN,
     checked=("pattern",),
+    looser=True,
     bytes={"packed_bytes": "packed weight", "peak_bytes": "peak memory"},
     headers={
         "batch": "B",

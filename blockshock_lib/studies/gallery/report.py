@@ -112,7 +112,7 @@ def answer(frame: pd.DataFrame) -> str:
     wins = every[every["outcome"].eq(FASTER)]
     if wins.empty:
         return f"No pattern beats the best dense product at any of {len(every)} weights, batches and sparsities."
-    names = ", ".join(f"{AXES.short(name)} {count}" for name, count in wins["method"].value_counts().items())
+    names = ", ".join(f"{AXES.short(name)} in {count}" for name, count in wins["method"].value_counts().items())
     low, high = wins["ratio"].min(), wins["ratio"].max()
     return (
         f"In {len(wins)} of {len(every)} weights, batches and sparsities some pattern beats the best dense product, by "

@@ -15,6 +15,7 @@ AXES = Axes(
     settings=("vocab", "layers", "link", "trained", "work", "length"),
     panels=("work", "length"),
     checked=("width", "ranks"),
+    looser=True,
     headers={"detail": "tensor", "trained": "tokens", "size": "width"},
     words={
         "detail": {"": "logits"},
