@@ -46,7 +46,7 @@ class ContextParallelAttention(nn.Module):
         length: int,
         group: Group,
         strategy: str = "pull",
-        placement: str = "zigzag",
+        placement: str = "auto",
         backend: str = "auto",
         scale: float | None = None,
         block: int = 128,
@@ -63,6 +63,10 @@ class ContextParallelAttention(nn.Module):
         self.placement = placed(lists, group.world_size, placement)
         self.own, self.parts = self.placement.blocks[group.rank], {}
         self.needed = [self._needed(rank) for rank in range(group.world_size)]
+
+    def extra_repr(self) -> str:
+        shared = f"{self.placement.length} positions over {self.group.world_size} ranks"
+        return f"{shared}, strategy={self.strategy}, placement={self.placement.name}"
 
     def _needed(self, rank: int) -> Tensor:
         if self.strategy != "pull":
@@ -147,7 +151,7 @@ class ContextParallel(ParallelStyle):
     UnsupportedError for another module or mesh.
     """
 
-    def __init__(self, length: int, strategy: str = "pull", placement: str = "zigzag"):
+    def __init__(self, length: int, strategy: str = "pull", placement: str = "auto"):
         super().__init__()
         self.length, self.strategy, self.placement = length, strategy, placement
 

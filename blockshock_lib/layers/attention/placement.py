@@ -9,12 +9,14 @@ from blockshock_lib.errors import allowed
 from blockshock_lib.kernels.attention.lists import BlockLists, length_of
 
 PLACEMENTS = ("contiguous", "zigzag", "cost")
+SLACK = 0.05  # of a rank's work: so much more is taken for fewer bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
     """Which blocks of the sequence each rank holds, int64, rising; the last block of all may be short."""
 
+    name: str
     blocks: tuple[Tensor, ...]
     block: int
     length: int
@@ -30,12 +32,18 @@ class Placement:
 
 def placed(lists: BlockLists, ranks: int, placement: str) -> Placement:
     """The blocks of a sequence dealt to the ranks: "contiguous"; "zigzag", a piece from the front and one from the back
-    each; or by "cost", the blocks that visit most first, each to the rank that has done least so far, where a rank that
-    holds a neighbour is taken within a twentieth of the mean. ValueError where a rank would get none.
+    each; by "cost", the blocks that visit most first, each to the rank that has done least so far, where a rank that
+    holds a neighbour is taken within a twentieth of the mean; or "auto", of these the one whose busiest rank visits
+    least, and within a twentieth of that needs the fewest blocks of others. ValueError where a rank would get none.
     """
     count = lists.q_blocks
-    if placement not in PLACEMENTS:
-        raise ValueError(f"unknown placement {placement!r}; {allowed(placement, PLACEMENTS)}")
+    if placement not in (*PLACEMENTS, "auto"):
+        raise ValueError(f"unknown placement {placement!r}; {allowed(placement, (*PLACEMENTS, 'auto'))}")
+    if placement == "auto":
+        fit = [placed(lists, ranks, name) for name in PLACEMENTS if name != "zigzag" or count >= 2 * ranks]
+        each = {one: loads(lists, one) for one in fit}
+        least = min(work for work, _ in each.values())
+        return min((one for one in fit if each[one][0] <= (1 + SLACK) * least), key=lambda one: each[one][1])
     if count < ranks * (2 if placement == "zigzag" else 1):
         raise ValueError(f"{count} blocks of {lists.block} positions do not do for {ranks} ranks placed by {placement}")
     every = torch.arange(count, device=lists.tiles.device)
@@ -47,12 +55,20 @@ def placed(lists: BlockLists, ranks: int, placement: str) -> Placement:
     else:
         work = (lists.rows.full_at + lists.rows.partial_at).diff().view(lists.planes, count)
         held = _by_cost(work.sum(0).tolist(), ranks, lists.tiles.device)
-    return Placement(tuple(held), lists.block, lists.q_len)
+    return Placement(placement, tuple(held), lists.block, lists.q_len)
+
+
+def loads(lists: BlockLists, placement: Placement) -> tuple[int, int]:
+    """The most blocks that a rank visits, over all planes, and the most blocks of keys that one needs of others."""
+    visits = torch.cat([each[:, 1:] for each in lists.blocks()])  # [visits, 2]: of queries, of keys
+    keys = [visits[torch.isin(visits[:, 0], mine), 1] for mine in placement.blocks]
+    come = [int((~torch.isin(each.unique(), mine)).sum()) for each, mine in zip(keys, placement.blocks, strict=True)]
+    return max(map(len, keys)), max(come)
 
 
 def _by_cost(work: list[int], ranks: int, device: torch.device) -> list[Tensor]:
     # As many blocks for each rank, to within one, so that memory is balanced as well as work.
-    most, slack = -(-len(work) // ranks), sum(work) / ranks / 20
+    most, slack = -(-len(work) // ranks), sum(work) / ranks * SLACK
     done, mine = [0.0] * ranks, [set() for _ in range(ranks)]
     for block in sorted(range(len(work)), key=lambda at: -work[at]):
         free = [rank for rank in range(ranks) if len(mine[rank]) < most]

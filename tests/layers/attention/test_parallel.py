@@ -100,10 +100,33 @@ def test_placements_balance_work():
     assert spread(PATTERNS["causal"], "zigzag") < 1.01
 
 
+@pytest.mark.parametrize(
+    "pattern, name",
+    [
+        (attention.window(65), "contiguous"),  # as much work everywhere: the neighbours' blocks alone are needed
+        (attention.causal(), "zigzag"),
+        (attention.documents([1000, 2000, 96, 1000]) & attention.causal(), "cost"),
+    ],
+)
+def test_the_placement_is_chosen_by_work_and_then_by_bytes_and_is_shown(pattern, name):
+    lists = pattern.lists(4096, block=32)
+    each = {one: placement.loads(lists, placement.placed(lists, 4, one)) for one in placement.PLACEMENTS}
+    assert each[name][0] <= 1.05 * min(work for work, _ in each.values())
+    assert all(each[name][1] <= need for work, need in each.values() if work <= each[name][0])
+    layer = local.run(4, lambda group: attention.ContextParallelAttention(pattern, 4096, group, block=32))[0]
+    assert f"strategy=pull, placement={name}" in repr(layer)
+
+
+def test_what_ranks_visit_and_need_is_counted():
+    lists = (attention.causal() & attention.window(33)).lists(LENGTH, block=32)  # 11 blocks, each with the one before
+    assert placement.loads(lists, placement.placed(lists, 3, "contiguous")) == (8, 1)
+    assert placement.placed(lists, 6, "auto").name != "zigzag", "11 blocks do not do for it"
+
+
 def test_shares_that_do_not_fit_are_named():
-    one = Group()
+    one, given = Group(), (PATTERNS["causal"], LENGTH)
     with pytest.raises(ValueError, match="11 blocks of 32 positions do not do for 6 ranks placed by zigzag"):
-        local.run(6, lambda group: attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, group, **OPTIONS))
+        local.run(6, lambda group: attention.ContextParallelAttention(*given, group, "pull", "zigzag", **OPTIONS))
     with pytest.raises(ValueError, match="unknown strategy 'rings'"):
         attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, one, "rings")
     layer = attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, one, **OPTIONS)
