@@ -16,6 +16,7 @@ from blockshock_lib import studies
 from blockshock_lib.errors import BlockShockError, ParamsError
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import terminal
+from blockshock_lib.report import columns
 from blockshock_lib.runs import manifest
 from blockshock_lib.runs.manifest import OUTPUTS
 
@@ -221,7 +222,7 @@ def _list(args: argparse.Namespace) -> int:
             name, _, first = str(row["verdict"]).partition(" · ")[0].partition(": ")
             row |= {"started": row["started"][:16].replace("T", " "), "folder": shown(row["folder"])}
             row |= {"verdict": first[:24] if name == row["phase"] else "–", "machine": row["machine"][:32]}
-        terminal.say(terminal.coloured(terminal.columns([LIST, *(tuple(row.values()) for row in rows)])))
+        terminal.say(terminal.coloured(columns([LIST, *(tuple(row.values()) for row in rows)])))
     return DONE
 
 

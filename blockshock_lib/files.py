@@ -1,4 +1,4 @@
-"""Files: the project's root, writes that happen whole or not at all, locks, digests and canonical JSON."""
+"""Files: the project's root, writes that happen whole or not at all, locks, digests, canonical JSON; environment."""
 
 import contextlib
 import fcntl
@@ -63,6 +63,19 @@ def lock(handle: int, seconds: float) -> None:
             time.sleep(0.02)
         except OSError:
             return None
+
+
+@contextlib.contextmanager
+def environment(**names: str) -> Iterator[None]:
+    """These variables, for this process and what it starts, as long as the block runs."""
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def sha256(what: Path | bytes | str) -> str:

@@ -7,7 +7,6 @@ A kernel waits for its peers, as NCCL's do: where a rank fails, the others wait 
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import _SymmetricMemory
 
 from blockshock_lib.comm.ranks import Ranks
+from blockshock_lib.files import environment
 from blockshock_lib.kernels import compiled
 
 WORLDS = (2, 4, 8)
@@ -37,7 +37,7 @@ class Workspace:
 
     def __init__(self, group: Ranks, nbytes: int, device: torch.device):
         self.rank, self.world, self.nbytes = group.rank, group.world_size, nbytes
-        with _without_multicast():
+        with environment(**{NO_MULTICAST: "1"}):
             with group.raise_together(device):
                 # symm_mem.empty takes it from a pool that is never given back.
                 self.memory = _SymmetricMemory.empty_strided_p2p((DATA + nbytes,), (1,), torch.uint8, device)
@@ -136,14 +136,3 @@ def reason(ranks: list[dict]) -> str:
             if one["device"] not in other["reaches"] or other["device"] not in one["reaches"]:
                 return f"the GPUs of ranks {peer} and {rank} cannot read each other's memory"
     return ""
-
-
-@contextlib.contextmanager
-def _without_multicast() -> Iterator[None]:
-    before = os.environ.pop(NO_MULTICAST, None)
-    os.environ[NO_MULTICAST] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[NO_MULTICAST]
-        os.environ |= {} if before is None else {NO_MULTICAST: before}

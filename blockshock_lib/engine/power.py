@@ -1,10 +1,11 @@
 """What a GPU draws, as NVML tells it. Nothing here creates a CUDA context."""
 
-import os
 import statistics
 import time
 import timeit
 from typing import Any, NamedTuple
+
+from blockshock_lib.kernels.needs import open_nvml
 
 
 class Reading(NamedTuple):
@@ -44,21 +45,3 @@ def meter(index: int) -> Meter | None:
         return Meter(nvml, handles[index]) if len(handles) > index else None
     except nvml.NVMLError:
         return None
-
-
-def open_nvml(count: int) -> tuple[Any, list[Any]]:
-    """NVML and its handles of the first `count` GPUs that CUDA sees, in its order; (None, []) without an answer."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        by_index, by_name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
-        return pynvml, [by_index(int(p)) if p.isdigit() else by_name(p) for p in visible_devices(count)]
-    except Exception:  # no NVML library, no driver: the module raises its own kind for each
-        return None, []
-
-
-def visible_devices(count: int) -> list[str]:
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    places = [str(i) for i in range(count)] if named is None else [p.strip() for p in named.split(",") if p.strip()]
-    return places[:count]

@@ -1,7 +1,8 @@
-"""What the kernels need of a machine, told from its card alone: no CUDA context is created to ask."""
+"""What the kernels need of a machine, told from its card alone, and NVML: no CUDA context is created to ask."""
 
 import contextlib
 import importlib.metadata
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,3 +39,21 @@ def version(name: str) -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return ""
+
+
+def open_nvml(count: int) -> tuple[Any, list[Any]]:
+    """NVML and its handles of the first `count` GPUs that CUDA sees, in its order; (None, []) without an answer."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        by_index, by_name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+        return pynvml, [by_index(int(p)) if p.isdigit() else by_name(p) for p in visible_devices(count)]
+    except Exception:  # no NVML library, no driver: the module raises its own kind for each
+        return None, []
+
+
+def visible_devices(count: int) -> list[str]:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    places = [str(i) for i in range(count)] if named is None else [p.strip() for p in named.split(",") if p.strip()]
+    return places[:count]

@@ -30,10 +30,6 @@ from blockshock_lib.runs.run import OUTPUTS, REFERENCE
 MOST = 4  # runs side by side
 
 
-class _Fresh(view.View):
-    keeps = 0  # a run may be drawn again while the view is open
-
-
 def runs_view(*folders: str, figure: str = "") -> None:
     """Saved runs side by side: first `folders` (default: the newest two), `figure` of each (default: the first's)."""
     places = {folder: noted for place in (REFERENCE, OUTPUTS) for folder, noted in manifest.every(place)}
@@ -54,7 +50,8 @@ def runs_view(*folders: str, figure: str = "") -> None:
         layout=widgets.Layout(width="98%"),
     )
     what = view.choice("figure", names, figure or names[0], "what is shown of each run", "360px")
-    runs = _Fresh("runs", {"runs_list": select, "runs_what": what}, _side_by_side)
+    # Nothing is remembered: a run may be drawn again while the view is open.
+    runs = view.View("runs", {"runs_list": select, "runs_what": what}, _side_by_side, keeps=0)
     hint = widgets.HTML(f"A click shows one run; Ctrl-click (⌘-click) adds one beside it, up to {MOST}.")
     hint.add_class("bs-runs-hint")
     runs.box.children = (*runs.box.children[:-1], hint, runs.figure)
@@ -122,8 +119,9 @@ class LiveView:
         self.controls, self._settings = {}, lambda phase, values: {}
         if study.live:
             self.controls, self._settings = pkgutil.resolve_name(study.live)()
-        self.start = view.button("Start", "play", "start this run on this machine", "primary")
-        self.stop = view.button("Stop", "stop", "end the run after the case that is being measured", "warning")
+        tips = "start this run on this machine", "end the run after the case that is being measured"
+        self.start = widgets.Button(description="Start", icon="play", tooltip=tips[0], button_style="primary")
+        self.stop = widgets.Button(description="Stop", icon="stop", tooltip=tips[1], button_style="warning")
         self.stop.disabled = True
         self.bar = widgets.IntProgress(min=0, max=1, layout=widgets.Layout(width="260px"))
         self.status, self.rows = widgets.HTML("Nothing runs."), widgets.HTML()

@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 FIRST, EVERY = 0.3, 8.0  # seconds to the first plain line, and from one to the next
@@ -98,11 +98,3 @@ def coloured(text: str) -> str:
         return text
     words = "|".join(COLOURS)
     return re.sub(rf"\b({words})\b", lambda found: f"\033[{COLOURS[found[0]]}m{found[0]}\033[0m", text)
-
-
-def columns(rows: Iterable[Sequence[str]]) -> str:
-    """Rows of texts in columns as wide as they need."""
-    rows = list(rows)
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(f"{text:<{width}}" for text, width in zip(row, wide, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)

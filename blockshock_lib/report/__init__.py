@@ -1,7 +1,8 @@
 """Records frame in; table, figure, verdict or page out. Reads records only: a run can be redrawn without a GPU."""
 
 import pkgutil
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
@@ -16,3 +17,16 @@ def late(place: str, *given: Any, **options: Any) -> Callable[..., Any]:
 
     called.place = f"blockshock_lib.{place}"
     return called
+
+
+def columns(rows: Iterable[Sequence[str]], width: int = 0) -> str:
+    """Rows of texts in columns as wide as they need; the last one is folded to `width` characters a line, if given."""
+    rows = list(rows)
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    lines = []
+    for *cells, last in rows:
+        head = "".join(f"{text:<{most}}  " for text, most in zip(cells, wide, strict=True))
+        folded = textwrap.wrap(last, max(24, width - len(head)), break_long_words=False) if width else []
+        first, *more = folded or [last]
+        lines += [head + first, *(" " * len(head) + text for text in more)]
+    return "\n".join(line.rstrip() for line in lines)

@@ -6,19 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report import frames, interval, verdicts
 from blockshock_lib.report.axes import Axes
-from blockshock_lib.report.interval import (
-    LEVEL,
-    Between,
-    Cell,
-    Interval,
-    between_runs,
-    by_run,
-    log_medians,
-    predicted,
-    welch_interval,
-)
+from blockshock_lib.report.interval import LEVEL, log_medians
 from blockshock_lib.report.tables import ABSENT, varying
 
 GROWTH = 1.001  # memory is counted, not sampled: above this it has grown
@@ -84,7 +74,7 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, loose: Iterable[str] =
     checks, missing, groups = zip(*(_side(side, metrics) for side in (a, b)), strict=True)
     both = [key for key in groups[0] if key in groups[1] and metrics[key[2]][1] == "ms"]
     times = {name: [_cell(x) for key, x in groups[0].items() if key[2] == name] for name in {key[2] for key in both}}
-    between = {metric: between_runs(found) for metric, found in times.items()}
+    between = {metric: interval.between_runs(found) for metric, found in times.items()}
     several = {run for side in groups[0].values() for run, _ in side}
     intervals = sum(len(several) > 1 or min(len(side[key]) for side in groups) > 1 for key in both)
     each = 1 - (1 - LEVEL) / max(1, intervals)
@@ -142,23 +132,23 @@ def _bytes(a: Mapping[tuple, np.ndarray], b: Mapping[tuple, np.ndarray]) -> dict
     return {"a": high_a, "b": high_b, "outcome": REGRESSION if grown else IMPROVED if shrunk else SAME} | ratio | note
 
 
-def _cell(side: Mapping[tuple, np.ndarray]) -> Cell:
-    return by_run(side, log_medians(side.values()))
+def _cell(side: Mapping[tuple, np.ndarray]) -> interval.Cell:
+    return interval.by_run(side, log_medians(side.values()))
 
 
 def _time(
-    a: Mapping[tuple, np.ndarray], b: Mapping[tuple, np.ndarray], level: float, between: Between
+    a: Mapping[tuple, np.ndarray], b: Mapping[tuple, np.ndarray], level: float, between: interval.Between
 ) -> dict[str, Any]:
     older = _cell(a)
     means = [float(np.exp(np.mean([logs.mean() for logs in cell.values()]))) for cell in (older, _cell(b))]
     if len(older) > 1:  # of b / a: as wide as a's prediction of a further run
-        ahead, ratio = predicted(older, between, len(b), level), means[1] / means[0]
-        interval = Interval(ratio, ratio * ahead.low / ahead.ratio, ratio * ahead.high / ahead.ratio)
+        ahead, ratio = interval.predicted(older, between, len(b), level), means[1] / means[0]
+        ends = interval.Interval(ratio, ratio * ahead.low / ahead.ratio, ratio * ahead.high / ahead.ratio)
     else:
-        interval = welch_interval(log_medians(b.values()), log_medians(a.values()), level)
-    outcome = REGRESSION if interval.low > 1 else IMPROVED if interval.high < 1 else UNDECIDED
+        ends = interval.welch_interval(log_medians(b.values()), log_medians(a.values()), level)
+    outcome = REGRESSION if ends.low > 1 else IMPROVED if ends.high < 1 else UNDECIDED
     outcome = outcome if len(older) > 1 or min(len(a), len(b)) > 1 else NO_INTERVAL
-    return dict(zip("ab", means, strict=True)) | interval._asdict() | {"outcome": outcome}
+    return dict(zip("ab", means, strict=True)) | ends._asdict() | {"outcome": outcome}
 
 
 def readable(rows: pd.DataFrame, axes: Axes) -> pd.DataFrame:

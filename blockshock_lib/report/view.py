@@ -17,17 +17,15 @@ DRAWING = threading.RLock()
 
 class View:
     """Controls, in `rows` of their names (default one), above the HTML that `draw` gives for their values by name,
-    drawn once a change and remembered. The widget is `box`; css classes: bs-<name>, bs-<name>-figure,
+    drawn once a change; it `keeps` so many. The widget is `box`; css classes: bs-<name>, bs-<name>-figure,
     bs-<name>-static, bs-<control>.
     """
 
-    keeps = 64  # drawings that are remembered
-
     def __init__(
-        self, name: str, controls: Mapping[str, widgets.Widget], draw: Callable[..., str], *, rows: tuple = ()
+        self, name: str, controls: Mapping[str, widgets.Widget], draw: Callable[..., str], *, rows: tuple = (), keeps=64
     ):
         self.name, self.controls = name, dict(controls)
-        self._draw = functools.lru_cache(self.keeps)(draw)
+        self._draw = functools.lru_cache(keeps)(draw)
         self.figure = widgets.HTML()
         self.figure.add_class(f"bs-{name}-figure")
         for key, control in self.controls.items():
@@ -100,7 +98,3 @@ def steps(description: str, options: Sequence, value, tip: str, width: str = "30
 
 def choice(description: str, options: Sequence, value, tip: str, width: str = "auto") -> widgets.Dropdown:
     return _control(widgets.Dropdown, description, tip, width, options=list(options), value=value)
-
-
-def button(description: str, icon: str, tip: str, style: str = "") -> widgets.Button:
-    return widgets.Button(description=description, icon=icon, tooltip=tip, button_style=style)

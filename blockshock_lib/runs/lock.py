@@ -91,15 +91,8 @@ def scratch(**environment: str) -> Iterator[Path]:
             stack.callback(_scratch.clear)
         place = _scratch[0] if _scratch else Path(os.environ[SCRATCH])
         ours = stack.pop_all()
-    before, wanted = dict(os.environ), {SCRATCH: str(place)} | environment
-    os.environ.update(wanted)
-    try:
+    with ours, files.environment(**{SCRATCH: str(place)} | environment):
         yield place
-    finally:
-        for name in wanted:
-            os.environ.pop(name, None)
-        os.environ.update({name: before[name] for name in wanted.keys() & before.keys()})
-        ours.close()
 
 
 def sweep_stale() -> None:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockshock_lib import files
-from blockshock_lib.engine.power import open_nvml
 from blockshock_lib.engine.study import CORE, row
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.kernels import needs
+from blockshock_lib.kernels.needs import open_nvml
 from blockshock_lib.runs import code
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-from blockshock_lib.comm import symm
+from blockshock_lib.comm import Group, symm
 
 PAIR = [{"why": "", "host": "a", "device": 0, "reaches": [1]}, {"why": "", "host": "a", "device": 1, "reaches": [0]}]
 
@@ -38,8 +38,13 @@ def test_hosts_of_one_name_are_told_apart(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("before", [{}, {symm.NO_MULTICAST: "0"}])
-def test_multicast_is_off_while_memory_is_shared_and_then_as_it_was(before):
+def test_multicast_is_off_while_memory_is_shared_and_then_as_it_was(before, monkeypatch):
+    memory, seen = torch.zeros(symm.DATA + 16, dtype=torch.uint8), []
+    made = lambda *_: seen.append(os.environ[symm.NO_MULTICAST]) or memory  # noqa: E731
+    joined = mock.Mock(rank=0, buffer_ptrs=[memory.data_ptr()])
+    monkeypatch.setattr(symm, "_SymmetricMemory", mock.Mock(empty_strided_p2p=made))
+    monkeypatch.setattr(symm.symm_mem, "rendezvous", lambda *_: joined)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     with mock.patch.dict(os.environ, before, clear=True):
-        with symm._without_multicast():
-            assert os.environ[symm.NO_MULTICAST] == "1"
-        assert dict(os.environ) == before
+        symm.Workspace(Group(), 16, torch.device("cpu"))
+        assert seen == ["1"] and dict(os.environ) == before

@@ -91,7 +91,7 @@ def test_a_list_of_no_run_says_so_and_lists_those_that_came_since(tmp_path, monk
     shown = []
     monkeypatch.setattr(explore, "OUTPUTS", tmp_path)
     monkeypatch.setattr(explore, "REFERENCE", tmp_path)
-    monkeypatch.setattr(explore._Fresh, "show", lambda view: shown.append(view))
+    monkeypatch.setattr(view.View, "show", lambda view: shown.append(view))
     explore.runs_view()
     assert "Pick a run" in shown[0].figure.value
     (hint,) = (one.value for one in shown[0].box.children if "bs-runs-hint" in one._dom_classes)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from blockshock_lib import files
-from blockshock_lib.engine import power
 from blockshock_lib.errors import ParamsError
+from blockshock_lib.kernels import needs
 from blockshock_lib.runs import machine
 from tests.processes import wait_for
 
@@ -138,7 +138,7 @@ def test_each_gpu_gets_power_clock_and_the_throttle_reason_while_a_case_runs(nvm
 def test_the_gpus_watched_are_those_that_cuda_sees(nvml, monkeypatch, value, places):
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert power.visible_devices(2) == places
+    assert needs.visible_devices(2) == places
 
 
 def test_the_fingerprint_changes_with_whatever_can_change_a_time():

@@ -17,6 +17,7 @@ import torch
 
 from blockshock_lib.errors import RecordError
 from blockshock_lib.files import locked, short_digest, write_atomic
+from blockshock_lib.kernels.needs import open_nvml
 from blockshock_lib.kernels.tuning.search import Way, from_json, to_json
 
 SCHEMA = 3
@@ -29,13 +30,8 @@ def folder() -> Path:
 @functools.cache
 def driver_version() -> str:
     """Of NVIDIA's driver, like "580.65.06"; "" where NVML cannot be asked."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return pynvml.nvmlSystemGetDriverVersion()
-    except Exception:  # no NVML library, no driver: the module raises its own kind for each
-        return ""
+    nvml, _ = open_nvml(0)
+    return nvml.nvmlSystemGetDriverVersion() if nvml else ""
 
 
 def versions(*sources: Path, **libraries: str) -> dict[str, str]:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from blockshock_lib.engine import memory
 from blockshock_lib.engine.study import Need, Study
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.params import RunParams
+from blockshock_lib.report import columns
 from blockshock_lib.report.figures import byte_text
 from blockshock_lib.runs.dry_run.earlier import estimate
 from blockshock_lib.runs.machine import admit
@@ -45,12 +44,14 @@ def dry_run(study: Study, params: RunParams, card: dict, out: Path | None = None
         room = [f"{one} needs up to {byte_text(size)} of {there}: it cannot be expected to fit." for one, size in pairs]
         end = f"every case fits: at most {byte_text(max(sizes))} of {there} (an upper estimate)."
         room = room or [end if limit else f"up to {byte_text(max(sizes))}; what this machine has for it is not known."]
+    tables = _case_lines(cases, needs, sizes, limit), _methods(study, need)
+    tables = [textwrap.indent(columns(rows, WIDTH - 2), "  ") for rows in tables]
     blocks = [
         _head(study, params, card),
         _fold("Cases", about),
-        _columns(_case_lines(cases, needs, sizes, limit)),
+        tables[0],
         _fold("Methods", f"bytes a rank in the largest case, {largest.label}."),
-        _columns(_methods(study, need)),
+        tables[1],
         _fold("Time", time),
         "\n".join(_fold("" if place else "Memory", text) for place, text in enumerate(room or ["not known."])),
     ]
@@ -81,35 +82,23 @@ def _head(study: Study, params: RunParams, card: dict) -> str:
     return "\n".join(lines)
 
 
-def _case_lines(cases: Sequence[Any], needs: Sequence[Need], sizes: Sequence[int], limit: int | None) -> pd.DataFrame:
-    lines = []
+def _case_lines(cases: Sequence[Any], needs: Sequence[Need], sizes: Sequence[int], limit: int | None) -> list[tuple]:
+    lines = [("case", "run", "fits", "memory")]
     for case, need, size in zip(cases, needs, sizes, strict=True):
         can = [not why for why in need.unsupported.values()]
         fits = "?" if limit is None or not size else "yes" if size <= limit else "NO"
         memory = byte_text(size) if size else "?"
-        lines.append({"case": case.label, "run": f"{sum(can)}/{len(can)}", "fits": fits, "memory": memory})
-    return pd.DataFrame(lines)
+        lines.append((case.label, f"{sum(can)}/{len(can)}", fits, memory))
+    return lines
 
 
-def _methods(study: Study, need: Need) -> pd.DataFrame:
+def _methods(study: Study, need: Need) -> list[tuple]:
     rows = []
     for name, reason in need.unsupported.items():
         held = {what: byte_text(value) for what, value in need.held.get(name, {}).items()}
         rows.append({"method": study.axes.label(name)} | held | {"": f"cannot run: {reason}" if reason else ""})
-    frame = pd.DataFrame(rows, dtype=object).fillna("")
-    return frame[[*frame.columns.drop(""), ""]]
-
-
-def _columns(frame: pd.DataFrame) -> str:
-    """Text in columns as wide as they need; the last one is folded."""
-    rows = [tuple(frame.columns), *frame.itertuples(index=False)]
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-    lines = []
-    for *cells, last in rows:
-        head = "".join(f"  {text:<{width}}" for text, width in zip(cells, wide, strict=True)) + "  "
-        first, *more = textwrap.wrap(last, max(24, WIDTH - len(head)), break_long_words=False) or [""]
-        lines += [head + first, *(" " * len(head) + text for text in more)]
-    return "\n".join(line.rstrip() for line in lines)
+    names = dict.fromkeys(name for row in rows for name in row if name) | {"": None}
+    return [tuple(names), *(tuple(row.get(name, "") for name in names) for row in rows)]
 
 
 def span(seconds: float) -> str:
