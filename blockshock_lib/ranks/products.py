@@ -23,21 +23,22 @@ def widen() -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
             for name in OPERATORS:
-                _replace(name, [(dtype,) for dtype in slow])
+                _replace(name, slow)
 
 
-def _replace(name: str, slow: list[tuple[torch.dtype]]) -> None:
+def _replace(name: str, slow: list[torch.dtype]) -> None:
     plain, into = (torch.library.get_kernel(f"aten::{name}{kind}", "CPU") for kind in ("", ".out"))
 
     def product(keys, *args, **scales):
-        kinds = {one.dtype for one in args if isinstance(one, Tensor)}
-        if tuple(kinds) not in slow:  # of several dtypes torch makes an error
+        dtype = args[0].dtype
+        # Of several dtypes torch makes an error.
+        if dtype not in slow or any(isinstance(one, Tensor) and one.dtype != dtype for one in args):
             return plain.call_boxed(keys, *args, **scales)
         wide = (one.float() if isinstance(one, Tensor) else one for one in args)
-        return plain.call_boxed(keys, *wide, **scales).to(*kinds)
+        return plain.call_boxed(keys, *wide, **scales).to(dtype)
 
     def product_into(keys, *args, out, **scales):
-        made = product(keys, *args, **scales) if (args[0].dtype,) in slow else None
+        made = product(keys, *args, **scales) if args[0].dtype in slow else None
         if made is not None and (made.dtype, made.shape) == (out.dtype, out.shape):
             return out.copy_(made)
         return into.call_boxed(keys, *args, out=out, **scales)
