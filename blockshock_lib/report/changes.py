@@ -6,19 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report import frames, interval, verdicts
 from blockshock_lib.report.axes import Axes
-from blockshock_lib.report.interval import (
-    LEVEL,
-    Between,
-    Cell,
-    Interval,
-    between_runs,
-    by_run,
-    log_medians,
-    predicted,
-    welch_interval,
-)
 from blockshock_lib.report.tables import ABSENT, varying
 
 GROWTH = 1.001  # memory is counted, not sampled: above this it has grown
@@ -84,10 +73,10 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, loose: Iterable[str] =
     checks, missing, groups = zip(*(_side(side, metrics) for side in (a, b)), strict=True)
     both = [key for key in groups[0] if key in groups[1] and metrics[key[2]][1] == "ms"]
     times = {name: [_cell(x) for key, x in groups[0].items() if key[2] == name] for name in {key[2] for key in both}}
-    between = {metric: between_runs(found) for metric, found in times.items()}
+    between = {metric: interval.between_runs(found) for metric, found in times.items()}
     several = {run for side in groups[0].values() for run, _ in side}
     intervals = sum(len(several) > 1 or min(len(side[key]) for side in groups) > 1 for key in both)
-    each = 1 - (1 - LEVEL) / max(1, intervals)
+    each = 1 - (1 - interval.LEVEL) / max(1, intervals)
     rows, only = [], []
     for case, method in ((c, m) for c in about for m in axes.ordered(m for x, m in checks[0] | checks[1] if x == c)):
         cell, (was, now) = about[case] | {"method": method}, (side.get((case, method)) for side in checks)
@@ -122,13 +111,15 @@ def _side(frame: pd.DataFrame, metrics: Iterable[str]) -> tuple[dict, dict, dict
     outcomes = frames.checks(frame)
     order = outcomes["outcome"].map(frames.OUTCOMES.index).sort_values(kind="stable").index
     checks = {(row.case, row.method): (row.outcome, str(row.reason)) for row in outcomes.loc[order].itertuples()}
-    rows = frames.complete(frame)
-    rows = rows[~rows["status"].eq("ok") & rows["metric"].isin(list(metrics))]
-    missing = {(row.case, row.method, row.metric): f"{row.status}: {row.reason}" for row in rows.itertuples()}
+    rows = frames.complete(frame)[list(frames.COLUMNS)]
+    rows = rows[rows["metric"].isin([*metrics, "check"])]
+    lost = rows[~rows["status"].eq("ok") & rows["metric"].ne("check")]
+    missing = {(row.case, row.method, row.metric): f"{row.status}: {row.reason}" for row in lost.itertuples()}
     groups: dict[tuple, dict[tuple, np.ndarray]] = {}
-    for metric in metrics:
-        for (case, method), values in frames.samples(frame, metric).groupby(["case", "method"]):
-            groups[case, method, metric] = frames.groups(values)
+    for metric in (one for one in metrics if one in set(rows["metric"])):
+        found = frames.samples(rows, metric).sort_values("repeat", kind="stable")
+        for (*cell, run, group), values in found.groupby(["case", "method", "run", "group"])["value"]:
+            groups.setdefault((*cell, metric), {})[run, group] = values.to_numpy(dtype=float)
     return checks, missing, groups
 
 
@@ -142,23 +133,23 @@ def _bytes(a: Mapping[tuple, np.ndarray], b: Mapping[tuple, np.ndarray]) -> dict
     return {"a": high_a, "b": high_b, "outcome": REGRESSION if grown else IMPROVED if shrunk else SAME} | ratio | note
 
 
-def _cell(side: Mapping[tuple, np.ndarray]) -> Cell:
-    return by_run(side, log_medians(side.values()))
+def _cell(side: Mapping[tuple, np.ndarray]) -> interval.Cell:
+    return interval.by_run(side, interval.log_medians(side.values()))
 
 
 def _time(
-    a: Mapping[tuple, np.ndarray], b: Mapping[tuple, np.ndarray], level: float, between: Between
+    a: Mapping[tuple, np.ndarray], b: Mapping[tuple, np.ndarray], level: float, between: interval.Between
 ) -> dict[str, Any]:
     older = _cell(a)
     means = [float(np.exp(np.mean([logs.mean() for logs in cell.values()]))) for cell in (older, _cell(b))]
     if len(older) > 1:  # of b / a: as wide as a's prediction of a further run
-        ahead, ratio = predicted(older, between, len(b), level), means[1] / means[0]
-        interval = Interval(ratio, ratio * ahead.low / ahead.ratio, ratio * ahead.high / ahead.ratio)
+        ahead, ratio = interval.predicted(older, between, len(b), level), means[1] / means[0]
+        found = interval.Interval(ratio, ratio * ahead.low / ahead.ratio, ratio * ahead.high / ahead.ratio)
     else:
-        interval = welch_interval(log_medians(b.values()), log_medians(a.values()), level)
-    outcome = REGRESSION if interval.low > 1 else IMPROVED if interval.high < 1 else UNDECIDED
+        found = interval.welch_interval(*map(interval.log_medians, (b.values(), a.values())), level)
+    outcome = REGRESSION if found.low > 1 else IMPROVED if found.high < 1 else UNDECIDED
     outcome = outcome if len(older) > 1 or min(len(a), len(b)) > 1 else NO_INTERVAL
-    return dict(zip("ab", means, strict=True)) | interval._asdict() | {"outcome": outcome}
+    return dict(zip("ab", means, strict=True)) | found._asdict() | {"outcome": outcome}
 
 
 def readable(rows: pd.DataFrame, axes: Axes) -> pd.DataFrame:

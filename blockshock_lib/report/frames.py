@@ -52,31 +52,27 @@ def checks(frame: pd.DataFrame) -> pd.DataFrame:
 def valid(frame: pd.DataFrame, metric: str = "") -> pd.DataFrame:
     """The ok rows, of `metric` alone if given, of cells that passed in all groups checked; ceiling and machine rows."""
     frame = complete(frame)
-    outcome = checks(frame)
-    frame = frame[frame["metric"].eq(metric)] if metric else frame
-    cells, cell = (rows["case"].astype(str) + "\0" + rows["method"].astype(str) for rows in (outcome, frame))
+    outcome = checks(frame[["run", "case", "group", "method", "metric", "status", "value"]])
+    keep = frame["status"].eq("ok") & frame["value"].notna()
+    keep &= frame["metric"].eq(metric) if metric else True
+    rows = frame.loc[keep, ["case", "method"]]
+    cells, cell = (rows["case"].astype(str) + "\0" + rows["method"].astype(str) for rows in (outcome, rows))
     passed = cell.isin(cells[outcome["outcome"].eq("passed")]) & ~cell.isin(cells[outcome["outcome"].eq("failed")])
-    keep = passed | frame["method"].isin([CEILING, MACHINE])
-    return frame[keep & frame["status"].eq("ok") & frame["value"].notna()]
+    keep[keep] = (passed | rows["method"].isin([CEILING, MACHINE])).to_numpy()
+    return frame[keep]
 
 
 def samples(frame: pd.DataFrame, metric: Metric) -> pd.DataFrame:
     """A row a (case, method, run, group, repeat) of a valid cell: rank -1's, the slowest, else the ranks' largest."""
     name, *detail = [metric] if isinstance(metric, str) else metric
     rows = valid(frame, name)
-    rows = rows[rows["detail"].isin(detail or rows["detail"])]
-    if rows.empty:
-        return rows
+    rows = rows[rows["detail"].isin(detail)] if detail else rows
     whole, keys = rows["rank"].eq(-1), ["case", "method", "run", "group", "repeat"]
+    if whole.all():
+        return rows
     single = rows[~whole.groupby([rows["case"], rows["method"]]).transform("any")]
     single = single.sort_values("value", kind="stable").drop_duplicates(keys, keep="last")
     return pd.concat([rows[whole], single]).sort_index() if len(single) else rows[whole]
-
-
-def groups(rows: pd.DataFrame) -> dict[tuple, np.ndarray]:
-    """The values of each fresh group of processes, by (run, group), in order of their repeats."""
-    values = rows.sort_values("repeat", kind="stable").groupby(["run", "group"], sort=True)["value"]
-    return {key: group.to_numpy(dtype=float) for key, group in values}
 
 
 def summary(frame: pd.DataFrame, axes: Axes, metric: Metric) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import pandas as pd
 from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import CompareError, RecordError
 from blockshock_lib.files import ROOT, shown
-from blockshock_lib.report import changes, frames, reruns
+from blockshock_lib.report import changes, frames, interval, reruns
 from blockshock_lib.runs import manifest, record, records, reference
 from blockshock_lib.runs.run import OUTPUTS
 
@@ -93,7 +93,7 @@ class Comparison:
         """How the ratios are to be read, and at which level the intervals hold."""
         count, each = self.found.intervals, self.found.each
         level = (
-            f"The {count} intervals of times hold at {changes.LEVEL:.0%} together (Bonferroni: {100 * each:.4f}% "
+            f"The {count} intervals of times hold at {interval.LEVEL:.0%} together (Bonferroni: {100 * each:.4f}% "
             "each): an unchanged library raises an alarm in at most 1 of 100 comparisons. "
         )
         shared = "What all groups of a run share (another day, its heat, its neighbours) is in no interval. "
