@@ -116,7 +116,8 @@ def _side(frame: pd.DataFrame, metrics: Iterable[str]) -> tuple[dict, dict, dict
     lost = rows[~rows["status"].eq("ok") & rows["metric"].ne("check")]
     missing = {(row.case, row.method, row.metric): f"{row.status}: {row.reason}" for row in lost.itertuples()}
     groups: dict[tuple, dict[tuple, np.ndarray]] = {}
-    for metric in (one for one in metrics if one in set(rows["metric"])):
+    there = set(rows["metric"].unique())
+    for metric in (one for one in metrics if one in there):
         found = frames.samples(rows, metric).sort_values("repeat", kind="stable")
         for (*cell, run, group), values in found.groupby(["case", "method", "run", "group"])["value"]:
             groups.setdefault((*cell, metric), {})[run, group] = values.to_numpy(dtype=float)

@@ -34,7 +34,7 @@ def kind(frame: pd.DataFrame) -> pd.Series:
 
 def no_claim(frame: pd.DataFrame) -> str:
     """Why these rows support no claim about speed; "" where all of them are measured on real GPUs."""
-    kinds = set() if frame.empty else set(kind(frame))
+    kinds = set() if frame.empty else set(kind(frame).unique())
     return next((reason for name, reason in NO_CLAIM.items() if name in kinds), "")
 
 
@@ -52,13 +52,15 @@ def checks(frame: pd.DataFrame) -> pd.DataFrame:
 def valid(frame: pd.DataFrame, metric: str = "") -> pd.DataFrame:
     """The ok rows, of `metric` alone if given, of cells that passed in all groups checked; ceiling and machine rows."""
     frame = complete(frame)
-    outcome = checks(frame[["run", "case", "group", "method", "metric", "status", "value"]])
     keep = frame["status"].eq("ok") & frame["value"].notna()
-    keep &= frame["metric"].eq(metric) if metric else True
+    keep = (keep & frame["metric"].eq(metric) if metric else keep).to_numpy(copy=True)
+    if not keep.any():
+        return frame[keep]
+    outcome = checks(frame[["run", "case", "group", "method", "metric", "status", "value"]])
     rows = frame.loc[keep, ["case", "method"]]
     cells, cell = (rows["case"].astype(str) + "\0" + rows["method"].astype(str) for rows in (outcome, rows))
     passed = cell.isin(cells[outcome["outcome"].eq("passed")]) & ~cell.isin(cells[outcome["outcome"].eq("failed")])
-    keep[keep] = (passed | rows["method"].isin([CEILING, MACHINE])).to_numpy()
+    keep[keep] = passed | rows["method"].isin([CEILING, MACHINE])
     return frame[keep]
 
 
@@ -126,8 +128,8 @@ def largest(table: pd.DataFrame, axes: Axes) -> pd.DataFrame:
 
 def time_metric(frame: pd.DataFrame, wanted: str) -> str:
     """`wanted` where the frame holds it, else the call time of the same work."""
-    have, call = set(valid(frame)["metric"]), wanted.replace("_kernel", "_call")
-    return wanted if wanted in have or call not in have else call
+    call = wanted.replace("_kernel", "_call")
+    return wanted if len(valid(frame, wanted)) or valid(frame, call).empty else call
 
 
 def time_name(rows: pd.DataFrame, axes: Axes, metric: str) -> str:

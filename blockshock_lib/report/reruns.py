@@ -31,7 +31,7 @@ def foretold(frame: pd.DataFrame, further: pd.DataFrame, axes: Axes) -> tuple[in
     inside = []
     for metric in _metrics(axes):
         sides = [frames.samples(side, metric) for side in (frame, further)]
-        for method in set(sides[1]["method"]) - {axes.over}:
+        for method in set(sides[1]["method"].unique()) - {axes.over}:
             known, new = (cells(side, axes.over, method, "") for side in sides)
             both = [(known[case], *new[case].values()) for case in known if case in new]
             inside += interval.foretold(*zip(*both, strict=True)) if both else []
