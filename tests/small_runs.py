@@ -3,6 +3,7 @@
 import math
 import random
 import shutil
+from functools import lru_cache
 from pathlib import Path
 
 from blockshock_lib import files
@@ -11,6 +12,8 @@ from blockshock_lib.runs import manifest, record, records
 from tests.cases import row, write
 
 TINY = {"sweep.n": [128], "sweep.masks": ["checkerboard"], "sweep.workloads": ["gaussian"], "timing.groups": 1}
+# A run's whole records, read once; `seal`: their digest, or a new object where they are files, which may change.
+_scanned = lru_cache(1)(lambda source, seal: records.scan(source)[0])
 
 
 def written(out: Path, *, failed: str = "", groups: int = 1) -> workbook.Run:
@@ -29,7 +32,7 @@ def copied(source: Path, target: Path, cases: int | None = None, **facts: object
     """A run's records as files that a test may change, of its first `cases` cases; its manifest with `facts`."""
     target.mkdir(parents=True)
     shutil.copy(source / manifest.FILE, target)
-    whole, _ = records.scan(source)
+    whole = _scanned(source, records.find(source) or object())
     kept = sorted({one["id"] for one in whole})[:cases]
     for one in (one for one in whole if one["id"] in kept):
         files.write_atomic(record.path_of(target, one["id"], one["group"]), record.encode(one))

@@ -8,7 +8,6 @@ import pandas as pd
 
 from blockshock_lib.report import frames, interval, verdicts
 from blockshock_lib.report.axes import Axes
-from blockshock_lib.report.interval import LEVEL, log_medians
 from blockshock_lib.report.tables import ABSENT, varying
 
 GROWTH = 1.001  # memory is counted, not sampled: above this it has grown
@@ -77,7 +76,7 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, loose: Iterable[str] =
     between = {metric: interval.between_runs(found) for metric, found in times.items()}
     several = {run for side in groups[0].values() for run, _ in side}
     intervals = sum(len(several) > 1 or min(len(side[key]) for side in groups) > 1 for key in both)
-    each = 1 - (1 - LEVEL) / max(1, intervals)
+    each = 1 - (1 - interval.LEVEL) / max(1, intervals)
     rows, only = [], []
     for case, method in ((c, m) for c in about for m in axes.ordered(m for x, m in checks[0] | checks[1] if x == c)):
         cell, (was, now) = about[case] | {"method": method}, (side.get((case, method)) for side in checks)
@@ -112,13 +111,16 @@ def _side(frame: pd.DataFrame, metrics: Iterable[str]) -> tuple[dict, dict, dict
     outcomes = frames.checks(frame)
     order = outcomes["outcome"].map(frames.OUTCOMES.index).sort_values(kind="stable").index
     checks = {(row.case, row.method): (row.outcome, str(row.reason)) for row in outcomes.loc[order].itertuples()}
-    rows = frames.complete(frame)
-    rows = rows[~rows["status"].eq("ok") & rows["metric"].isin(list(metrics))]
-    missing = {(row.case, row.method, row.metric): f"{row.status}: {row.reason}" for row in rows.itertuples()}
+    rows = frames.complete(frame)[list(frames.COLUMNS)]
+    rows = rows[rows["metric"].isin([*metrics, "check"])]
+    lost = rows[~rows["status"].eq("ok") & rows["metric"].ne("check")]
+    missing = {(row.case, row.method, row.metric): f"{row.status}: {row.reason}" for row in lost.itertuples()}
     groups: dict[tuple, dict[tuple, np.ndarray]] = {}
-    for metric in metrics:
-        for (case, method), values in frames.samples(frame, metric).groupby(["case", "method"]):
-            groups[case, method, metric] = frames.groups(values)
+    there = set(rows["metric"].unique())
+    for metric in (one for one in metrics if one in there):
+        found = frames.samples(rows, metric).sort_values("repeat", kind="stable")
+        for (*cell, run, group), values in found.groupby(["case", "method", "run", "group"])["value"]:
+            groups.setdefault((*cell, metric), {})[run, group] = values.to_numpy(dtype=float)
     return checks, missing, groups
 
 
@@ -133,7 +135,7 @@ def _bytes(a: Mapping[tuple, np.ndarray], b: Mapping[tuple, np.ndarray]) -> dict
 
 
 def _cell(side: Mapping[tuple, np.ndarray]) -> interval.Cell:
-    return interval.by_run(side, log_medians(side.values()))
+    return interval.by_run(side, interval.log_medians(side.values()))
 
 
 def _time(
@@ -143,12 +145,12 @@ def _time(
     means = [float(np.exp(np.mean([logs.mean() for logs in cell.values()]))) for cell in (older, _cell(b))]
     if len(older) > 1:  # of b / a: as wide as a's prediction of a further run
         ahead, ratio = interval.predicted(older, between, len(b), level), means[1] / means[0]
-        ends = interval.Interval(ratio, ratio * ahead.low / ahead.ratio, ratio * ahead.high / ahead.ratio)
+        found = interval.Interval(ratio, ratio * ahead.low / ahead.ratio, ratio * ahead.high / ahead.ratio)
     else:
-        ends = interval.welch_interval(log_medians(b.values()), log_medians(a.values()), level)
-    outcome = REGRESSION if ends.low > 1 else IMPROVED if ends.high < 1 else UNDECIDED
+        found = interval.welch_interval(*map(interval.log_medians, (b.values(), a.values())), level)
+    outcome = REGRESSION if found.low > 1 else IMPROVED if found.high < 1 else UNDECIDED
     outcome = outcome if len(older) > 1 or min(len(a), len(b)) > 1 else NO_INTERVAL
-    return dict(zip("ab", means, strict=True)) | ends._asdict() | {"outcome": outcome}
+    return dict(zip("ab", means, strict=True)) | found._asdict() | {"outcome": outcome}
 
 
 def readable(rows: pd.DataFrame, axes: Axes) -> pd.DataFrame:

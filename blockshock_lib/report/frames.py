@@ -34,7 +34,7 @@ def kind(frame: pd.DataFrame) -> pd.Series:
 
 def no_claim(frame: pd.DataFrame) -> str:
     """Why these rows support no claim about speed; "" where all of them are measured on real GPUs."""
-    kinds = set() if frame.empty else set(kind(frame))
+    kinds = set() if frame.empty else set(kind(frame).unique())
     return next((reason for name, reason in NO_CLAIM.items() if name in kinds), "")
 
 
@@ -52,31 +52,29 @@ def checks(frame: pd.DataFrame) -> pd.DataFrame:
 def valid(frame: pd.DataFrame, metric: str = "") -> pd.DataFrame:
     """The ok rows, of `metric` alone if given, of cells that passed in all groups checked; ceiling and machine rows."""
     frame = complete(frame)
-    outcome = checks(frame)
-    frame = frame[frame["metric"].eq(metric)] if metric else frame
-    cells, cell = (rows["case"].astype(str) + "\0" + rows["method"].astype(str) for rows in (outcome, frame))
+    keep = frame["status"].eq("ok") & frame["value"].notna()
+    keep = (keep & frame["metric"].eq(metric) if metric else keep).to_numpy(copy=True)
+    if not keep.any():
+        return frame[keep]
+    outcome = checks(frame[["run", "case", "group", "method", "metric", "status", "value"]])
+    rows = frame.loc[keep, ["case", "method"]]
+    cells, cell = (rows["case"].astype(str) + "\0" + rows["method"].astype(str) for rows in (outcome, rows))
     passed = cell.isin(cells[outcome["outcome"].eq("passed")]) & ~cell.isin(cells[outcome["outcome"].eq("failed")])
-    keep = passed | frame["method"].isin([CEILING, MACHINE])
-    return frame[keep & frame["status"].eq("ok") & frame["value"].notna()]
+    keep[keep] = passed | rows["method"].isin([CEILING, MACHINE])
+    return frame[keep]
 
 
 def samples(frame: pd.DataFrame, metric: Metric) -> pd.DataFrame:
     """A row a (case, method, run, group, repeat) of a valid cell: rank -1's, the slowest, else the ranks' largest."""
     name, *detail = [metric] if isinstance(metric, str) else metric
     rows = valid(frame, name)
-    rows = rows[rows["detail"].isin(detail or rows["detail"])]
-    if rows.empty:
-        return rows
+    rows = rows[rows["detail"].isin(detail)] if detail else rows
     whole, keys = rows["rank"].eq(-1), ["case", "method", "run", "group", "repeat"]
+    if whole.all():
+        return rows
     single = rows[~whole.groupby([rows["case"], rows["method"]]).transform("any")]
     single = single.sort_values("value", kind="stable").drop_duplicates(keys, keep="last")
     return pd.concat([rows[whole], single]).sort_index() if len(single) else rows[whole]
-
-
-def groups(rows: pd.DataFrame) -> dict[tuple, np.ndarray]:
-    """The values of each fresh group of processes, by (run, group), in order of their repeats."""
-    values = rows.sort_values("repeat", kind="stable").groupby(["run", "group"], sort=True)["value"]
-    return {key: group.to_numpy(dtype=float) for key, group in values}
 
 
 def summary(frame: pd.DataFrame, axes: Axes, metric: Metric) -> pd.DataFrame:
@@ -130,8 +128,8 @@ def largest(table: pd.DataFrame, axes: Axes) -> pd.DataFrame:
 
 def time_metric(frame: pd.DataFrame, wanted: str) -> str:
     """`wanted` where the frame holds it, else the call time of the same work."""
-    have, call = set(valid(frame)["metric"]), wanted.replace("_kernel", "_call")
-    return wanted if wanted in have or call not in have else call
+    call = wanted.replace("_kernel", "_call")
+    return wanted if len(valid(frame, wanted)) or valid(frame, call).empty else call
 
 
 def time_name(rows: pd.DataFrame, axes: Axes, metric: str) -> str:

@@ -56,12 +56,10 @@ def intervals(cells: Sequence[Cell], level: float = LEVEL) -> list[Both]:
     """Of each cell's ratio. `mean`: over runs where any cell has several; of a single run Student's over its groups,
     which says nothing of other runs: (0, inf) for one group. `further`: of a run with as many groups as these have.
     """
-    between, single = between_runs(cells), max(map(len, cells), default=0) < 2
+    single, cells = max(map(len, cells), default=0) < 2, [*map(_summary, cells)]
+    between = between_runs(cells)
     own = Between(0.0, 0) if single else between  # what a run does is then in no interval of the mean
-    return [
-        Both(_over_runs(one, own, 0, level), _over_runs(one, between, 1 / one.share, level))
-        for one in map(_summary, cells)
-    ]
+    return [Both(_over_runs(one, own, 0, level), _over_runs(one, between, 1 / one.share, level)) for one in cells]
 
 
 def predicted(cell: Cell, between: Between, groups: int, level: float = LEVEL) -> Interval:
@@ -88,12 +86,10 @@ def between_runs(cells: Sequence[Cell]) -> Between:
 
 def foretold(cells: Sequence[Cell], further: Sequence[np.ndarray], level: float = LEVEL) -> list[bool]:
     """Of each cell, whether the ratio of a further run, whose logs these are, lies where the runs predict it."""
+    cells = [*map(_summary, cells)]
     between = between_runs(cells)
-    found = []
-    for cell, logs in zip(cells, further, strict=True):
-        interval = predicted(cell, between, len(logs), level)
-        found.append(bool(interval.low <= np.exp(logs.mean()) <= interval.high))
-    return found
+    ahead = [predicted(cell, between, len(logs), level) for cell, logs in zip(cells, further, strict=True)]
+    return [bool(one.low <= np.exp(logs.mean()) <= one.high) for one, logs in zip(ahead, further, strict=True)]
 
 
 def caught(cells: Sequence[Cell], level: float = LEVEL) -> list[bool]:
@@ -138,12 +134,13 @@ def _split(cells: Sequence[Cell]) -> tuple[dict[str, float], int, float, float, 
     mean lies above that of all runs; the number of cells; the variance of what all cells of a run share; that of each
     cell's own, with noise; and the noise of a cell's mean in a run, None where no run has two groups.
     """
+    of = [*map(_summary, cells)]
     runs = max(
-        Counter(frozenset(cell) for cell in cells).items(),
+        Counter(frozenset(one.means) for one in of).items(),
         key=lambda one: (one[1] * (len(one[0]) > 1), sorted(one[0])),
         default=(frozenset(), 0),
     )[0]
-    of = [_summary(cell) for cell in cells if cell.keys() == runs]
+    of = [one for one in of if one.means.keys() == runs]
     count, free = len(of), len(runs) - 1
     if free < 1:
         return dict.fromkeys(runs, 0.0), count, 0.0, 0.0, None
@@ -169,7 +166,9 @@ class _Summary(NamedTuple):
     free: int  # degrees of freedom of the noise
 
 
-def _summary(cell: Cell) -> _Summary:
+def _summary(cell: Cell | _Summary) -> _Summary:
+    if isinstance(cell, _Summary):
+        return cell
     means = {run: float(logs.sum()) / len(logs) for run, logs in cell.items()}
     free = sum(map(len, cell.values())) - len(cell)
     squares = sum(float(((logs - means[run]) ** 2).sum()) for run, logs in cell.items())

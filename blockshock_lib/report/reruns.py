@@ -9,14 +9,19 @@ from blockshock_lib.report.interval import Cell
 
 
 def cells(frame: pd.DataFrame, over: str, under: str, metric: str) -> dict[str, Cell]:
-    """Case -> run -> log t(over) / t(under), one a fresh group in which both have valid times; "" takes 1 ms."""
+    """Case -> run -> log t(over) / t(under), one a fresh group in which both have valid times; "" takes 1 ms. Without
+    `metric`, `frame` holds samples of one already.
+    """
     rows = frames.complete(frame)
-    rows = frames.samples(rows[rows["method"].isin([over, under])], metric)
+    rows = rows[rows["method"].isin([over, under])]
+    rows = frames.samples(rows, metric) if metric else rows
     medians = rows.groupby(["method", "case", "run", "group"])["value"].median().astype(float)
-    times, others = (np.log(medians[medians.index.get_level_values(0) == name].droplevel(0)) for name in (over, under))
-    shared = (times - others).dropna() if under else times
-    logs = {case: part.droplevel(0) for case, part in shared.groupby("case")}
-    return {c: interval.by_run(logs[c].index, logs[c].to_numpy()) for c in rows["case"].unique() if c in logs}
+    logs, shared = dict(zip(medians.index, np.log(medians), strict=True)), {case: {} for case in rows["case"].unique()}
+    for (method, case, run, group), log in logs.items():
+        log -= logs.get((under, case, run, group), np.nan) if under else 0.0
+        if method == over and not np.isnan(log):
+            shared[case].setdefault(run, []).append(log)
+    return {case: {run: np.array(one) for run, one in cell.items()} for case, cell in shared.items() if cell}
 
 
 def foretold(frame: pd.DataFrame, further: pd.DataFrame, axes: Axes) -> tuple[int, int]:
@@ -25,8 +30,9 @@ def foretold(frame: pd.DataFrame, further: pd.DataFrame, axes: Axes) -> tuple[in
     """
     inside = []
     for metric in _metrics(axes):
-        for method in set(frames.samples(further, metric)["method"]) - {axes.over}:
-            known, new = (cells(side, axes.over, method, metric) for side in (frame, further))
+        sides = [frames.samples(side, metric) for side in (frame, further)]
+        for method in set(sides[1]["method"].unique()) - {axes.over}:
+            known, new = (cells(side, axes.over, method, "") for side in sides)
             both = [(known[case], *new[case].values()) for case in known if case in new]
             inside += interval.foretold(*zip(*both, strict=True)) if both else []
     return sum(inside), len(inside)

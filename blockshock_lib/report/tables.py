@@ -48,7 +48,7 @@ def error_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     table.insert(0, "cases", rows.groupby(keys)["case"].nunique().reindex(table.index).astype("int64"))
     table = table.rename(index=axes.label, level="method")
     table = rounded(table.rename(index=lambda name: axes.word("detail", name), level="detail"))
-    if set(rows["detail"]) <= {""}:
+    if set(rows["detail"].unique()) <= {""}:
         return table.droplevel("detail")
     return table.rename_axis(["method", axes.header("detail")])
 

@@ -97,7 +97,7 @@ def speed_verdict(frame: pd.DataFrame, axes: Axes, claim: str, over: str, under:
         verdict, why = _decide(real, cases, row, axes)
     # Cases of the timed phases in which a method failed, was unsupported or had no valid check.
     timed = frame[frame["metric"].isin([kernel, f"{axes.stem}_call"]) & frame["status"].eq("ok")]
-    lost = len(set(frame.loc[frame["phase"].isin(timed["phase"]), "case"]) - set(table["case"]))
+    lost = len(set(frame.loc[frame["phase"].isin(timed["phase"]), "case"].unique()) - set(table["case"]))
     why += f"; {lost} case{'s' * (lost > 1)} without valid times of both left out" if lost else ""
     further = {name: row[name] for name in ("runs", "next_low", "next_high")}
     return Verdict(claim, rule, row["ratio"], row["low"], row["high"], verdict, why, table, **further)
@@ -166,7 +166,7 @@ def claims(frame: pd.DataFrame, rules: Rules) -> list[str]:
 
 
 def phases(frame: pd.DataFrame) -> list[str]:
-    return sorted({str(phase) for phase in frames.complete(frame)["phase"].dropna()})
+    return sorted({str(phase) for phase in frames.complete(frame)["phase"].dropna().unique()})
 
 
 def words(frame: pd.DataFrame, rules: Rules) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import pandas as pd
 from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import CompareError, RecordError
 from blockshock_lib.files import ROOT, shown
-from blockshock_lib.report import changes, frames, reruns
+from blockshock_lib.report import changes, frames, interval, reruns
 from blockshock_lib.runs import manifest, record, records, reference
 from blockshock_lib.runs.run import OUTPUTS
 
@@ -55,7 +55,7 @@ class Side:
         """What of the machine card must be equal, in words; libraries and driver may differ."""
         card = self.about["machine"]
         gpus = ("{name} ({memory_bytes} B, limit {power_limit_w} W)".format_map(gpu) for gpu in card["gpus"])
-        words = {"ranks on a": "+".join(sorted(set(frames.kind(self.frame)))) or "none"}
+        words = {"ranks on a": "+".join(sorted(set(frames.kind(self.frame).unique()))) or "none"}
         for name, found in (("GPUs:", gpus), ("links:", (link["kind"] for link in card["links"]))):
             words[name] = ", ".join(f"{count}x {one}" for one, count in sorted(Counter(found).items())) or "none"
         return words | {"CPU:": "{model}, {cores} cores".format_map(card["cpu"])}
@@ -93,7 +93,7 @@ class Comparison:
         """How the ratios are to be read, and at which level the intervals hold."""
         count, each = self.found.intervals, self.found.each
         level = (
-            f"The {count} intervals of times hold at {changes.LEVEL:.0%} together (Bonferroni: {100 * each:.4f}% "
+            f"The {count} intervals of times hold at {interval.LEVEL:.0%} together (Bonferroni: {100 * each:.4f}% "
             "each): an unchanged library raises an alarm in at most 1 of 100 comparisons. "
         )
         shared = "What all groups of a run share (another day, its heat, its neighbours) is in no interval. "
@@ -203,7 +203,7 @@ def _folder(run: object) -> Path:
 def _notes(a: Side, b: Side, found: changes.Compared) -> list[str]:
     axes, sides = a.study.axes, {"a": a, "b": b}
     claims = {"cpu": "a CPU: no claim about GPUs", "emulated": frames.NO_CLAIM["emulated"]}
-    kinds = {*frames.kind(a.frame), *frames.kind(b.frame)}
+    kinds = {*frames.kind(a.frame).unique(), *frames.kind(b.frame).unique()}
     notes = [text for kind, text in claims.items() if kind in kinds]
     inside, asked = reruns.foretold(a.frame, b.frame, axes)
     runs = a.frame["run"].nunique()

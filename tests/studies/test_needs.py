@@ -12,16 +12,16 @@ from blockshock_lib.report.figures import byte_text
 from blockshock_lib.runs import dry_run, machine, measure
 from blockshock_lib.runs.dry_run import earlier
 
-SMALL = {"timing.samples": 1, "timing.warmup": 1, "timing.groups": 1}
+SMALL = {"timing.samples": 1, "timing.warmup": 1, "timing.groups": 1, "profile": "none"}
 BF16_SPEED = {"sweep.patterns": ["causal"], "sweep.lengths": [[2048]], "sweep.blocks": [128], "dtype": "bf16"}
 WIDE = {"width": 256, "heads": 8, "vocab": 4096, "context": 128}
 LINEAR = {"workload": "activation", "mask": "random", "sweep.n": [1024]}
 STEPS = {"methods": ["row_parallel", "block_shock", "block_shock_recompress"], "sweep.b": [64], "loss_steps": 0}
 CASES = {
     "phase0": LINEAR | {"sweep.b": [512]},
-    "phase3": LINEAR | STEPS | {"optimizers": ["adamw"], "profile": "none"},
+    "phase3": LINEAR | STEPS | {"optimizers": ["adamw"]},
     "attention_speed": BF16_SPEED | {"methods": ["dense", "reference"]},
-    "gpt_correctness": {"size": WIDE, "methods": ["tensor_parallel", "spd"]},
+    "gpt_correctness": {"size": WIDE, "methods": ["spd"]},
     "gpt_training": {
         **{"size": WIDE, "methods": ["spd"], "corpus": "nano", "training.tokens": 4096, "training.batch": 2},
         **{"training.validations": 1, "training.validation_tokens": 1024},

@@ -19,7 +19,7 @@ SPARSE = [name for name, method in METHODS.items() if method.pattern != "dense"]
 def ratios(frame: pd.DataFrame, over: str, methods: Sequence[str], metric: str, level: float = LEVEL) -> pd.DataFrame:
     """`verdicts.ratio` of each of these methods over one, a row a (case, method)."""
     frame = frames.complete(frame, AXES)
-    methods = [name for name in methods if name in set(frame["method"])] or methods[:1]
+    methods = [name for name in methods if name in set(frame["method"].unique())] or methods[:1]
     found = [verdicts.ratio(frame, AXES, over, name, metric, level).assign(method=name) for name in methods]
     return pd.concat([table for table in found if len(table)] or found[:1], ignore_index=True)
 

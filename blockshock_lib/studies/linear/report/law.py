@@ -95,9 +95,9 @@ def training_ratios(frame: pd.DataFrame) -> pd.DataFrame:
         "keep": lambda t: t["b1"] / t["t3"] / (t["of_b1"] / t["ours"]),
         "gain": lambda t: t["t1"] / t["t3"],
     }
-    medians = []
+    medians, samples = [], {metric: frames.samples(frame, metric) for metric in (forward, step)}
     for metric, method in times.values():
-        rows = frames.samples(frame, metric)
+        rows = samples[metric]
         of_groups = rows[rows["method"].eq(method)].groupby(["case", "run", "group"], sort=False)
         medians.append(of_groups["value"].median())
     every = pd.concat(medians, axis=1, join="inner", keys=times)
