@@ -4,6 +4,7 @@ A file is strict YAML 1.2: every surprise of YAML is refused with the dotted key
 """
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Stack:
         label = self.label(relative)
         try:
             with open(self.root / relative, "rb") as file:
-                layer = parse(file.read(MAX_BYTES + 1), label)
+                layer = copy.deepcopy(_parsed(file.read(MAX_BYTES + 1), label))
         except OSError as error:
             raise refusal(label, "", f"cannot be read: {error.strerror}") from None
         if not isinstance(layer, dict | None):
@@ -208,6 +209,9 @@ def parse(data: str | bytes, source: str, key: str = "") -> object:
         raise refusal(source, key, "not UTF-8 text") from None
     except ValueError as error:  # the 32nd of a month, an integer of 5000 digits
         raise refusal(source, key, f"not valid YAML: {str(error).split(';')[0]}") from None
+
+
+_parsed = functools.lru_cache(256)(parse)  # of files, which are read again and again and seldom change
 
 
 def _refuse_surprises(text: str, source: str, outer: str) -> None:

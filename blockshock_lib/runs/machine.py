@@ -7,9 +7,12 @@ creates a CUDA context: the parent of a run must not take memory on the GPUs tha
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import json
 import os
 import platform
+import runpy
 import statistics
 import threading
 from collections import Counter
@@ -115,7 +118,15 @@ def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def _build() -> dict[str, Any]:
+    """What torch/version.py says of this build of torch, whose own import takes seconds."""
+    return runpy.run_path(str(Path(importlib.util.find_spec("torch").origin).with_name("version.py")))
+
+
 def _gpu_count() -> int:
+    if not (_build()["cuda"] or _build()["hip"]):
+        return 0
     import torch
 
     return torch.cuda.device_count()
@@ -175,20 +186,16 @@ def _cpu_model() -> str:
 
 def _software(gpus: list[dict]) -> tuple[dict[str, str], dict[str, str]]:
     """Library -> version, "" where missing; what cannot run here -> why."""
-    import torch
+    libraries = {"python": platform.python_version(), "torch": _build()["__version__"], "cuda": "", "nccl": ""}
+    libraries |= {"cusparselt": "", **{name: needs.version(name) for name in LIBRARIES}}
+    why = "this build of torch has no CUDA"
+    if _build()["cuda"] or _build()["hip"]:
+        import torch
 
-    has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
-    libraries = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda or "",
-        "nccl": ".".join(map(str, torch.cuda.nccl.version() if has_nccl else ())),
-        "cusparselt": str(torch.backends.cusparselt.version() or ""),
-    }
-    libraries |= {name: needs.version(name) for name in LIBRARIES}
-    why = "" if _gpu_count() else "no NVIDIA GPU is visible"
-    if not torch.backends.cuda.is_built():
-        why = "this build of torch has no CUDA"
+        has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+        libraries |= {"cuda": torch.version.cuda or "", "cusparselt": str(torch.backends.cusparselt.version() or "")}
+        libraries["nccl"] = ".".join(map(str, torch.cuda.nccl.version() if has_nccl else ()))
+        why = "" if _gpu_count() else "no NVIDIA GPU is visible"
     if why:
         return libraries, dict.fromkeys(("cuda", "nccl", *needs.NAMES), why)
     return libraries, ({} if has_nccl else {"nccl": "this build of torch has no NCCL"}) | needs.missing(gpus)

@@ -200,10 +200,12 @@ def frame_of(records: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     table = pd.DataFrame(cases, columns=[*names, *CASE_COLUMNS])
     # A whole number that some cases do not have: None in the study's columns.
     gaps = [name for name in table if table[name].dtype == object and table[name].isna().any()]
-    table = table.astype({**dict.fromkeys(gaps, "Int64"), "seconds": "float64"})
+    for name in gaps:
+        table[name] = table[name].astype("float64" if name == "seconds" else "Int64")
     rows = pd.DataFrame([row for record in records for row in record["rows"]], columns=list(ROW_COLUMNS))
+    rows["value"] = rows["value"].astype("float64")
     wide = table.loc[table.index.repeat([len(record["rows"]) for record in records])].reset_index(drop=True)
-    return pd.concat([wide, rows.astype({"value": "float64"})], axis=1)
+    return pd.concat([wide, rows], axis=1)
 
 
 def case_columns(record: Mapping[str, Any]) -> dict[str, Any]:

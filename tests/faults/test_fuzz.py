@@ -111,9 +111,10 @@ def of_records(tmp_path):
         except RecordError:  # of a newer schema
             assert altered
             return
+        refused = frame.equals(rest)
         if altered and not signed:
-            assert frame.attrs["damaged"] == [path.name] and frame.equals(rest), "altered bytes were taken"
-        for name in ("correctness", "errors", "speed") if draw.randrange(SLOW) == 0 else ():
+            assert frame.attrs["damaged"] == [path.name] and refused, "altered bytes were taken"
+        for name in ("correctness", "errors", "speed") if not refused and draw.randrange(SLOW) == 0 else ():
             STUDY.tables[name](frame)
 
     return one

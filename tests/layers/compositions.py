@@ -166,9 +166,9 @@ def train(model, optimizer, part=slice(None), steps=range(STEPS), clip=None, clo
 
 
 def trains_alike(model, plain, part=slice(None), make=sgd, **how):
-    """Both train, `model` on its part of each batch, and are alike."""
-    train(plain, make(plain), **how)
+    """Both train, `model` on its part of each batch, and are alike; a refusal comes before the dense steps."""
     train(model, make(model), part, **how)
+    train(plain, make(plain), **how)
     alike(model, plain)
 
 

@@ -138,10 +138,11 @@ def versions() -> dict[str, str]:
 
 
 def run(
-    rows: Rows, problem: dict, device: torch.device, *, clock: Any = None, known: Iterable[Trial] = (), **options: Any
+    rows: Rows, problem: dict, device: Any, *, clock: Any = None, known: Iterable[Trial] = (), **options: Any
 ) -> list[Trial]:
     """Cuts of the Triton kernels, then the backends with the best of them; options as of `search`."""
     options.pop("without", None)
+    device = torch.device(device)
     grad, clock, known = problem["grad"], clock or Clock(device), list(known)
     draws = [trial.drawn(problem["call"], device, grad, seed) for seed in (0, 1)]
     call, turn, cuts = draws[0].call, itertools.cycle(draws), []

@@ -95,7 +95,7 @@ def versions(device: torch.device) -> dict[str, str]:
 
 def run(
     problem: dict,
-    device: torch.device,
+    device: torch.device | str,
     *,
     without: Iterable[str] = (),
     started: Callable[[Way | str], None] = lambda step: None,
@@ -105,7 +105,7 @@ def run(
     """Finds the fastest right ways for [B, K] times a 2:4 weight [N, K] transposed, in this process; options as of
     `search`. `started` hears of `OWN_SEARCH`, `COUNT` and `COMPILING` too. BrokenContextError: a candidate broke it.
     """
-    shape, rows = (problem["N"], problem["K"]), problem["B"]
+    shape, rows, device = (problem["N"], problem["K"]), problem["B"], torch.device(device)
     probe = Probe(shape, rows, getattr(torch, problem["dtype"]), device)
     # Splits of K that could fill a GPU which the output's tiles alone leave idle; none for large outputs.
     # Modes of cusparseLtSplitKMode_t: 1 sums in the same kernel, 2 in a second one.

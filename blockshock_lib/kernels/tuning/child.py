@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from blockshock_lib.errors import first_line
 from blockshock_lib.kernels.tuning.search import BrokenContextError, Found, Trial, Way, leaders, same, words
@@ -43,8 +42,8 @@ class Search:
     """A search, and the process that makes it; started by the first `find`, and ended with the thread that called it:
     another thread's `find` starts another.
 
-    `run`: (problem, device, *, seconds, known, without, started, ended) -> trials; see `search.search`. `started` hears
-    of other steps by name too; `without` lists those to leave out.
+    `run`: (problem, device or its name, *, seconds, known, without, started, ended) -> trials; see `search.search`.
+    `started` hears of other steps by name too; `without` lists those to leave out.
     """
 
     name: str  # "module:NAME" of this object
@@ -56,10 +55,12 @@ class Search:
     command: tuple[str, ...] = (sys.executable, "-m", __name__)
     process: subprocess.Popen | None = field(default=None, init=False)
 
-    def find(self, problem: dict, device: torch.device) -> Found:
-        """The search for this problem. Never raises for what happens in the child: `Found.failed` says it."""
+    def find(self, problem: dict, device: Any) -> Found:
+        """The search on this torch.device. Never raises for what happens in the child: `Found.failed` says it."""
         trials, crashes, without, failed = {}, [], [], ""
         if device.type == "cuda":  # the child needs a quiet GPU, and the memory that is only held in reserve here
+            import torch
+
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
         for left in range(self.restarts, -1, -1):
@@ -106,7 +107,7 @@ class Search:
                 self.process.wait(2)
         self._kill()
 
-    def _start(self, device: torch.device) -> None:
+    def _start(self, device: Any) -> None:
         if self.process is not None and self.process.poll() is None and self._device == str(device):
             return
         self.close()
@@ -152,7 +153,7 @@ class Search:
 def main() -> None:
     """The child: answer searches until the pipe closes, the parent is gone or nothing was asked for long."""
     name, parent, device, pipe = sys.argv[-4:]
-    device, pipe = torch.device(device), connection.Connection(int(pipe))
+    pipe = connection.Connection(int(pipe))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what it means
     # The system ends this process with the parent's thread that started it. A thread of its own could not where a
     # library holds the interpreter's lock.
@@ -165,7 +166,9 @@ def main() -> None:
 
     module, _, attribute = name.partition(":")
     search: Search = getattr(importlib.import_module(module), attribute)
-    if device.type == "cuda":
+    if device.startswith("cuda"):
+        import torch
+
         torch.cuda.set_device(device)
         torch.zeros(1, device=device)
     say("ready")
