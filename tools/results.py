@@ -12,7 +12,7 @@ from blockshock_lib.files import ROOT
 from blockshock_lib.notebook.findings import Findings
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-NOTHING = "Not answered: no run is shipped yet."
+NOTHING = "Not answered: no run on a GPU is shipped yet."
 
 
 def written() -> dict[Path, str]:
@@ -25,7 +25,8 @@ def written() -> dict[Path, str]:
             source, said = "Written by `make findings`: no run of it is shipped yet.\n", NOTHING
             if found.frames:
                 source = f"Written by `make findings` from the records of {found.setting}."
-                source, said = f"{source}\n\n{study.results(found.main)}\n{_runs(found)}", found.sentence
+                source = f"{source}\n\n{study.results(found.main)}\n{_runs(found)}"
+                said = found.sentence if set(found.main["device"]) - {"cpu"} else NOTHING
             text = f"# Results of the study {name}\n\n**{study.question}**\n\n{source}"
             pages[ROOT / "docs" / "results" / f"{name}.md"] = text
             rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {said} |")
