@@ -70,6 +70,7 @@ def refusals(ctx):
     meta = nn.Linear(64, 64, device="meta")
     found = []
     for words, module, where, mask in (
+        ("only an nn.Linear", nn.Embedding(64, 64), mesh, "random"),
         ("a mesh of one dimension", nn.Linear(64, 64), square, "random"),
         ("multiple", nn.Linear(62, 64), mesh, "random"),
         ("weight_norm", normed, mesh, "random"),

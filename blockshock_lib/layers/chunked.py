@@ -22,7 +22,10 @@ def multiply(layer: nn.Module, x: Tensor) -> Tensor:
     partials = []  # kept until both streams are done with them: the allocator knows of one only
     for start in range(0, x.shape[0], rows):
         chunk = slice(start, start + rows)
-        partials.append(layer.local(x[chunk]) if into is None else layer.local(x[chunk], into[chunk]))
+        places = [] if into is None else [into[chunk]]
+        if into is None and layer.collective == "all-reduce":  # the next piece would lie in the workspace too
+            places = [x.new_empty(layer.out_features, len(x[chunk]))]
+        partials.append(layer.local(x[chunk], *places))
         if side is not None:
             side.wait_stream(main)
         with torch.cuda.stream(side):  # None is no change

@@ -149,9 +149,8 @@ class PermutedDenseLinear(TermParallelLinear):
 
     No zeros are stored, no 2:4 kernel is needed. The gather of x and dy and the scatter of y and dX, one pass each, are
     part of `local`, `local_dgrad` and `local_wgrad`: a model could fold them into its neighbours' weights.
-
-    `form`, of `forms`, says how the classes are multiplied: one product each; one "batched" product; or "transposed",
-    straight into every fourth row of y^T, which spares the scatter. To be set to the same on all ranks, at any time.
+    `form`, of `forms`, says how the classes are multiplied for y and dX: one product each; one "batched" product; or
+    "transposed", y straight into every fourth row of y^T, which spares the scatter. Set it to the same on all ranks.
     """
 
     wgrad_by = "periodic"
@@ -163,8 +162,7 @@ class PermutedDenseLinear(TermParallelLinear):
 
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
         self.classes = classes_of(self.mask, part.term)
-        # Classes are of equal size, so that they make one batched tensor.
-        self.weight = self._parameter(self.from_dense(weight))
+        self.weight = self._parameter(self.from_dense(weight))  # classes are of equal size
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -175,21 +173,19 @@ class PermutedDenseLinear(TermParallelLinear):
         return self.form == "transposed" and len(self.classes) > 1
 
     def local(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The partial y [B, N]; of the transposed form y^T [N, B]."""
+        """The partial y [B, N]; of the transposed form y^T [N, B], `out` too."""
         rows, columns = zip(*self.classes, strict=True)
         if self.transposed_y:
-            return self._local_transposed(_gather(x[:, self.cols], columns))
+            return self._local_transposed(_gather(x[:, self.cols], columns), out)
         y = self.workspace(x) if out is None else out
         if len(self.classes) == 1:
             return torch.mm(_gather(x[:, self.cols], columns)[0], self.weight[0].t(), out=y)
-        made = self._multiplied(_gather(x[:, self.cols], columns), self.weight.mT)
-        return _scatter(made, rows, x.new_empty(x.shape[0], self.out_features) if y is None else y)
+        y = x.new_empty(x.shape[0], self.out_features) if y is None else y
+        return _scatter(_products(_gather(x[:, self.cols], columns), self.weight.mT, self.form == "batched"), rows, y)
 
-    def _local_transposed(self, gathered: Tensor) -> Tensor:
-        size, like = (self.out_features, gathered.shape[1]), {"dtype": gathered.dtype, "device": gathered.device}
-        # Pieces of a batch are added up while the next is multiplied: each needs a place of its own.
-        y = self.group.buffer(*size, *like.values()) if self.chunks == 1 else None
-        y = torch.empty(size, **like) if y is None else y
+    def _local_transposed(self, gathered: Tensor, y: Tensor | None) -> Tensor:
+        y = self.group.buffer(self.out_features, gathered.shape[1], gathered.dtype, gathered.device) if y is None else y
+        y = gathered.new_empty(self.out_features, gathered.shape[1]) if y is None else y
         for (rows, _), x, w in zip(self.classes, gathered, self.weight, strict=True):
             # Rows of one residue modulo 4 lie at one distance from each other, as a GEMM can write them.
             into = y.unflatten(0, (-1, 4))[:, rows].transpose(0, 1)  # [p, N/4, B]
@@ -203,25 +199,20 @@ class PermutedDenseLinear(TermParallelLinear):
         y = y if self.bias is None else y.add_(self.bias)
         return y if out is None else out.copy_(y)
 
-    def _multiplied(self, a: Tensor, b: Tensor) -> Tensor:
-        """Each class's product, of [C, m, k] and [C, k, n]: [C, m, n]."""
-        if self.form != "classes":
-            return torch.bmm(a, b)
-        made = a.new_empty(len(a), a.shape[1], b.shape[2])
-        for one, other, out in zip(a, b, made, strict=True):
-            torch.mm(one, other, out=out)
-        return made
-
     def local_dgrad(self, dy: Tensor) -> Tensor:
         rows, columns = zip(*self.classes, strict=True)
-        made = self._multiplied(_gather(dy, rows), self.weight)
         dx = dy.new_empty(dy.shape[0], self.cols.stop - self.cols.start)
         # A uniform mask's term reads half of x, so half of its dX is zero.
-        return self.place_dgrad(_scatter(made, columns, dx if len(columns) > 1 else dx.zero_()))
+        for place in set(range(4)).difference(*(range(4)[cols] for cols in columns)):
+            dx[:, place::4] = 0
+        return self.place_dgrad(
+            _scatter(_products(_gather(dy, rows), self.weight, self.form != "classes"), columns, dx)
+        )
 
     def local_wgrad(self, dy: Tensor, x: Tensor, by: str | None = None) -> Tensor:
         rows, columns = zip(*self.classes, strict=True)
-        return self._multiplied(_gather(dy, rows).mT, _gather(x[:, self.cols], columns))
+        # In one form: a timed step's is compared with this made again.
+        return _products(_gather(dy, rows).mT, _gather(x[:, self.cols], columns))
 
     def from_dense(self, dense: Tensor) -> Tensor:
         tiles = dense[self.rows, self.cols].unflatten(1, (-1, 4)).unflatten(0, (-1, 4))
@@ -263,8 +254,17 @@ def _gather(x: Tensor, classes: Sequence[slice]) -> Tensor:
     if classes[0] == slice(0, 4, 1):
         return x[None]
     x = x if x.stride(1) == 1 else x.contiguous()
-    taken = [_take(x, places) for places in classes]
-    return (torch.stack(taken) if len(taken) > 1 else taken[0][None]).flatten(2).contiguous().view(x.dtype)
+    return torch.stack([_take(x, places) for places in classes]).flatten(2).view(x.dtype)
+
+
+def _products(a: Tensor, b: Tensor, batched: bool = False) -> Tensor:
+    """Each class's product, of [C, m, k] and [C, k, n]: [C, m, n]."""
+    if batched:
+        return torch.bmm(a, b)
+    made = a.new_empty(len(a), a.shape[1], b.shape[2])
+    for one, other, out in zip(a, b, made, strict=True):
+        torch.mm(one, other, out=out)
+    return made
 
 
 def _scatter(parts: Tensor, classes: Sequence[slice], out: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ _replaced: list[torch.library.Library] = []  # what one replaces is replaced for
 
 def widen() -> None:
     """For the rest of this process, where its CPU needs it."""
-    ops = torch.ops.mkldnn
-    known = {torch.bfloat16: ops._is_mkldnn_bf16_supported, torch.float16: ops._is_mkldnn_fp16_supported}
-    slow = [dtype for dtype, supported in known.items() if not supported()]
+    ops, there = torch.ops.mkldnn, torch.backends.mkldnn.is_available()
+    known = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    slow = [dtype for dtype, supported in known.items() if not (there and getattr(ops, supported)())]
     if slow and not _replaced:
         _replaced.append(torch.library.Library("aten", "IMPL"))
         with warnings.catch_warnings():

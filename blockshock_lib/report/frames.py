@@ -53,7 +53,7 @@ def valid(frame: pd.DataFrame, metric: str = "") -> pd.DataFrame:
     """The ok rows, of `metric` alone if given, of cells that passed in all groups checked; ceiling and machine rows."""
     frame = complete(frame)
     keep = frame["status"].eq("ok") & frame["value"].notna()
-    keep = (keep & frame["metric"].eq(metric) if metric else keep).to_numpy(copy=True)
+    keep = (keep & frame["metric"].eq(metric) if metric else keep).to_numpy(bool, copy=True, na_value=False)
     if not keep.any():
         return frame[keep]
     outcome = checks(frame[["run", "case", "group", "method", "metric", "status", "value"]])

@@ -125,7 +125,7 @@ def _build() -> dict[str, Any]:
 
 
 def _gpu_count() -> int:
-    if not (_build()["cuda"] or _build()["hip"]):
+    if not (_build()["cuda"] or _build().get("hip")):
         return 0
     import torch
 
@@ -189,7 +189,7 @@ def _software(gpus: list[dict]) -> tuple[dict[str, str], dict[str, str]]:
     libraries = {"python": platform.python_version(), "torch": _build()["__version__"], "cuda": "", "nccl": ""}
     libraries |= {"cusparselt": "", **{name: needs.version(name) for name in LIBRARIES}}
     why = "this build of torch has no CUDA"
-    if _build()["cuda"] or _build()["hip"]:
+    if _build()["cuda"] or _build().get("hip"):
         import torch
 
         has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()

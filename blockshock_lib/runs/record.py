@@ -200,7 +200,7 @@ def frame_of(records: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     table = pd.DataFrame(cases, columns=[*names, *CASE_COLUMNS])
     # A whole number that some cases do not have: None in the study's columns.
     gaps = [name for name in table if table[name].dtype == object and table[name].isna().any()]
-    for name in gaps:
+    for name in dict.fromkeys(["seconds", *gaps]):
         table[name] = table[name].astype("float64" if name == "seconds" else "Int64")
     rows = pd.DataFrame([row for record in records for row in record["rows"]], columns=list(ROW_COLUMNS))
     rows["value"] = rows["value"].astype("float64")

@@ -4,6 +4,7 @@ An entry belongs to a problem (sizes, dtype, GPU) and to the versions it was mea
 the kernels); it is used only where both agree, and stays beside those of other versions, as machines share the folder.
 """
 
+import contextlib
 import functools
 import json
 import math
@@ -31,7 +32,9 @@ def folder() -> Path:
 def driver_version() -> str:
     """Of NVIDIA's driver, like "580.65.06"; "" where NVML cannot be asked."""
     nvml, _ = open_nvml(0)
-    return nvml.nvmlSystemGetDriverVersion() if nvml else ""
+    with contextlib.suppress(*([nvml.NVMLError] if nvml else [])):
+        return nvml.nvmlSystemGetDriverVersion() if nvml else ""
+    return ""
 
 
 def versions(*sources: Path, **libraries: str) -> dict[str, str]:

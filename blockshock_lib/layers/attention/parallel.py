@@ -60,7 +60,7 @@ class ContextParallelAttention(nn.Module):
             raise ValueError(f"unknown strategy {strategy!r}; {allowed(strategy, STRATEGIES)}")
         self.pattern, self.group, self.strategy, self.backend, self.scale = pattern, group, strategy, backend, scale
         self.lists = lists = pattern.lists(length, block=block, device=device)
-        self.placement = placed(lists, group.world_size, placement)
+        self.placement = placed(lists, group.world_size, placement, strategy)
         self.own, self.parts = self.placement.blocks[group.rank], {}
         self.needed = [self._needed(rank) for rank in range(group.world_size)]
 

@@ -30,24 +30,26 @@ class Placement:
         return each.flatten()[: self.length_of(rank)]
 
 
-def placed(lists: BlockLists, ranks: int, placement: str) -> Placement:
+def placed(lists: BlockLists, ranks: int, placement: str, strategy: str = "pull") -> Placement:
     """The blocks of a sequence dealt to the ranks: "contiguous"; "zigzag", a piece from the front and one from the back
     each; by "cost", the blocks that visit most first, each to the rank that has done least so far, where a rank that
     holds a neighbour is taken within a twentieth of the mean; or "auto", of these the one whose busiest rank visits
-    least, and within a twentieth of that needs the fewest blocks of others. ValueError where a rank would get none.
+    least: to pull, within a twentieth of that, the one that needs the fewest blocks of others; for a ring, which waits
+    for the busiest rank at each step, not "cost". ValueError where a rank would get none.
     """
     count = lists.q_blocks
     if placement not in (*PLACEMENTS, "auto"):
         raise ValueError(f"unknown placement {placement!r}; {allowed(placement, (*PLACEMENTS, 'auto'))}")
-    if placement == "auto":
-        fit = [placed(lists, ranks, name) for name in PLACEMENTS if name != "zigzag" or count >= 2 * ranks]
-        each = {one: loads(lists, one) for one in fit}
-        least = min(work for work, _ in each.values())
-        return min((one for one in fit if each[one][0] <= (1 + SLACK) * least), key=lambda one: each[one][1])
     if count < ranks * (2 if placement == "zigzag" else 1):
         raise ValueError(f"{count} blocks of {lists.block} positions do not do for {ranks} ranks placed by {placement}")
+    if placement == "auto" and ranks > 1:
+        names = [name for name in PLACEMENTS if name != "zigzag" or count >= 2 * ranks]
+        fit = [placed(lists, ranks, name) for name in names if name != "cost" or strategy != "ring"]
+        each = {one: loads(lists, one) for one in fit}
+        least = min(work for work, _ in each.values()) * (1 + SLACK * (strategy == "pull"))
+        return min((one for one in fit if each[one][0] <= least), key=lambda one: each[one][1])
     every = torch.arange(count, device=lists.tiles.device)
-    if placement == "contiguous":
+    if placement in ("contiguous", "auto"):
         held = every.tensor_split(ranks)
     elif placement == "zigzag":
         pieces = every.tensor_split(2 * ranks)

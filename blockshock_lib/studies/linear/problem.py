@@ -38,7 +38,7 @@ class LinearProblem(CaseCosts, Problem):
         bias = torch.randn(case.out_features, generator=self._seed("bias"), device=device).to(self.dtype)
         self.bias = bias if case.bias else None
         self.x = self._inputs(case.workload.distribution, "x", repeat)
-        self.keep, self._buffers, self._folded = None, {}, None
+        self.keep, self._buffers, self._folded, self._columns = None, {}, None, None
         self.unfold: dict[str, torch.Tensor] = {}  # by tensor: where the columns of what was made belong
         if any(METHODS[name].load().uses_mask for name in case.methods):
             self.keep = masks.make(case.mask, self.weight.shape, weight=self.weight, seed=case.seed, device=device)
@@ -86,7 +86,8 @@ class LinearProblem(CaseCosts, Problem):
 
     def batch(self, step: int) -> torch.Tensor:
         """x [B, K] of a step of the loss curve: standard normal, for a curve compares methods and not workloads."""
-        return self._inputs("gaussian", "batch", step)
+        x = self._inputs("gaussian", "batch", step)
+        return x if self._columns is None else x[:, self._columns]
 
     @property
     def learning_rate(self) -> float:
@@ -99,7 +100,7 @@ class LinearProblem(CaseCosts, Problem):
         return self.reference.trained(optimizer)
 
     def prepare(self, method: str) -> None:
-        """Truths and baselines, so that their bytes are no method's; then whether a training step fits."""
+        """Truths, baselines and inputs, so that their bytes are no method's; then whether a training step fits."""
         references = [self.reference, self.trained] if self.phase.train else [self.reference]
         for reference in references:
             _ = reference.y, self.phase.backward and reference.dx
@@ -112,6 +113,8 @@ class LinearProblem(CaseCosts, Problem):
         for reference in references:
             for what in ("y", "dx")[: 1 + self.phase.backward]:
                 self.expected(method, what, reference)
+        if METHODS[method].folded:
+            self.folded()
 
     def forget(self) -> None:
         self.reference.forget()
@@ -153,7 +156,7 @@ class LinearProblem(CaseCosts, Problem):
             found.unfold = {"y": n.argsort(), "dx": k.argsort(), "db": n.argsort()}
             found.bias, found.x = None if self.bias is None else self.bias[n], self.x[:, k]
             found.__dict__ |= {"dy": self.dy[:, n]} if self.phase.backward else {}
-            found.batch = lambda step: self.batch(step)[:, k]
+            found._columns = k
             if self.phase.train and self.smallest:
                 found.__dict__["teacher"] = self.teacher[n][:, k]
         return self._folded

@@ -32,7 +32,7 @@ class Works:
     def all(self) -> list[Work]:
         """All that the phase times; the forward's ways to be cut and the backward's order are chosen first."""
         if self.layer.forms and not self.problem.case.emulated:
-            forms = {form: self.work("forward_kernel", self._by(form=form)) for form in self.layer.forms}
+            forms = {form: self.work("forward_kernel", self._by(self._pass, form=form)) for form in self.layer.forms}
             self._take(form=self.run.timer.fastest(forms))
         if self.has_chunks:
             self.choose_chunks()
@@ -92,20 +92,26 @@ class Works:
         metric, heavy = "forward_kernel" if also else "forward_chunks_kernel", not self.phase.backward
         traced = bool(also) and heavy
         how = {"also": also, "recheck": self.made, "heavy": heavy, "traced": traced}
-        return self.work(metric, self._by(chunks=count), str(count), **how)
+        return self.work(metric, self._by(lambda one: one.multiply(self.x), chunks=count), str(count), **how)
 
-    def _by(self, **settings: Any) -> Callable[[ShardedLinear], torch.Tensor]:
-        """The forward with these settings, whatever the layer takes."""
+    def _by(self, call: Callable[[ShardedLinear], Any], **settings: Any) -> Callable[[ShardedLinear], Any]:
+        """`call` with these settings, whatever the layer takes."""
 
-        def forward(one: ShardedLinear) -> torch.Tensor:
+        def made(one: ShardedLinear) -> Any:
             taken = {name: getattr(one, name) for name in settings}
             vars(one).update(settings)
             try:
-                return one.multiply(self.x)
+                return call(one)
             finally:
                 vars(one).update(taken)
 
-        return forward
+        return made
+
+    def _pass(self, one: ShardedLinear) -> None:
+        """The forward, and dX where the phase has it."""
+        one.multiply(self.x)
+        if self.phase.backward:
+            one.start_dgrad(one.local_dgrad(self.dy)).wait()
 
     def choose_chunks(self) -> None:
         """Has the forward cut its batch as a few samples say is fastest, on all ranks alike; what is then shown of each

@@ -121,6 +121,10 @@ def test_what_ranks_visit_and_need_is_counted():
     lists = (attention.causal() & attention.window(33)).lists(LENGTH, block=32)  # 11 blocks, each with the one before
     assert placement.loads(lists, placement.placed(lists, 3, "contiguous")) == (8, 1)
     assert placement.placed(lists, 6, "auto").name != "zigzag", "11 blocks do not do for it"
+    documents = (attention.documents([1000, 2000, 96, 1000]) & attention.causal()).lists(4096, block=32)
+    assert placement.placed(documents, 4, "auto", "ring").name == "zigzag", "each step waits for its busiest rank"
+    with pytest.raises(ValueError, match="11 blocks of 32 positions do not do for 12 ranks placed by auto"):
+        placement.placed(lists, 12, "auto")
 
 
 def test_shares_that_do_not_fit_are_named():

@@ -57,7 +57,7 @@ def on_ranks(own: LinearProblem, fn) -> list:
     return local.run(own.case.world_size, ranked)
 
 
-METHODS = ("dense", "row_parallel", "block_shock")
+METHODS = ("dense", "row_parallel", "block_shock", "permuted_dense")
 
 
 def on_two_ranks(ctx, features: int = 128, dtype: str = "fp32", methods: tuple[str, ...] = METHODS) -> list[dict]:

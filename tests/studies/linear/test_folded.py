@@ -1,5 +1,7 @@
 """D folded: right in the order that its neighbours keep, in a chain of layers too, and nowhere else."""
 
+import gc
+import weakref
 from unittest import mock
 
 import pytest
@@ -10,6 +12,7 @@ from blockshock_lib.studies.linear import problem
 from blockshock_lib.studies.linear.folded import orders
 from tests.layers.ranks import Threads, built, draw
 from tests.studies.linear.measuring import asked, measured
+from tests.studies.linear.measuring import problem as on
 
 F64 = torch.float64
 
@@ -41,6 +44,20 @@ def test_a_chain_undoes_the_orders_at_its_ends_alone():
     for model in models:
         given = model.each(lambda one, given=given: one(given).detach())[0]
     torch.testing.assert_close(given[:, k.argsort()], x @ first.T @ second.T)
+
+
+def test_what_it_is_given_counts_as_no_methods_memory_and_is_freed_with_the_case():
+    own = on(asked("phase3"), phase="phase3", optimizer="sgd", methods=("folded_dense",))
+    own.prepare("folded_dense")
+    assert own._folded is not None, "made before the peak of a method is read"
+    assert torch.equal(own.folded().batch(1), own.batch(1)[:, own._folded._columns])
+    gone = weakref.ref(own)
+    gc.disable()
+    try:
+        del own
+        assert gone() is None, "no circle keeps a case's tensors until the garbage is looked for"
+    finally:
+        gc.enable()
 
 
 def checks(phase, **changes):

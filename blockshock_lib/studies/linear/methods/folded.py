@@ -1,4 +1,4 @@
-"""D folded: the strongest that D can be, where a model's other layers are made for it."""
+"""D folded: D without a copy, where a model's other layers are made for it."""
 
 from blockshock_lib.studies.linear.methods.dense import PermutedDense
 from blockshock_lib.studies.linear.methods.method import Cost, Shape

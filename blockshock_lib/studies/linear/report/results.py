@@ -19,11 +19,13 @@ _B2 = "column_parallel"
 def page(frame: pd.DataFrame) -> str:
     """The page in Markdown, behind its title: results.md filled in."""
     forward, step = law.rows_of(frame, "forward"), law.rows_of(frame, "step")
+    ways = set(frame.loc[frame["method"].eq(D) & frame["metric"].eq("compute_kernel"), "detail"])
     pairs = {"T3": (B1, OURS), "T1": (B1, T1), "stock": (STOCK, OURS)}
     text = Path(__file__).with_name("results.md").read_text(encoding="utf-8")
     return Template(text, trim_blocks=True, undefined=StrictUndefined).render(
         claims=[rule(frame) for rule in (h1, h3, h4, h2)],
         ours_over={"D": _count(forward, OURS, D), "A": _count(forward, OURS, A)},
+        d_before_forms="dense" in ways,  # records name the form since it has some
         b2_over_b1=_count(forward, B1, _B2, "B1"),
         eagerly=_count(forward, B1, OURS, "B1", "forward_call"),
         by_graph=_count(forward, B1, OURS, "B1", "forward_graph_call"),
