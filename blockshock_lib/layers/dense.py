@@ -149,8 +149,8 @@ class PermutedDenseLinear(TermParallelLinear):
 
     No zeros are stored, no 2:4 kernel is needed. The gather of x and dy and the scatter of y and dX, one pass each, are
     part of `local`, `local_dgrad` and `local_wgrad`: a model could fold them into its neighbours' weights.
-    `form`, of `forms`, says how the classes are multiplied for y and dX: one product each; one "batched" product; or
-    "transposed", y straight into every fourth row of y^T, which spares the scatter. Set it to the same on all ranks.
+    `form`, of `forms`, says how y and dX are multiplied (dW has one way, as a timed step's is compared): one product a
+    class; one "batched"; or "transposed", y into every fourth row of y^T, without a scatter. The same on all ranks.
     """
 
     wgrad_by = "periodic"
@@ -180,8 +180,8 @@ class PermutedDenseLinear(TermParallelLinear):
         y = self.workspace(x) if out is None else out
         if len(self.classes) == 1:
             return torch.mm(_gather(x[:, self.cols], columns)[0], self.weight[0].t(), out=y)
-        y = x.new_empty(x.shape[0], self.out_features) if y is None else y
-        return _scatter(_products(_gather(x[:, self.cols], columns), self.weight.mT, self.form == "batched"), rows, y)
+        made = _products(_gather(x[:, self.cols], columns), self.weight.mT, self.form == "batched")
+        return _scatter(made, rows, x.new_empty(x.shape[0], self.out_features) if y is None else y)
 
     def _local_transposed(self, gathered: Tensor, y: Tensor | None) -> Tensor:
         y = self.group.buffer(self.out_features, gathered.shape[1], gathered.dtype, gathered.device) if y is None else y
@@ -201,17 +201,15 @@ class PermutedDenseLinear(TermParallelLinear):
 
     def local_dgrad(self, dy: Tensor) -> Tensor:
         rows, columns = zip(*self.classes, strict=True)
+        made = _products(_gather(dy, rows), self.weight, self.form != "classes")
         dx = dy.new_empty(dy.shape[0], self.cols.stop - self.cols.start)
         # A uniform mask's term reads half of x, so half of its dX is zero.
         for place in set(range(4)).difference(*(range(4)[cols] for cols in columns)):
             dx[:, place::4] = 0
-        return self.place_dgrad(
-            _scatter(_products(_gather(dy, rows), self.weight, self.form != "classes"), columns, dx)
-        )
+        return self.place_dgrad(_scatter(made, columns, dx))
 
     def local_wgrad(self, dy: Tensor, x: Tensor, by: str | None = None) -> Tensor:
         rows, columns = zip(*self.classes, strict=True)
-        # In one form: a timed step's is compared with this made again.
         return _products(_gather(dy, rows).mT, _gather(x[:, self.cols], columns))
 
     def from_dense(self, dense: Tensor) -> Tensor:
