@@ -148,6 +148,7 @@ def test_a_killed_or_interrupted_parent_leaves_no_process_and_no_file(how, tmp_p
 
     parent = multiprocessing.get_context("fork").Process(target=program)
     parent.start()
+    tell.close()  # or one that dies in silence would be waited for
     everyone = said.recv()
     try:
         assert wait_for(lambda: len(helpers()) == 2)
