@@ -4,7 +4,6 @@ An entry belongs to a problem (sizes, dtype, GPU) and to the versions it was mea
 the kernels); it is used only where both agree, and stays beside those of other versions, as machines share the folder.
 """
 
-import contextlib
 import functools
 import json
 import math
@@ -32,9 +31,10 @@ def folder() -> Path:
 def driver_version() -> str:
     """Of NVIDIA's driver, like "580.65.06"; "" where NVML cannot be asked."""
     nvml, _ = open_nvml(0)
-    with contextlib.suppress(*([nvml.NVMLError] if nvml else [])):
+    try:
         return nvml.nvmlSystemGetDriverVersion() if nvml else ""
-    return ""
+    except nvml.NVMLError:
+        return ""
 
 
 def versions(*sources: Path, **libraries: str) -> dict[str, str]:
