@@ -14,7 +14,8 @@ CEILING, MACHINE = "ceiling", "machine"
 TWIN = "twin"  # of rows of the baseline built and timed a second time: no method, in no table of methods
 GENERAL = ("device", "emulated", "world_size", "dtype")  # columns of every study's cases
 # Looks of methods that bring none: a method takes the one that its name chooses, or the next that is free.
-_COLOURS, _MARKERS = ("#7A5195", "#8C6D31", "#1B7837", "#B2182B", "#3F6FBF"), "*<d>p"
+_COLOURS = "#7A5195", "#8C6D31", "#1B7837", "#B2182B", "#3F6FBF"
+_MARKERS = "*", (4, 1), "d", ">", "p"  # (4, 1): a star of four points
 _LOOKS = [(colour, _MARKERS[(i + lap) % 5]) for lap in range(5) for i, colour in enumerate(_COLOURS)]
 
 
@@ -23,7 +24,7 @@ class Look:
     label: str  # in tables and legends
     short: str  # beside a line
     colour: str = ""  # "": one is given
-    marker: str = ""
+    marker: str | tuple = ""
 
 
 @dataclass(frozen=True)

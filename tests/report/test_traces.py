@@ -19,7 +19,7 @@ from blockshock_lib.studies.linear.axes import AXES
 from tests.report import chrome
 
 SHIPPED = sorted((ROOT / "outputs" / "reference").glob("*/traces/*.json.gz"))
-RUNS = sorted({path.parent.parent for path in SHIPPED})
+RUNS = sorted({path.parent.parent for path in SHIPPED if path.parent.parent.name.startswith("phase")})
 
 
 def perfetto(path):

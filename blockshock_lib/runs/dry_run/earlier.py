@@ -35,9 +35,10 @@ class Earlier(NamedTuple):
     shipped: bool
 
 
-def runs(device: str, *, machine: str = "", out: Path | None = None) -> list[Earlier]:
-    """Completed runs on that device kind, the newest first; those of `machine`, then shipped ones of others."""
-    fit = [run for run in _every(out) if run.hardware["device"] == device and (run.machine == machine or run.shipped)]
+def runs(study: str, device: str, *, machine: str = "", out: Path | None = None) -> list[Earlier]:
+    """Completed runs of a study on that device kind, the newest first; those of `machine`, then shipped of others."""
+    same = (run for run in _every(out) if (run.manifest["study"], run.hardware["device"]) == (study, device))
+    fit = [run for run in same if run.machine == machine or run.shipped]
     newest = sorted(fit, key=lambda run: run.manifest["started"], reverse=True)
     return sorted(newest, key=lambda run: (run.machine != machine, run.shipped))
 
@@ -57,13 +58,13 @@ def _every(out: Path | None) -> Iterator[Earlier]:
 
 
 def known_ceilings(
-    device: str, dtype: str, *, machine: str = "", out: Path | None = None
+    study: str, device: str, dtype: str, *, machine: str = "", out: Path | None = None
 ) -> tuple[Ceilings, str] | None:
-    """The newest ceilings of that machine, else of a shipped run of that device kind, in the asked dtype where it has
-    it; and which run measured them, where and how. Medians over a run's fresh groups, each of which measures them once
-    and repeats them in each record.
+    """A study's newest ceilings of that machine, else of a shipped run of that device kind, in the asked dtype where it
+    has it; and which run measured them, where and how. Medians over a run's fresh groups, each of which measures them
+    once and repeats them in each record.
     """
-    for run in (run for run in runs(device, machine=machine, out=out) if run.phase.timed):
+    for run in (run for run in runs(study, device, machine=machine, out=out) if run.phase.timed):
         frame = records.load(run.folder)
         rows = frame[frame["method"].eq(CEILING) & frame["status"].eq("ok") & frame["metric"].isin(Ceilings._fields)]
         same = rows["dtype"].eq(dtype)
@@ -77,12 +78,19 @@ def known_ceilings(
 
 
 def measured_times(
-    device: str, phase: str, metric: str, like: Mapping[str, object], *, machine: str, out: Path | None = None
+    study: str,
+    device: str,
+    phase: str,
+    metric: str,
+    like: Mapping[str, object],
+    *,
+    machine: str,
+    out: Path | None = None,
 ) -> tuple[dict[str, float], str]:
     """Method -> median ms of `metric` in the case whose columns are `like`, and the run: the newest of that machine
     and phase that holds it, no emulated one. ({}, "") where none does.
     """
-    for run in (run for run in runs(device, machine=machine, out=out) if run.machine == machine):
+    for run in (run for run in runs(study, device, machine=machine, out=out) if run.machine == machine):
         if run.phase.name == phase and not run.hardware["emulated"]:
             frame = _loaded(run.folder)
             rows = frame[frame[list(like)].eq(pd.Series(like)).all(axis=1)]
@@ -102,8 +110,7 @@ def estimate(study: Study, params: RunParams, card: dict, out: Path | None = Non
     """Seconds from the command to its end, each case as the nearest of an earlier run, and which that is: the newest of
     the study here, of this phase first, else a shipped one.
     """
-    found = runs(params.hardware.device, machine=card["title"], out=out)
-    found = [run for run in found if run.manifest["study"] == study.name]
+    found = runs(study.name, params.hardware.device, machine=card["title"], out=out)
     for run in sorted(found, key=lambda run: run.phase.name != params.phase):
         # Its parameters or its times may not be told; one that was resumed did only the rest between start and end.
         with suppress(KeyError, TypeError, ValueError):

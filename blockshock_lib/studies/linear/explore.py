@@ -59,7 +59,7 @@ def floors_view(
 
     @cache
     def known(title: str, kind: str) -> tuple[Any, str]:
-        return earlier.known_ceilings(machines[title][0], kind, machine=title, out=out) or (None, "")
+        return earlier.known_ceilings("linear", machines[title][0], kind, machine=title, out=out) or (None, "")
 
     def draw(n, out_features, b, mask, machine, work, **fields) -> str:
         (phase, optimizer), (device, card) = work, machines[machine]
@@ -73,7 +73,7 @@ def floors_view(
         about = ("in_features", "out_features", "batch", "mask", "workload", "optimizer", "dtype", "world_size")
         like = {name: frame[name].iloc[0] for name in about}
         metric = f"{frame['work'].iloc[0]}_kernel"
-        times, run = earlier.measured_times(device, phase, metric, like, machine=machine, out=out)
+        times, run = earlier.measured_times("linear", device, phase, metric, like, machine=machine, out=out)
         return _page(frame.assign(measured=frame["method"].map(times)), source, run)
 
     controls = {

@@ -41,7 +41,7 @@ def test_a_dry_run_tells_every_case_starts_no_process_and_makes_no_folder(phase,
 def test_what_would_be_refused_is_said_and_a_method_that_cannot_run_has_its_reason():
     text = text_of(asked("phase1", "cuda-4"), CPU)
     assert "would be refused here: hardware cuda-4" in text and "40960x40960" in text
-    assert " 7/7 " in text and "cannot run" not in text and "what this machine has for it is not known" in text
+    assert " 8/8 " in text and "cannot run" not in text and "what this machine has for it is not known" in text
     card = H200 | {"unsupported": {"cslt": "this build of torch has no cuSPARSELt"}}
     text = text_of(asked("phase0", "cuda-1", methods=["block_shock"], sweep__n=[512]), card)
     assert "2 ranks in one process" in text and "cannot run: this build of torch has no cuSPARSELt" in text
@@ -80,18 +80,18 @@ def test_ceilings_come_from_the_newest_whole_run_of_the_machine_else_from_the_sh
     for name, text in {"a": "{", "b": "[]", "c": '{"run": 1}'}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / manifest.FILE).write_text(text)
-    _, source = earlier.known_ceilings("cpu", "bf16", machine="another computer", out=tmp_path)
+    _, source = earlier.known_ceilings("linear", "cpu", "bf16", machine="another computer", out=tmp_path)
     assert source == f"{newest_shipped()} on {CPU['title']}, bf16, 2 ranks"
     for day in ("2026-11-21", "2026-11-22", "2026-11-20"):
         copied(SHIPPED, tmp_path / day, started=f"{day}T10:00:00+00:00")
     without = manifest.read(tmp_path / "2026-11-22")["params"]
     del without["sweep"], without["dtype"]  # of a study that has no such keys
     copied(SHIPPED, tmp_path / "other", started="2026-11-23T10:00:00+00:00", params=without)
-    assert earlier.known_ceilings("cpu", "bf16", machine=CPU["title"], out=tmp_path)[0].gemm_rate > 0
+    assert earlier.known_ceilings("linear", "cpu", "bf16", machine=CPU["title"], out=tmp_path)[0].gemm_rate > 0
     shutil.rmtree(tmp_path / "other")
-    ceilings, source = earlier.known_ceilings("cpu", "bf16", machine=CPU["title"], out=tmp_path)
+    ceilings, source = earlier.known_ceilings("linear", "cpu", "bf16", machine=CPU["title"], out=tmp_path)
     assert source.startswith(str(tmp_path / "2026-11-22")) and ceilings.gemm_rate > 0
-    assert "bf16" in earlier.known_ceilings("cpu", "fp32", machine=CPU["title"])[1]
+    assert "bf16" in earlier.known_ceilings("linear", "cpu", "fp32", machine=CPU["title"])[1]
     assert ("cpu", CPU["title"]) in [(device, card["title"]) for device, card in earlier.known_machines(tmp_path)]
 
 
@@ -100,7 +100,9 @@ def test_ceilings_come_from_the_newest_whole_run_of_the_machine_else_from_the_sh
 )
 def test_a_run_that_did_not_measure_to_its_end_gives_no_ceilings(change, tmp_path):
     copied(SHIPPED, tmp_path / "a", started="2027-01-01T10:00:00+00:00", **change)
-    assert earlier.known_ceilings("cpu", "bf16", machine=CPU["title"], out=tmp_path)[1].startswith(newest_shipped())
+    assert earlier.known_ceilings("linear", "cpu", "bf16", machine=CPU["title"], out=tmp_path)[1].startswith(
+        newest_shipped()
+    )
 
 
 def test_of_a_run_in_two_dtypes_the_ceilings_are_those_of_the_asked_one(tmp_path, monkeypatch):
@@ -109,4 +111,4 @@ def test_of_a_run_in_two_dtypes_the_ceilings_are_those_of_the_asked_one(tmp_path
     copied(SHIPPED, tmp_path / "a")
     monkeypatch.setattr(records, "load", lambda folder: both)
     for dtype, rate in (("fp32", 9.0), ("bf16", 4.0)):
-        assert earlier.known_ceilings("cpu", dtype, machine=CPU["title"], out=tmp_path)[0].gemm_rate == rate
+        assert earlier.known_ceilings("linear", "cpu", dtype, machine=CPU["title"], out=tmp_path)[0].gemm_rate == rate
