@@ -1,7 +1,6 @@
 """What other parts of PyTorch would do wrong, without a word, to a layer that several ranks share: refused by name.
 
-Importing this adds a hook for all modules of the process, and to torch's clip_grad_norm_, GradScaler, model averaging
-and Optimizer.add_param_group what they must know of such a layer.
+Importing this hooks all modules, and torch's clip_grad_norm_, GradScaler, model averaging and add_param_group.
 """
 
 import functools
@@ -123,11 +122,12 @@ def before_pass(layer: nn.Module, what: str, x: Tensor) -> None:
         layer.met, values = layer.met + 1, x.detach().reshape(-1)
         # To a tenth: what comes before may round otherwise on another rank.
         sample = [0.0] if _asked_for_shapes() else values[:: -(-values.numel() // 64)].tolist()
-        (shape, first), *others = layer.group.gather_objects((x.shape, sample))
+        given = {"shape of x": x.shape, "form": layer.transposed_y, "number of chunks": layer.chunks}
+        (given, first), *others = layer.group.gather_objects((given, sample))
         near = max(map(abs, first)) / 10
         for rank, (other, found) in enumerate(others, 1):
             unlike = any(abs(a - b) > near for a, b in zip(first, found, strict=False))
-            if odd := "shape of x" if other != shape else "x" if unlike else "":
+            if odd := " and ".join(name for name in given if given[name] != other[name]) or "x" * unlike:
                 how = "all ranks of a layer pass it the same batch, with one seed for all that comes before it"
                 raise UnsupportedError(f"{describe(layer)}: rank {rank} was given another {odd} than rank 0: {how}")
 

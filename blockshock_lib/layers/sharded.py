@@ -104,6 +104,8 @@ class ShardedLinear(nn.Module):
     def __setattr__(self, name: str, value: object) -> None:
         if name == "weight":
             self.gathered = guards.before_set(self, value)
+        if name == "form" and value not in (self.forms or ("classes",)):
+            raise ValueError(f"form {value!r} is not allowed; allowed: {', '.join(self.forms or ('classes',))}")
         super().__setattr__(name, value)
 
     def _parameter(self, data: Tensor) -> nn.Parameter:

@@ -14,7 +14,8 @@ from blockshock_lib.studies.linear.methods import METHODS
 
 two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 N, K = 512, 1024
-SHARDED = [(name, "checkerboard") for name in METHODS if name != "dense"] + [("block_shock", "random")]
+SHARDED = [(name, "checkerboard", "") for name in METHODS if name != "dense"] + [("block_shock", "random", "")]
+SHARDED += [("permuted_dense", "checkerboard", form) for form in ("batched", "transposed")]
 
 
 def draw(*shape, seed=0, device="cuda"):
@@ -109,10 +110,12 @@ def captured(ctx):
     """What differs between captured and plain forwards of each method, on this rank."""
     wrong, mask_of = [], {name: Mask.named(name) for name in ("checkerboard", "random")}
     handle = dist.new_group()
-    for name, mask in SHARDED:
+    for name, mask, form in SHARDED:
         w, bias = draw(N, K, seed=1, device=ctx.device) / 32, draw(N, seed=2, device=ctx.device)
         options = METHODS[name].options("auto", frozen=False)
         layer = METHODS[name].load()(w, bias, mask=mask_of[mask], group=Group.of(handle), **options)
+        if form:
+            layer.form = form
         with layer.graphed(shapes=2) as fast, torch.no_grad():
             for call, rows in enumerate((16, 16, 5, 256, 16, 5, 16, 16, 16, 16)):
                 x = draw(rows, K, seed=call, device=ctx.device)
@@ -125,7 +128,7 @@ def captured(ctx):
                 if rows in fast._graphs:
                     spoil(fast, rows)
                 if not torch.equal(fast(x), layer(x)):
-                    wrong.append(f"{name} {mask}: call {call} of {rows} rows")
+                    wrong.append(f"{name} {form} {mask}: call {call} of {rows} rows")
             if len(fast._graphs) > 2:
                 wrong.append(f"{name} {mask}: keeps {list(fast._graphs)}")
     torch.cuda.synchronize()

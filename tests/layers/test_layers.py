@@ -68,6 +68,9 @@ def test_what_a_layer_cannot_do_is_refused_with_a_reason():
         DenseLinear(w)(torch.nested.nested_tensor([x, x], layout=torch.jagged))
     with pytest.raises(ValueError, match="give mask="):
         BlockShockLinear(w, group=Group(0, 2))
+    d = PermutedDenseLinear(w, mask=Mask.named("checkerboard"), group=Group(0, 2))
+    with pytest.raises(ValueError, match="form 'bathced' is not allowed; allowed: classes, batched, transposed"):
+        d.form = "bathced"
     with pytest.raises(UnsupportedError, match="rank 1 stands by"):
         DenseLinear(w, group=Group(1, 2))(x)
     with pytest.raises(NotImplementedError, match="Mine must say which part"):

@@ -113,7 +113,7 @@ def answer(frame: pd.DataFrame) -> str:
     """That of each phase that was timed."""
     said = {"attention_speed": report.answer, "attention_scaling": scaling_report.answer}
     found = [say(frame[frame["phase"].eq(phase)]) for phase, say in said.items() if phase in verdicts.phases(frame)]
-    return " ".join(found) or report.answer(frame)
+    return " ".join(dict.fromkeys(found)) or report.answer(frame)
 
 
 def rests(frame: pd.DataFrame) -> str:

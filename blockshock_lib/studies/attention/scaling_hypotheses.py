@@ -108,7 +108,7 @@ def stated(frame: pd.DataFrame, name: str) -> Verdict:
     """The verdict on one claim of the seeds; `ratio`: what was measured over what is stated."""
     one = CLAIMS[name]
     table = one.measured(frame := real(frame)).tail(1)
-    claim, rule = f"{name}: {one.words}", f"{_STATED}. Stated: {one.value:g}."
+    claim, rule = f"{name}: the claim that {one.words}", f"{_STATED}. Stated: {one.value:g}."
     verdict, why = UNDECIDED, ""
     if len(table):
         row = table.iloc[0]
@@ -137,7 +137,7 @@ def advised(frame: pd.DataFrame, name: str) -> Verdict:
     why = "".join(
         f"{verdicts.interval_text(r)} of {AXES.label(r['method'])}'s speed at {r['k_len']} keys" for r in worst
     )
-    return _verdict(frame, f"{name}: use {AXES.short(method)} {span}.", _BEST, verdict, why, table)
+    return _verdict(frame, f"{name}: the advice to use {AXES.short(method)} {span}.", _BEST, verdict, why, table)
 
 
 def _verdict(frame: pd.DataFrame, claim: str, rule: str, verdict: str, why: str, table: pd.DataFrame) -> Verdict:

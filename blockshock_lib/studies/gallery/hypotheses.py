@@ -133,6 +133,8 @@ def _reaches(claim: str, rule: str, table: pd.DataFrame, least: dict) -> Verdict
         f"{interval_text(row)} at {row['weight']}, B={row['batch']} ({more:g} asked)"
         for row, more in zip(table.to_dict("records"), asked, strict=True)
     ]
+    lacking = len(least) - table["cell"].nunique()
+    words += [f"{lacking} of the {len(least)} cells asked for were not measured"] * bool(lacking)
     return verdict(claim, rule, table, table.loc[(table["low"] / asked).idxmin()], state, "; ".join(words))
 
 

@@ -22,8 +22,8 @@ _DOES_NOT_SAY = """\
 
 
 def answer(frame: pd.DataFrame) -> str:
-    phases, said = verdicts.phases(frame), {"gpt_training": report.answer, "gpt_latency": saved.answer}
-    found = [say(frame) for phase, say in said.items() if phase in phases]
+    phases, said = verdicts.phases(frame), {"training": ("Loss", report.answer), "latency": ("Time", saved.answer)}
+    found = [f"{what}: {say(frame)}" for phase, (what, say) in said.items() if f"gpt_{phase}" in phases]
     return " ".join(found) or "Not answered: no schedule was trained or timed."
 
 

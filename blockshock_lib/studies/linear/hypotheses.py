@@ -18,8 +18,9 @@ _RULE_H2 = (
     "f = Block-Shock's forward speed over B1; s1, s3 = speed over B1 of a whole training step that recompresses (T1) "
     "and of one that trains the packed values (T3); kernel time, same case, 99% intervals over whole runs, of a "
     "single run over its fresh groups of processes. A case is left out where f lies below 1: it has no advantage to "
-    "shrink; not applicable if none is left. Else supported if in the largest case of every optimizer f and s3/s1 lie "
-    f"above 1, s1/f below 1 and s3/f above {KEPT}: what recompresses shrinks, what does not keeps {KEPT:.0%} of f; "
+    "shrink; not applicable if none is left. Else supported if in the largest case left of each optimizer that has "
+    f"one f and s3/s1 lie above 1, s1/f below 1 and s3/f above {KEPT}: what recompresses shrinks, what does not keeps "
+    f"{KEPT:.0%} of f; "
     f"refuted if in every case s1/f lies above 1, or in every case s3/s1 below 1, or in every case s3/f below {KEPT}; "
     "undecided otherwise, and always on a CPU or where one GPU plays all ranks."
 )

@@ -30,17 +30,14 @@ class Works:
         self.owners = [*self.layers, *stores]
 
     def all(self) -> list[Work]:
-        """All that the phase times; the forward's ways to be cut and the backward's order are chosen first."""
-        if self.layer.forms and not self.problem.case.emulated:
-            forms = {form: self.work("forward_kernel", self._by(self._pass, form=form)) for form in self.layer.forms}
-            self._take(form=self.run.timer.fastest(forms))
-        if self.has_chunks:
-            self.choose_chunks()
+        """All that the phase times; the forward's form and cut, and the backward's order, are chosen first."""
+        if not self.problem.case.emulated:
+            self.choose_forward()
         if not self.phase.backward:
             found = self.forward()
             return found + self.ways(found)
         if self.phase.train and self.has_orders:
-            # As `choose_chunks` does.
+            # As `choose_forward` does.
             self._take(overlap=self.run.timer.fastest({order: self.backward("", order) for order in ORDERS}))
         return (self.trained() if self.phase.train else self.frozen()) + self.forward() + self.input_gradient()
 
@@ -108,23 +105,33 @@ class Works:
         return made
 
     def _pass(self, one: ShardedLinear) -> None:
-        """The forward, and dX where the phase has it."""
+        """The forward, and dX too where the phase has it and a form changes it."""
         one.multiply(self.x)
-        if self.phase.backward:
+        if self.phase.backward and one.forms:
             one.start_dgrad(one.local_dgrad(self.dy)).wait()
 
-    def choose_chunks(self) -> None:
-        """Has the forward cut its batch as a few samples say is fastest, on all ranks alike; what is then shown of each
-        way is measured anew. A piece has its own fastest product, and its own fastest way to be added up.
+    def choose_forward(self) -> None:
+        """Has the forward take the form, and cut its batch, as a few samples say is fastest together, on all ranks
+        alike; what is then shown of each cut is measured anew.
         """
+        ways = [{"form": form} for form in self.layer.forms] or [{}]
+        if self.has_chunks and self.tune_cuts():
+            ways = [way | {"chunks": count} for way in ways for count in CHUNKS]
+        if len(ways) > 1:
+            tried = [self.work("forward_kernel", self._by(self._pass, **way)) for way in ways]
+            self._take(**ways[self.run.timer.fastest(dict(enumerate(tried)))])
+
+    def tune_cuts(self) -> bool:
+        """A piece has its own fastest product, and its own fastest way to be added up; False where it cannot run."""
         for count in sorted(CHUNKS, reverse=True):  # uncut in the end
             self._take(chunks=count)
             if not self.run.attempt(self.name, lambda: self.run.tune(self.one) or True, "forward_chunks_kernel"):
-                return self._take(chunks=1)
+                self._take(chunks=1)
+                return False
             for copy in self.copies[1:]:
                 if copy.active:
                     copy.tune()  # finds the choice that the first one made
-        self._take(chunks=self.run.timer.fastest({count: self.cut(count) for count in CHUNKS}))
+        return True
 
     def _take(self, **settings: Any) -> None:
         for layer in self.layers:
