@@ -38,7 +38,7 @@ def test_values_are_right_for_random_shapes_batches_and_configurations(seed, mas
     assert torch.equal(y, small.multiply(x, packed.data[0], (n, k), config, None, bias)), "not the same each time"
 
 
-@pytest.mark.parametrize(("n", "k", "b"), [(256, 512, 16), (192, 64, 128), (1024, 1024, 33)])
+@pytest.mark.parametrize(("n", "k", "b"), [(256, 512, 16), (192, 64, 128), (1024, 1024, 33), (320, 256, 131)])
 def test_every_candidate_and_every_default_is_right(n, k, b):
     backend_for("small")
     x, weight, mask = problem(n, k, b)

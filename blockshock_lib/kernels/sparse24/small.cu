@@ -9,8 +9,8 @@
 // SPLIT blocks, a cluster, share K; they add their sums through each other's shared memory in a fixed order, so the
 // result is the same each time.
 //
-// small.py defines TILES, WARPGROUPS, UNROLL, DEPTH, SPLIT, EIGHTS = ceil(B / 8), FP16 where the type is fp16, and
-// writes `multiply`, the instruction, whose operands count with EIGHTS.
+// small.py defines TILES, WARPGROUPS, UNROLL, DEPTH, SPLIT, EIGHTS, FP16 where the type is fp16, and writes `multiply`,
+// the instruction, whose operands count with EIGHTS: how many times 8 rows of x a block has, blockIdx.z saying which.
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned long long u64;
@@ -72,6 +72,9 @@ product(const char* __restrict__ values, const char* __restrict__ metadata, cons
     extern __shared__ __align__(1024) char shared[];
     const u32 base = (u32)__cvta_generic_to_shared(shared);
     const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5 & 3, group = tid >> 7;
+    x += (size_t)blockIdx.z * BATCH * x_stride * 2;
+    y += (size_t)blockIdx.z * BATCH * n / 2;
+    batch = min(batch - (int)blockIdx.z * BATCH, BATCH);
     const int row0 = blockIdx.x * ROWS, blocks = k / 64;
     const int from = (int)((u64)blocks * blockIdx.y / SPLIT) * 64, to = (int)((u64)blocks * (blockIdx.y + 1) / SPLIT) * 64;
 

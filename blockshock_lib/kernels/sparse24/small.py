@@ -1,7 +1,7 @@
-"""The 2:4 product for small batches, B <= 128, on Hopper GPUs: small.cu, with the choice of its sizes.
+"""The 2:4 product for small batches, B <= 256, on Hopper GPUs: small.cu, with the choice of its sizes.
 
 cuSPARSELt's kernels take as long for 8 rows as for 256. This one reads the very same buffer and was the faster one at
-every size of benchmarks/small_product.py on an H200: 1.5 to 2.8 times when tuned.
+every size of benchmarks/small_product.py on an H200, of B <= 128: 1.5 to 2.8 times when tuned.
 """
 
 import functools
@@ -17,7 +17,8 @@ from blockshock_lib.kernels import compiled
 from blockshock_lib.kernels.sparse24 import compress, cslt
 
 SOURCE = Path(__file__).with_name("small.cu")
-MOST_ROWS = 128
+MOST_ROWS = 256
+TILE_ROWS = 128  # of x that one block multiplies at most: what its registers hold beside two tiles of W
 SHARED_BYTES = 227 << 10  # that a block can have on compute capability 9.0
 SHAPES = ((1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (2, 2, 1), (1, 4, 1))
 """(tiles, warpgroups, unroll): the fewest with which the best candidate is nearly the best of all, in
@@ -76,16 +77,17 @@ def multiply(
     y = x.new_empty(rows, n) if out is None else out
     # The metadata follow N K / 2 values of two bytes.
     values, meta = compiled.Long(buffer.data_ptr()), compiled.Long(buffer.data_ptr() + n * k)
-    launch = (-(-n // config.rows), config.split, 1), 128 * config.warpgroups, config.shared(count)
+    launch = (-(-n // config.rows), config.split, -(-rows // (8 * count))), 128 * config.warpgroups, config.shared(count)
     kernel = _kernel(config, count, x.dtype == torch.float16, x.device.index)
     kernel(*launch, values, meta, x, y, bias, n, k, rows, x.stride(0))
     return y
 
 
 def eights(rows: int) -> int:
+    """How many times eight rows of x [rows, K] a block has; all blocks have the same."""
     if rows > MOST_ROWS:
         raise UnsupportedError(f"the small-batch product takes up to {MOST_ROWS} rows, not {rows}")
-    return -(-rows // 8)
+    return -(-rows // (8 * -(-rows // TILE_ROWS)))
 
 
 def candidates(shape: tuple[int, int], rows: int) -> list[Config]:

@@ -49,7 +49,7 @@ def multiply(
 
 @functools.lru_cache(4096)
 def _untuned(shape: tuple[int, int], rows: int, dtype: torch.dtype, device: torch.device, kinds: Kinds) -> Way:
-    if Setting in kinds and (len(kinds) == 1 or rows > small.MOST_ROWS or small.unsupported(device, dtype)):
+    if Setting in kinds and (len(kinds) == 1 or rows > small.TILE_ROWS or small.unsupported(device, dtype)):
         return Setting()
     return small.default(shape, rows)
 

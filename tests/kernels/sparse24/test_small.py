@@ -13,7 +13,7 @@ SHAPES = [(64, 64), (4096, 4096), (192, 8192), (40960, 40960), (8192, 128)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 8, 9, 16, 31, 64, 65, 128])
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 31, 64, 65, 128, 129, 256])
 def test_every_candidate_fits_the_chip_and_leaves_no_block_without_columns(shape, rows):
     found = small.candidates(shape, rows)
     assert found and len(set(found)) == len(found) and found[0] == small.default(shape, rows)
@@ -23,9 +23,9 @@ def test_every_candidate_fits_the_chip_and_leaves_no_block_without_columns(shape
 
 
 def test_a_batch_that_the_kernel_cannot_take_has_no_candidate_and_is_refused_by_name():
-    assert small.candidates((4096, 4096), 0) == small.candidates((4096, 4096), 129) == []
-    with pytest.raises(UnsupportedError, match="up to 128 rows, not 129"):
-        small.multiply(torch.zeros(129, 64), torch.zeros(1), (64, 64))
+    assert small.candidates((4096, 4096), 0) == small.candidates((4096, 4096), 257) == []
+    with pytest.raises(UnsupportedError, match="up to 256 rows, not 257"):
+        small.multiply(torch.zeros(257, 64), torch.zeros(1), (64, 64))
 
 
 @pytest.mark.parametrize(
