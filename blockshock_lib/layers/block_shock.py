@@ -15,7 +15,8 @@ from blockshock_lib.kernels.sparse24.backends import choose
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.layers import autograd, chunked
-from blockshock_lib.layers.dense import TermParallelLinear, classes_of, packed_wgrad
+from blockshock_lib.layers.classes import classes_of, packed_wgrad
+from blockshock_lib.layers.dense import TermParallelLinear
 from blockshock_lib.layers.parts import Part, term_mask
 from blockshock_lib.layers.watch import describe
 from blockshock_lib.layers.weight_stores import Master, PackedValues, StockMaster
@@ -172,11 +173,16 @@ class BlockShockLinear(TermParallelLinear):
     def local_dgrad(self, dy: Tensor) -> Tensor:
         if self.dgrad_by == "2:4":
             return self.place_dgrad(self.backend.linear(dy, self.store.transposed(self.weight)))
-        return self.place_dgrad(torch.mm(dy, self.store.dense(self.weight)))
+        return self.place_dgrad(self.gemm(*self.dgrad_factors(dy)))
+
+    def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:
+        return dy, self.store.dense(self.weight).t()
 
     def tune_dgrad(self, dy: Tensor) -> None:
         if self.dgrad_by == "2:4":
             self.backend.tune(dy, self.store.transposed(self.weight))
+        else:
+            super().tune_dgrad(dy)
 
     # dW, of its kept entries: packed, [N, k/2], unless dense
 
@@ -206,7 +212,7 @@ class BlockShockLinear(TermParallelLinear):
         if by == "periodic":
             return packed_wgrad(dy, x, self.classes)
         if by == "full":
-            dense = torch.mm(dy.t(), x)
+            dense = self.gemm(dy.t(), x.t())
             return self.store.layout(dense, out=dense)
         mine = self._half(self.term)
         if self._theirs is None:

@@ -3,18 +3,15 @@
 A GEMM reads a transposed view at the same cost; an elementwise operation with a row-major tensor, across its rows.
 """
 
-from collections.abc import Sequence
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blockshock_lib.comm import Pending
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
-from blockshock_lib.layers import autograd
+from blockshock_lib.layers import autograd, chunked
+from blockshock_lib.layers.classes import classes_of, gather, products, scatter
 from blockshock_lib.layers.parts import Part, equal_shard, term_mask
 from blockshock_lib.layers.sharded import ShardedLinear
 
@@ -33,7 +30,7 @@ class DenseLinear(ShardedLinear):
         return Part(None, slice(0, out_features), slice(0, in_features))
 
     def local(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+        return self.gemm(*self.factors(x))
 
     def reduce(self, partial: Tensor) -> Tensor:
         return partial if self.bias is None else partial.add_(self.bias)
@@ -54,8 +51,8 @@ class RowParallelLinear(ShardedLinear):
     def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:
         return Part(None, slice(0, out_features), equal_shard(in_features, rank, world_size))
 
-    def local_dgrad(self, dy: Tensor) -> Tensor:
-        return torch.mm(self.weight.t(), dy.t())
+    def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:
+        return self.weight.t(), dy
 
     def start_dgrad(self, partial: Tensor) -> Pending:
         return self.group.start_all_gather(partial, torch.t)
@@ -72,8 +69,11 @@ class ColumnParallelLinear(ShardedLinear):
         return Part(None, equal_shard(out_features, rank, world_size), slice(0, in_features))
 
     def local(self, x: Tensor) -> Tensor:
-        weight, bias = (held := self._parameters)["weight"], held["bias"]
-        return torch.mm(weight, x.t()) if bias is None else torch.addmm(bias[self.rows, None], weight, x.t())
+        bias = self._parameters["bias"]
+        return self.gemm(*self.factors(x), bias=None if bias is None else bias[self.rows, None])
+
+    def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._parameters["weight"], x
 
     def reduce(self, partial: Tensor, out: Tensor | None = None) -> Tensor:
         gathered = self.group.all_gather(partial).t()
@@ -176,12 +176,12 @@ class PermutedDenseLinear(TermParallelLinear):
         """The partial y [B, N]; of the transposed form y^T [N, B], `out` too."""
         rows, columns = zip(*self.classes, strict=True)
         if self.transposed_y:
-            return self._local_transposed(_gather(x[:, self.cols], columns), out)
+            return self._local_transposed(gather(x[:, self.cols], columns), out)
         y = self.workspace(x) if out is None else out
         if len(self.classes) == 1:
-            return torch.mm(_gather(x[:, self.cols], columns)[0], self.weight[0].t(), out=y)
-        made = _products(_gather(x[:, self.cols], columns), self.weight.mT, self.form == "batched")
-        return _scatter(made, rows, x.new_empty(x.shape[0], self.out_features) if y is None else y)
+            return self.gemm(gather(x[:, self.cols], columns)[0], self.weight[0], y)
+        made = products(self.gemm, gather(x[:, self.cols], columns), self.weight.mT, self.form == "batched")
+        return scatter(made, rows, x.new_empty(x.shape[0], self.out_features) if y is None else y)
 
     def _local_transposed(self, gathered: Tensor, y: Tensor | None) -> Tensor:
         y = self.group.buffer(self.out_features, gathered.shape[1], gathered.dtype, gathered.device) if y is None else y
@@ -201,16 +201,27 @@ class PermutedDenseLinear(TermParallelLinear):
 
     def local_dgrad(self, dy: Tensor) -> Tensor:
         rows, columns = zip(*self.classes, strict=True)
-        made = _products(_gather(dy, rows), self.weight, self.form != "classes")
+        made = products(self.gemm, gather(dy, rows), self.weight, self.form != "classes")
         dx = dy.new_empty(dy.shape[0], self.cols.stop - self.cols.start)
         # A uniform mask's term reads half of x, so half of its dX is zero.
         for place in set(range(4)).difference(*(range(4)[cols] for cols in columns)):
             dx[:, place::4] = 0
-        return self.place_dgrad(_scatter(made, columns, dx))
+        return self.place_dgrad(scatter(made, columns, dx))
 
     def local_wgrad(self, dy: Tensor, x: Tensor, by: str | None = None) -> Tensor:
         rows, columns = zip(*self.classes, strict=True)
-        return _products(_gather(dy, rows).mT, _gather(x[:, self.cols], columns))
+        return products(self.gemm, gather(dy, rows).mT, gather(x[:, self.cols], columns))
+
+    def tune(self, x: Tensor) -> None:
+        for part in chunked.sizes(self, x):
+            self.gemm.search(gather(part[:, self.cols], [self.classes[0][1]])[0], self.weight[0])
+
+    def tune_dgrad(self, dy: Tensor) -> None:
+        self.gemm.search(gather(dy, [self.classes[0][0]])[0], self.weight[0].t())
+
+    def tune_wgrad(self, dy: Tensor, x: Tensor) -> None:
+        rows, columns = self.classes[0]
+        self.gemm.search(gather(dy, [rows])[0].t(), gather(x[:, self.cols], [columns])[0].t())
 
     def from_dense(self, dense: Tensor) -> Tensor:
         tiles = dense[self.rows, self.cols].unflatten(1, (-1, 4)).unflatten(0, (-1, 4))
@@ -223,76 +234,3 @@ class PermutedDenseLinear(TermParallelLinear):
             place = tiles[:, rows][..., cols]
             place.copy_(block.view(place.shape))
         return dense
-
-
-def classes_of(mask: Mask, term: int) -> list[tuple[slice, slice]]:
-    """(rows, columns) of every four, each class a dense matrix of the term. UnsupportedError: mask not periodic."""
-    return [(_run(rows), _run(columns)) for rows, columns in masks.periodic_classes(mask, term)]
-
-
-def _run(places: tuple[int, ...]) -> slice:
-    run = slice(places[0], places[-1] + 1, places[1] - places[0] if len(places) > 1 else 1)
-    if places != tuple(range(4)[run]):
-        raise ValueError(f"places {places} of four are no arithmetic sequence")
-    return run
-
-
-def _take(x: Tensor, places: slice) -> Tensor:
-    """The given places of every four columns of x [B, K]: a view [B, K/4, places]."""
-    # Two neighbours of 16 bits are viewed as one 32-bit number, which copies faster: 0.68 against 0.93 ms for all
-    # copies of a forward at N = 40960, B = 4096 on an H200.
-    pair = places.step == 1 and places.start % 2 == 0 and places.stop - places.start == 2
-    if pair and x.element_size() == 2 and x.stride(0) % 2 == 0 and x.storage_offset() % 2 == 0:
-        return x.view(torch.int32).unflatten(1, (-1, 2))[..., places.start // 2 : places.start // 2 + 1]
-    return x.unflatten(1, (-1, 4))[..., places]
-
-
-def _gather(x: Tensor, classes: Sequence[slice]) -> Tensor:
-    """x [B, K] -> contiguous [C, B, K places/4], every class's columns, in one pass; x itself where it is all four."""
-    if classes[0] == slice(0, 4, 1):
-        return x[None]
-    x = x if x.stride(1) == 1 else x.contiguous()
-    return torch.stack([_take(x, places) for places in classes]).flatten(2).view(x.dtype)
-
-
-def _products(a: Tensor, b: Tensor, batched: bool = False) -> Tensor:
-    """Each class's product, of [C, m, k] and [C, k, n]: [C, m, n]."""
-    if batched:
-        return torch.bmm(a, b)
-    made = a.new_empty(len(a), a.shape[1], b.shape[2])
-    for one, other, out in zip(a, b, made, strict=True):
-        torch.mm(one, other, out=out)
-    return made
-
-
-def _scatter(parts: Tensor, classes: Sequence[slice], out: Tensor) -> Tensor:
-    """Each of `parts` [C, B, K places/4] into its class's columns of `out` [B, K], in one pass where they fill it."""
-    places = [_take(out, one) for one in classes]
-    given = [part.view(place.dtype).view(place.shape) for part, place in zip(parts, places, strict=True)]
-    order = sorted(range(len(classes)), key=lambda one: classes[one].start)
-    if [place for one in order for place in range(4)[classes[one]]] == [0, 1, 2, 3]:
-        whole = out.view(places[0].dtype).view(out.shape[0], -1, len(order), places[0].shape[2])
-        torch.stack([given[one] for one in order], dim=2, out=whole)
-    else:
-        for place, part in zip(places, given, strict=True):
-            place.copy_(part)
-    return out
-
-
-def packed_wgrad(dy: Tensor, x: Tensor, classes: list[tuple[slice, slice]]) -> Tensor:
-    """dy [B, N], x [B, K] -> the kept half of dW = dy^T x, [N, K/2] row-major, by products of half the size.
-
-    Rows of a class are dy[:, rows]^T x[:, columns], straight into their rows of the result. Rows of one residue modulo
-    4 lie at one distance from each other, as a GEMM can write them; so a class of some rows is one product a residue,
-    and dy is first laid out by residue: one pass over dy instead of one over the result.
-    """
-    out = x.new_empty(dy.shape[1], x.shape[1] // 2)
-    if len(classes) == 1:
-        return torch.mm(dy.t(), _gather(x, [classes[0][1]])[0], out=out)
-    by_residue = dy.unflatten(1, (-1, 4)).movedim(2, 0).contiguous()
-    for rows, columns in classes:
-        kept = _gather(x, [columns])[0]
-        for r in range(4)[rows]:
-            torch.mm(by_residue[r].t(), kept, out=out[r::4])
-        del kept  # or it would still be held while the next class's is made
-    return out

@@ -8,15 +8,16 @@ from torch.distributed.tensor import DTensor
 
 from blockshock_lib.comm import Group, Pending
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.patterns.dense import Products
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import autograd, chunked, guards
+from blockshock_lib.layers.dense_state import DenseState
 from blockshock_lib.layers.graphed import Graphed
-from blockshock_lib.layers.parts import Part, laid_as, part_of, require_plain, whole
-from blockshock_lib.layers.watch import describe
+from blockshock_lib.layers.parts import Part, part_of, require_plain
 
 
-class ShardedLinear(nn.Module):
+class ShardedLinear(DenseState):
     """One rank's share of y = x W^T + b; W is [out_features, in_features] = [N, K]. Trains like `nn.Linear`.
 
     A subclass says which part a rank holds (`part`), how it is stored (`shard`), multiplied (`local`, `local_dgrad`,
@@ -64,7 +65,7 @@ class ShardedLinear(nn.Module):
             raise UnsupportedError(f"{type(self).__name__} splits real weights, not the meta device's: load them first")
         self.out_features, self.in_features = weight.shape
         self.group = group or Group.of()
-        self.mask, self.frozen = mask, frozen
+        self.mask, self.frozen, self.gemm = mask, frozen, Products()
         autograd.register(self)
         self.register_forward_pre_hook(guards.called)
         self.register_buffer("like", weight.new_empty(0), persistent=False)
@@ -143,9 +144,11 @@ class ShardedLinear(nn.Module):
 
     def local(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """x [B, K] -> this rank's partial result, without communication; a sum's part is written into `out` [B, N]."""
-        weight, out = self._parameters["weight"], self.workspace(x) if out is None else out
-        x = self.columns(x)
-        return nn.functional.linear(x, weight) if out is None else torch.mm(x, weight.t(), out=out)
+        return self.gemm(*self.factors(x), self.workspace(x) if out is None else out)
+
+    def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of x [B, K], two whose product a b^T is the partial result."""
+        return self.columns(x), self._parameters["weight"]
 
     def columns(self, x: Tensor) -> Tensor:
         """Of x [B, K], what this rank multiplies."""
@@ -180,7 +183,10 @@ class ShardedLinear(nn.Module):
 
     def local_dgrad(self, dy: Tensor) -> Tensor:
         """dy [B, N] -> this rank's partial dX."""
-        return torch.mm(dy[:, self.rows], self.weight)
+        return self.gemm(*self.dgrad_factors(dy))
+
+    def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:
+        return dy[:, self.rows], self.weight.t()
 
     def start_dgrad(self, partial: Tensor) -> Pending:
         """Starts to join the partial dX; its `wait` gives dX [B, K] on every rank. May overwrite `partial`."""
@@ -192,7 +198,7 @@ class ShardedLinear(nn.Module):
 
     def local_wgrad(self, dy: Tensor, x: Tensor, by: str | None = None):
         """dy [B, N], x [B, K] -> this rank's share of dW = dy^T x."""
-        return torch.mm(dy[:, self.rows].t(), x[:, self.cols])
+        return self.gemm(dy[:, self.rows].t(), x[:, self.cols].t())
 
     def finish_wgrad(self, partial, by: str | None = None) -> Tensor:
         """The gradient of `self.weight`, in its shape and dtype."""
@@ -222,78 +228,22 @@ class ShardedLinear(nn.Module):
 
     def tune(self, x: Tensor) -> None:
         """Searches for the fastest kernel for x [B, K]; no collective: the other ranks find what one of them kept."""
+        for part in chunked.sizes(self, x):
+            self.gemm.search(*self.factors(part))
 
     def tune_dgrad(self, dy: Tensor) -> None:
         """The same for dX of dy [B, N]."""
+        self.gemm.search(*self.dgrad_factors(dy))
+
+    def tune_wgrad(self, dy: Tensor, x: Tensor) -> None:
+        """The same for dW, where it is one dense product."""
+        self.gemm.search(dy[:, self.rows].t(), x[:, self.cols].t())
 
     def tune_reduce(self, x: Tensor) -> None:
         """Has the group measure its ways to join partial results of x [B, K]. A collective, unlike `tune`."""
         if self.collective == "all-reduce":
             for part in chunked.sizes(self, x):
                 self.group.tune(part.shape[0] * self.out_features * part.element_size(), x.device)
-
-    def from_dense(self, dense: Tensor) -> Tensor:
-        """This rank's part of a dense [N, K], a new tensor in the layout of `self.weight`."""
-        return part_of(dense, None, Part(None, self.rows, self.cols))
-
-    def part_dense(self, tensor: Tensor) -> Tensor:
-        """A tensor in the layout of `self.weight` as this rank's [rows, columns] of W, +0.0 where it holds nothing."""
-        return tensor
-
-    def to_dense(self, tensor: Tensor | None = None) -> Tensor:
-        """W [N, K] on every rank, bit for bit, or a `tensor` in the weight's layout, as its gradient. A collective."""
-        if tensor is None and self.weight is not None:
-            self.prepare()  # an optimizer may have written where a term holds nothing
-            tensor = self.weight
-        tensor = None if tensor is None else whole(tensor.detach())
-        dense = (self.like if tensor is None else tensor).new_zeros(self.out_features, self.in_features)
-        if tensor is not None:
-            dense[self.rows, self.cols] = self.part_dense(tensor)
-        self.group.meet(f"{describe(self)}.to_dense(), as state_dict() does,")
-        # No two ranks hold the same entry and zero has no bit set: the sum of bytes is exact, of -0.0 and NaN too.
-        self.group.all_reduce(dense.view(torch.uint8))
-        return dense
-
-    def to_linear(self) -> nn.Linear:
-        """A plain layer with the same weights, whole on every rank. A collective."""
-        like = {"dtype": self.like.dtype, "device": self.like.device}
-        linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, **like)
-        linear.load_state_dict({name: whole(value) for name, value in self.state_dict().items()})
-        return linear
-
-    @torch.no_grad()
-    def load_dense(self, dense: Tensor) -> None:
-        """Writes this rank's part of W [N, K] into the weight; the mask stays. ValueError: another shape."""
-        if tuple(dense.shape) != (self.out_features, self.in_features):
-            raise ValueError(f"the weight is [{self.out_features}, {self.in_features}], not {list(dense.shape)}")
-        if self.weight is not None:
-            self.prepare()
-            part = self.from_dense(whole(dense).to(self.weight.device, self.weight.dtype))
-            self.weight.copy_(laid_as(self.weight, part))
-            self.refresh()
-
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.to_dense()
-
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
-        hooks, key, others = self._load_state_dict_pre_hooks, prefix + "weight", []
-        for hook in hooks.values():  # before the weight is taken
-            hook(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
-        rest = dict(state_dict)
-        if (dense := rest.pop(key, None)) is not None:  # a rank that stands by checks it too
-            if local_metadata.get("assign_to_params_buffers") and dense.shape == (self.out_features, self.in_features):
-                self.to(dense)  # its dtype and device
-            try:
-                self.load_dense(dense)
-            except (ValueError, RuntimeError) as error:
-                errors.append(f"{key} could not be loaded: {error}")
-        try:
-            self._load_state_dict_pre_hooks = {}
-            super()._load_from_state_dict(rest, prefix, local_metadata, strict, others, unexpected, errors)
-        finally:
-            self._load_state_dict_pre_hooks = hooks
-        missing += [other for other in others if other != key] + [key] * (strict and dense is None)
 
     def extra_repr(self) -> str:
         mask = f", mask={self.mask.name}" if self.mask else ""

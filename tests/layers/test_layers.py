@@ -12,9 +12,11 @@ from torch import nn
 
 from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.patterns import dense as products
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.layers import BlockShockLinear, DenseLinear, PermutedDenseLinear, ShardedLinear, dense
+from blockshock_lib.layers import BlockShockLinear, DenseLinear, PermutedDenseLinear, ShardedLinear, classes
 from blockshock_lib.ranks import call
+from blockshock_lib.studies.linear.folded import orders
 from blockshock_lib.studies.linear.methods import METHODS
 from tests.cases import MASKS
 from tests.layers.ranks import CASES, RUNNABLE, B, K, N, Threads, built, draw, in_process, problem
@@ -75,12 +77,36 @@ def test_what_a_layer_cannot_do_is_refused_with_a_reason():
         DenseLinear(w, group=Group(1, 2))(x)
     with pytest.raises(NotImplementedError, match="Mine must say which part"):
         type("Mine", (ShardedLinear,), {})(w, group=Group(0, 2))
-    odd = mock.patch.object(dense.masks, "periodic_classes", return_value=[((2,), (2, 3)), ((0, 1, 3), (0, 1))])
+    odd = mock.patch.object(classes.masks, "periodic_classes", return_value=[((2,), (2, 3)), ((0, 1, 3), (0, 1))])
     with odd, pytest.raises(ValueError, match=r"places \(0, 1, 3\) of four are no arithmetic sequence"):
-        dense.classes_of(Mask.named("checkerboard"), 0)
+        classes.classes_of(Mask.named("checkerboard"), 0)
     reason = PermutedDenseLinear.unsupported(Mask.named("random"), CPU, BF16)
     assert "not periodic" in reason and "random" in reason
     assert BlockShockLinear.unsupported(Mask.named("checkerboard"), CPU, BF16, product="torch")
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("dense", "block_shock_torch")])
+def test_each_dense_product_is_made_in_the_way_that_a_search_found_for_its_shape(name, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda name=None: "default")
+    monkeypatch.setattr(products, "fastest", lambda x, weight: products.Way("cublaslt", 2))
+    taken, right = [], products.multiplied
+    monkeypatch.setattr(products, "multiplied", lambda way, *args: taken.append(way) or right(way, *args))
+    w, bias, x, dy = (draw(*shape, dtype=F64) for shape in ((128, 256), (128,), (12, 256), (12, 128)))
+    model = Threads(lambda group: built(name, "checkerboard", w, bias, group), 2)
+    for layer in model.layers:
+        layer.tune(x)
+        layer.tune_dgrad(dy)
+        layer.tune_wgrad(dy, x)
+        if "block_shock" in name:
+            layer.dw = "full"
+    every = [slice(None)] * 2
+    rows, cols = orders(Mask.named("checkerboard"), *w.shape) if METHODS[name].folded else every
+    y, dx = model.passes(x[:, cols], dy[:, rows])
+    close = {"rtol": 1e-10, "atol": 1e-10}
+    torch.testing.assert_close(y, (x @ w.T)[:, rows] + bias, **close)
+    torch.testing.assert_close(dx, (dy @ w)[:, cols], **close)
+    torch.testing.assert_close(model.dense(lambda layer: layer.weight.grad), dy.T @ x, **close)
+    assert taken and None not in taken
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -11,6 +11,7 @@ from blockshock_lib.kernels.patterns.pattern import Counts, Kernel, Packed, Patt
 from blockshock_lib.kernels.tuning.store import Store
 
 FEW = 256  # rows up to which parts of K can fill a GPU that the output leaves idle
+MOST_ENTRIES = 1 << 28  # of a result for which a way is searched: its truths take 16 bytes an entry
 
 
 class Dense(Packed):
@@ -64,21 +65,48 @@ class Searched(Dense):
             self.chosen[len(x)] = tune.choice(STORE, ways, self, x, {"turned": turned} if any(turned) else {})
 
 
-def multiplied(way: Way | None, x: Tensor, weight: Tensor) -> Tensor:
-    """x [B, K] times a weight [N, K] transposed, in this way; None: PyTorch's own."""
+def multiplied(
+    way: Way | None, x: Tensor, weight: Tensor, out: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """x [B, K] times a weight [N, K] transposed, in this way, into `out`, or plus a `bias` that broadcasts to [B, N],
+    rounded once; None: PyTorch's own way.
+    """
     if way is None:
-        return F.linear(x, weight)
+        return _whole(x, weight, out, bias)
     before = torch.backends.cuda.preferred_blas_library()
     torch.backends.cuda.preferred_blas_library(way.library)
     try:
         if way.splits == 1:
-            return F.linear(x, weight)
+            return _whole(x, weight, out, bias)
         # [splits, B or N, K / splits]
-        x, weight = (one.unflatten(1, (way.splits, -1)).transpose(0, 1) for one in (x, weight))
-        wide = {} if x.dtype == torch.float32 else {"out_dtype": torch.float32}
-        return torch.bmm(x, weight.transpose(1, 2), **wide).sum(0).to(x.dtype)
+        parts, others = (one.unflatten(1, (way.splits, -1)).transpose(0, 1) for one in (x, weight))
+        wide = {"out_dtype": torch.float32} if x.itemsize == 2 else {}
+        y = torch.bmm(parts, others.transpose(1, 2), **wide).sum(0)
+        y = y if bias is None else y + bias
+        return y.to(x.dtype) if out is None else out.copy_(y)
     finally:
         torch.backends.cuda.preferred_blas_library(before)
+
+
+def _whole(x: Tensor, weight: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor:
+    if bias is not None:
+        return torch.addmm(bias, x, weight.t())
+    return F.linear(x, weight) if out is None else torch.mm(x, weight.t(), out=out)
+
+
+class Products:
+    """`multiplied`, each shape in the way that `search` found for it, PyTorch's own where it was not asked."""
+
+    def __init__(self):
+        self.ways: dict[tuple[torch.Size, torch.Size], Way] = {}
+
+    def search(self, x: Tensor, weight: Tensor) -> None:
+        if len(x) * len(weight) <= MOST_ENTRIES and (way := fastest(x, weight)):
+            self.ways[x.shape, weight.shape] = way
+
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        way = self.ways.get((x.shape, weight.shape)) if self.ways else None
+        return multiplied(way, x, weight, out, bias)
 
 
 def fastest(x: Tensor, weight: Tensor) -> Way | None:

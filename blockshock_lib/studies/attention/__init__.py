@@ -40,7 +40,9 @@ STUDY = Study(
     defaults={"methods": "all", "profile": "none"},
     answers={
         "": late(f"{_PROMISES}:answer"),
-        "attention_correctness": late("report.answer:checked", "every pattern is right by every kernel that can run here"),
+        "attention_correctness": late(
+            "report.answer:checked", "every pattern is right by every kernel that can run here"
+        ),
         "attention_speed": late("studies.attention.report:answer"),
         "attention_scaling": late(f"{_SCALING}_report:answer"),
     },

@@ -93,7 +93,7 @@ class TrainingRunner(GalleryRunner):
 
     def __init__(self, problem: TrainingProblem, method: str):
         self.problem, self.name, self.way = problem, method, WAYS[method]
-        self.layer, self.operand, self.ways = None, None, {}
+        self.layer, self.operand, self.searched = None, None, dense.Products()
         if self.way.operand == "weight":
             how = {"update": self.way.update, "product": self.way.kernel, "frozen": False}
             self.layer = Linear24.from_linear(linear_of(problem.weight, None), mask="transposable_random", **how)
@@ -120,10 +120,6 @@ class TrainingRunner(GalleryRunner):
         packed = self.operand.packed.again(a, keep) if self.operand else PATTERN.pack(a, keep, kernel=way.kernel)
         return Operand(a, keep, packed)
 
-    def searched(self, what: str, x: Tensor, weight: Tensor) -> Tensor:
-        """x [., k] times a weight [., k] transposed, in the way that was searched for this product."""
-        return dense.multiplied(self.ways.get(what), x, weight)
-
     def forward(self, operand: Operand | None = None) -> Tensor:
         """y [B, N]."""
         (a, _, packed), weight = operand or self.operand, self.problem.weight
@@ -131,7 +127,7 @@ class TrainingRunner(GalleryRunner):
             return self.layer.multiply(a)
         if self.way.tiles:
             return packed @ weight.t()
-        return packed.product(weight).t() if packed else self.searched("y", a, weight)
+        return packed.product(weight).t() if packed else self.searched(a, weight)
 
     def backward(self, operand: Operand | None = None) -> tuple[Tensor, Tensor]:
         """dH [B, K], and dW as the weight lies."""
@@ -139,8 +135,8 @@ class TrainingRunner(GalleryRunner):
         if self.layer:
             da, dw, _ = self.layer.backward(dy, a)
         else:
-            da = self.searched("dA", dy, self.problem.weight.t())
-            dw = (packed.t() @ dy).t() if self.way.tiles else self.searched("dW", dy.t(), a.t())
+            da = self.searched(dy, self.problem.weight.t())
+            dw = (packed.t() @ dy).t() if self.way.tiles else self.searched(dy.t(), a.t())
         dh = self.problem.df(da, self.problem.x)
         return (dh if keep is None else torch.where(keep, dh, 0)), dw
 
@@ -156,8 +152,8 @@ class TrainingRunner(GalleryRunner):
             (a, keep, packed), weight, dy = self.operand, self.problem.weight, self.problem.dy
             if keep is not None:
                 packed.tune(weight)
-            products = {"y": (a, weight), "dA": (dy, weight.t()), "dW": (dy.t(), a.t())}
-            self.ways = {what: dense.fastest(*two) for what, two in products.items()}
+            for x, w in ((a, weight), (dy, weight.t()), (dy.t(), a.t())):
+                self.searched.search(x, w)
 
     def compared(self, part: str, made: tuple[Tensor, ...]) -> Iterator[Check]:
         true, base = (self.expected(dtype) for dtype in (torch.float64, self.problem.dtype))

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.layers import PermutedDenseLinear
-from blockshock_lib.layers.dense import classes_of
+from blockshock_lib.layers import PermutedDenseLinear, chunked
+from blockshock_lib.layers.classes import classes_of
 from blockshock_lib.layers.parts import Part
 
 
@@ -33,21 +33,32 @@ class FoldedDenseLinear(PermutedDenseLinear):
         y = self.workspace(x) if out is None else out
         y = x.new_empty(x.shape[0], self.out_features) if y is None else y
         for (rows, columns), w in zip(self.blocks, self.weight, strict=True):
-            torch.mm(x[:, columns], w.t(), out=y[:, rows])
+            self.gemm(x[:, columns], w, y[:, rows])
         return y
 
     def local_dgrad(self, dy: Tensor) -> Tensor:
         whole = sum(columns.stop - columns.start for _, columns in self.blocks) == self.in_features
         dx = (torch.empty if whole else torch.zeros)(dy.shape[0], self.in_features, dtype=dy.dtype, device=dy.device)
         for (rows, columns), w in zip(self.blocks, self.weight, strict=True):
-            torch.mm(dy[:, rows], w, out=dx[:, columns])
+            self.gemm(dy[:, rows], w.t(), dx[:, columns])
         return dx
 
     def local_wgrad(self, dy: Tensor, x: Tensor, by: str | None = None) -> Tensor:
         grad = torch.empty_like(self.weight)
         for (rows, columns), out in zip(self.blocks, grad, strict=True):
-            torch.mm(dy[:, rows].t(), x[:, columns], out=out)
+            self.gemm(dy[:, rows].t(), x[:, columns].t(), out)
         return grad
+
+    def tune(self, x: Tensor) -> None:
+        for part in chunked.sizes(self, x):
+            self.gemm.search(part[:, self.blocks[0][1]], self.weight[0])
+
+    def tune_dgrad(self, dy: Tensor) -> None:
+        self.gemm.search(dy[:, self.blocks[0][0]], self.weight[0].t())
+
+    def tune_wgrad(self, dy: Tensor, x: Tensor) -> None:
+        rows, columns = self.blocks[0]
+        self.gemm.search(dy[:, rows].t(), x[:, columns].t())
 
 
 def orders(mask: Mask, *features: int) -> list[Tensor]:

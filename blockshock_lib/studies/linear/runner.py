@@ -27,6 +27,8 @@ class LinearRunner(Runner):
         self.layer.tune(self.problem.x)
         if self.phase.backward:
             self.layer.tune_dgrad(self.problem.dy)
+        if self.phase.train:
+            self.layer.tune_wgrad(self.problem.dy, self.problem.x)
 
     def tune_together(self) -> None:
         self.layer.tune_reduce(self.problem.x)

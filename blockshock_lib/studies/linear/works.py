@@ -14,7 +14,7 @@ from blockshock_lib.studies.linear import ways
 from blockshock_lib.studies.linear.training import NEGLIGIBLE_LR, Trainer, eager_step
 
 ORDERS = {True: "overlapped", False: "in turn"}  # of dX's collective and dW
-CHUNKS = (1, 2)  # pieces that the batch may be cut into, the collective of one beside the product of the next
+CHUNKS = (1, 2, 4)  # pieces that the batch may be cut into, the collective of one beside the product of the next
 LARGE_BATCH = 1024  # below, no cut has paid: the pieces' products are no shorter than the whole one
 
 

@@ -78,8 +78,21 @@ def test_a_dense_product_in_parts_is_the_dense_product_and_the_library_is_put_ba
     torch.testing.assert_close(packed.by(way := dense.Way("cublaslt", splits), x), x @ weight.t())
     lying = dense.multiplied(way, x.t().contiguous().t(), weight.t().contiguous().t())  # transposed views
     torch.testing.assert_close(lying, x @ weight.t())
+    out, bias = torch.full((8, 48), torch.nan), torch.randn(8, 1)
+    assert dense.multiplied(way, x, weight, out) is out
+    torch.testing.assert_close(out, x @ weight.t())
+    torch.testing.assert_close(dense.multiplied(way, x, weight, bias=bias), x @ weight.t() + bias)
     assert dense.fastest(x, weight) is None  # nothing is searched on a CPU
-    assert set_to == ["default", *["cublaslt", "default"] * 2]
+    assert set_to == ["default", *["cublaslt", "default"] * 4]
+
+
+def test_a_result_too_large_for_its_truths_is_not_searched(monkeypatch):
+    monkeypatch.setattr(dense, "fastest", lambda x, weight: dense.Way("cublas", 1))
+    products, small, large = dense.Products(), torch.empty(4, 1, device="meta"), torch.empty(1 << 27, 1, device="meta")
+    products.search(large, small)
+    assert products.ways == {}
+    products.search(large, small[:2])
+    assert list(products.ways) == [(large.shape, small[:2].shape)]
 
 
 def test_a_gpu_that_does_not_tell_its_cache_has_copies_past_a_common_one(monkeypatch):

@@ -111,8 +111,8 @@ def test_of_a_large_batch_on_ranks_every_cut_and_every_way_to_add_up_is_timed_an
     for rows in call(measuring.on_two_ranks, processes=2, logs=tmp_path, seconds=600):
         for method in ("row_parallel", "block_shock"):
             (taken,) = set(details(rows, "forward_kernel", method))
-            assert taken in ("1", "2")
-            assert sorted(details(rows, "forward_chunks_kernel", method)) == sorted(["1", "2"] * 2)
+            assert taken in ("1", "2", "4")
+            assert sorted(details(rows, "forward_chunks_kernel", method)) == sorted(["1", "2", "4"] * 2)
         assert set(details(rows, "compute_kernel", "permuted_dense")) < {"classes", "batched", "transposed"}
         assert details(rows, "forward_chunks_kernel", "dense") == []
         assert set(details(rows, "forward_kernel", "dense")) == {"dense"}

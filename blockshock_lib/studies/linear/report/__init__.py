@@ -24,7 +24,7 @@ TABLES = {
     "calls": _own("tables:call_table"),
     "all-reduce": _own("tables:reduce_table"),
     "chunks": _own(
-        *("tables:ways_table", "forward_chunks_kernel", "forward_kernel", "1", "2"),
+        *("tables:ways_table", "forward_chunks_kernel", "forward_kernel", "1", "2", "4"),
         missing=("forward in pieces", "only batches from 1024 are cut, and this run has none"),
     ),
     "weights": _shared("tables:formula_table", metric="weight_bytes"),

@@ -110,7 +110,7 @@ def piece_names(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def ways_table(frame: pd.DataFrame, metric: str, chosen: str, *ways: str, missing: tuple = ()) -> pd.DataFrame:
-    """Median ms each way, a row a (case, method); of two, the second's time over the first's; and the way that the
+    """Median ms each way, a row a (case, method); of two timed, the second's time over the first's; and the way that the
     layer took, by the detail of `chosen`: where fresh groups differ, in how many of them each.
     """
     table = frames.medians(frame, AXES, **{way: (metric, way) for way in ways})
@@ -120,8 +120,8 @@ def ways_table(frame: pd.DataFrame, metric: str, chosen: str, *ways: str, missin
     table = table.merge(taken.reset_index(), on=KEYS, how="left")
     timed = [way for way in ways if table[way].notna().any()]
     columns = {f"{way} (ms)": rounded(table[way]) for way in timed}
-    if len(ways) == len(timed) == 2:
-        columns[f"{ways[1]} / {ways[0]}"] = rounded(table[ways[1]] / table[ways[0]], 3)
+    if len(timed) == 2:
+        columns[f"{timed[1]} / {timed[0]}"] = rounded(table[timed[1]] / table[timed[0]], 3)
     return shown(table, columns | {"taken": table["taken"].astype(object)})
 
 
