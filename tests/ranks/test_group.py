@@ -136,6 +136,7 @@ def test_a_killed_or_interrupted_parent_leaves_no_process_and_no_file(how, tmp_p
     said, tell = multiprocessing.Pipe(duplex=False)
 
     def program():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
         group = WorkerGroup(2, logs=tmp_path)
         tell.send(pids_of(group))
         with pytest.raises(KeyboardInterrupt):

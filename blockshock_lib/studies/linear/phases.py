@@ -32,7 +32,7 @@ PHASES = {
 }
 
 WORKS = {
-    "call": ("forward", "forward_graph", "pass", "step"),
+    "call": ("forward", "forward_graph", "forward_torch", "pass", "step"),
     "kernel": (
         *("forward", "compute", "reduce", "dx", "reduce_dx", "backward", "pass", "dw"),
         *("optimizer", "remask", "compress", "refresh", "step"),

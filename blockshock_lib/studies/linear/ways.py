@@ -4,7 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 from blockshock_lib.engine.study import Runner
 from blockshock_lib.engine.timing import Work
@@ -61,6 +64,16 @@ def _graphed(copies: Sequence[Runner]) -> Work:
 
     calls = [partial(graph, x) for graph in graphs] or [lambda: None] * len(copies)
     return Work("forward_graph_call", calls, eager=True, release=release)
+
+
+def rowwise(layer: ShardedLinear) -> nn.Module:
+    """B1 as PyTorch ships it, on the layer's weight: nn.Linear under RowwiseParallel, given x whole. A collective."""
+    mesh = DeviceMesh.from_group(layer.group.handle, layer.weight.device.type)
+    linear = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+    for name, where in (("weight", Shard(1)), ("bias", Replicate())):
+        if (own := getattr(layer, name)) is not None:
+            setattr(linear, name, nn.Parameter(DTensor.from_local(own.detach(), mesh, [where])))
+    return parallelize_module(linear, mesh, RowwiseParallel(input_layouts=Replicate()))
 
 
 def reductions(one: Runner) -> list[Work]:

@@ -9,7 +9,7 @@ import torch
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Runner
 from blockshock_lib.engine.timing import Work
-from blockshock_lib.layers import BlockShockLinear, ShardedLinear
+from blockshock_lib.layers import BlockShockLinear, RowParallelLinear, ShardedLinear
 from blockshock_lib.studies.linear import ways
 from blockshock_lib.studies.linear.training import NEGLIGIBLE_LR, Trainer, eager_step
 
@@ -150,6 +150,10 @@ class Works:
 
     def ways(self, forward: list[Work]) -> list[Work]:
         found = ways.of_product(self.copies)
+        if isinstance(self.layer, RowParallelLinear) and self.layer.group.connected:
+            torchs = {layer: ways.rowwise(layer) for layer in self.layers}
+            call = lambda one: torchs[one](self.x)  # noqa: E731
+            found.append(self.work("forward_torch_call", call, eager=True, recheck=self.made))
         if not self.problem.reduced and (each := ways.reductions(self.one)):
             self.problem.reduced.append(self.name)
             taken = next(work for work in forward if work.metric == "reduce_kernel")

@@ -115,6 +115,7 @@ def test_of_a_large_batch_on_ranks_every_cut_and_every_way_to_add_up_is_timed_an
             assert sorted(details(rows, "forward_chunks_kernel", method)) == sorted(["1", "2", "4"] * 2)
         assert set(details(rows, "compute_kernel", "permuted_dense")) < {"classes", "batched", "transposed"}
         assert details(rows, "forward_chunks_kernel", "dense") == []
+        assert {row["method"] for row in rows if row["metric"] == "forward_torch_call"} == {"row_parallel", "twin"}
         assert set(details(rows, "forward_kernel", "dense")) == {"dense"}
         found = [(row["method"], row["detail"]) for row in rows if row["metric"] == "reduce_by_kernel"]
         assert found == [("row_parallel", "gloo")] * 2

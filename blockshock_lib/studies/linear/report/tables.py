@@ -61,11 +61,13 @@ def product_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def call_table(frame: pd.DataFrame) -> pd.DataFrame:
     """A forward called eagerly and through the layer's own CUDA graph, a row a (case, method): median µs of the
-    slowest rank. Below 1 of "eager / graph" the graph does not pay.
+    slowest rank. Below 1 of "eager / graph" the graph does not pay. Of B1 also PyTorch's own RowwiseParallel.
     """
     rows = frames.complete(frame, AXES)
     rows = rows[rows["method"].isin([B1, OURS, STOCK, *build.newcomers(rows)])]
     times = {"eager call": "forward_call", "graph call": "forward_graph_call", "kernel": "forward_kernel"}
+    if rows["metric"].eq("forward_torch_call").any():
+        times["RowwiseParallel"] = "forward_torch_call"
     table = frames.medians(rows, AXES, **times).dropna(subset="graph call")
     if table.empty:
         return nothing(frame, "forward through a CUDA graph", "there are no CUDA graphs on a CPU")
@@ -110,8 +112,8 @@ def piece_names(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def ways_table(frame: pd.DataFrame, metric: str, chosen: str, *ways: str, missing: tuple = ()) -> pd.DataFrame:
-    """Median ms each way, a row a (case, method); of two timed, the second's time over the first's; and the way that the
-    layer took, by the detail of `chosen`: where fresh groups differ, in how many of them each.
+    """Median ms each way, a row a (case, method); of two timed, the second's time over the first's; and the way that
+    the layer took, by the detail of `chosen`: where fresh groups differ, in how many of them each.
     """
     table = frames.medians(frame, AXES, **{way: (metric, way) for way in ways})
     if table.empty:
