@@ -4,6 +4,7 @@ import importlib.util
 import multiprocessing
 import subprocess
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 from blockshock_lib import files
 from blockshock_lib.ranks import WorkerGroup, group, worker
 
+QUICK = 2  # cases of each test; the rest are long, so that `make test` has something of every promise
+
 if importlib.util.find_spec("triton") and not torch.cuda.is_available():
     # Its own functions are made for the interpreter or for a GPU as it is imported, and torch.compile imports it too.
     with pytest.MonkeyPatch.context() as patch:
@@ -19,10 +22,16 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
         importlib.import_module("triton.language")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items):
     # Files with long tests come first, so that no worker is left alone with one of them at the end.
     long = {item.path for item in items if "long" in item.keywords or item.path.suffix == ".ipynb"}
     items.sort(key=lambda item: item.path not in long)
+    cases = Counter()
+    for item in items:
+        cases[name := item.nodeid.partition("[")[0]] += 1
+        if cases[name] > QUICK:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.hookimpl(tryfirst=True)

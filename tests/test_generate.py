@@ -30,6 +30,7 @@ def test_its_loop_gives_the_tokens_of_generate_again_and_again(example, batch):
         assert torch.equal(decoder()[0], wanted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["magnitude", "sparsegpt"])
 def test_it_prints_rates_perplexity_and_agreement_side_by_side(example, capsys, method, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -76,6 +76,7 @@ def test_a_run_says_its_verdict_a_fact_a_line_and_where_notebook_and_page_are(ou
     assert told[0].startswith("run phase0: ") and any(one.startswith("phase0: 0 of 1, ") for one in told)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "said"),
     [({"failed": "row_parallel"}, "phase0: FAIL"), ({"groups": 2}, "phase0: INCOMPLETE 1 of 2")],

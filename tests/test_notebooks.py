@@ -117,6 +117,7 @@ def test_a_notebook_begins_with_its_answer_before_it_says_how(notebook):
     assert text.index('class="sentence"') < text.index("<img") < text.index("Checks ")
 
 
+@pytest.mark.long
 def test_nbval_sees_an_altered_word_of_a_committed_table_and_a_row_too_few_and_says_where_they_stand(tmp_path):
     notebook = nbformat.read(ROOT / "notebooks" / "phase0_correctness.ipynb", as_version=4)
     changes = {

@@ -4,6 +4,7 @@ import re
 import subprocess
 import textwrap
 
+import pytest
 import torch
 
 import blockshock_lib
@@ -38,6 +39,7 @@ assert world() is None, "something keeps the process group, whose threads can ab
 """
 
 
+@pytest.mark.long
 def test_the_example_for_ones_own_model_trains_and_saves_what_plain_layers_load(tmp_path):
     code, _ = EXAMPLES
     script = tmp_path / "own.py"

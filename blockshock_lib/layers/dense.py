@@ -10,7 +10,7 @@ from blockshock_lib.comm import Pending
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
-from blockshock_lib.layers import autograd, chunked
+from blockshock_lib.layers import autograd
 from blockshock_lib.layers.classes import classes_of, gather, products, scatter
 from blockshock_lib.layers.parts import Part, equal_shard, term_mask
 from blockshock_lib.layers.sharded import ShardedLinear
@@ -179,7 +179,7 @@ class PermutedDenseLinear(TermParallelLinear):
             return self._local_transposed(gather(x[:, self.cols], columns), out)
         y = self.workspace(x) if out is None else out
         if len(self.classes) == 1:
-            return self.gemm(gather(x[:, self.cols], columns)[0], self.weight[0], y)
+            return self.gemm(*self.factors(x), y)
         made = products(self.gemm, gather(x[:, self.cols], columns), self.weight.mT, self.form == "batched")
         return scatter(made, rows, x.new_empty(x.shape[0], self.out_features) if y is None else y)
 
@@ -212,16 +212,16 @@ class PermutedDenseLinear(TermParallelLinear):
         rows, columns = zip(*self.classes, strict=True)
         return products(self.gemm, gather(dy, rows).mT, gather(x[:, self.cols], columns))
 
-    def tune(self, x: Tensor) -> None:
-        for part in chunked.sizes(self, x):
-            self.gemm.search(gather(part[:, self.cols], [self.classes[0][1]])[0], self.weight[0])
+    # Of the first class; the others' are of the same shapes.
 
-    def tune_dgrad(self, dy: Tensor) -> None:
-        self.gemm.search(gather(dy, [self.classes[0][0]])[0], self.weight[0].t())
+    def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return gather(x[:, self.cols], [self.classes[0][1]])[0], self.weight[0]
 
-    def tune_wgrad(self, dy: Tensor, x: Tensor) -> None:
-        rows, columns = self.classes[0]
-        self.gemm.search(gather(dy, [rows])[0].t(), gather(x[:, self.cols], [columns])[0].t())
+    def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:
+        return gather(dy, [self.classes[0][0]])[0], self.weight[0].t()
+
+    def wgrad_factors(self, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.dgrad_factors(dy)[0].t(), self.factors(x)[0].t()
 
     def from_dense(self, dense: Tensor) -> Tensor:
         tiles = dense[self.rows, self.cols].unflatten(1, (-1, 4)).unflatten(0, (-1, 4))

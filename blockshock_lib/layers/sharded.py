@@ -147,7 +147,7 @@ class ShardedLinear(DenseState):
         return self.gemm(*self.factors(x), self.workspace(x) if out is None else out)
 
     def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of x [B, K], two whose product a b^T is the partial result."""
+        """Two whose product a b^T is the partial result for x [B, K]; so are those of dX and dW."""
         return self.columns(x), self._parameters["weight"]
 
     def columns(self, x: Tensor) -> Tensor:
@@ -198,7 +198,10 @@ class ShardedLinear(DenseState):
 
     def local_wgrad(self, dy: Tensor, x: Tensor, by: str | None = None):
         """dy [B, N], x [B, K] -> this rank's share of dW = dy^T x."""
-        return self.gemm(dy[:, self.rows].t(), x[:, self.cols].t())
+        return self.gemm(*self.wgrad_factors(dy, x))
+
+    def wgrad_factors(self, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return dy[:, self.rows].t(), x[:, self.cols].t()
 
     def finish_wgrad(self, partial, by: str | None = None) -> Tensor:
         """The gradient of `self.weight`, in its shape and dtype."""
@@ -237,7 +240,7 @@ class ShardedLinear(DenseState):
 
     def tune_wgrad(self, dy: Tensor, x: Tensor) -> None:
         """The same for dW, where it is one dense product."""
-        self.gemm.search(dy[:, self.rows].t(), x[:, self.cols].t())
+        self.gemm.search(*self.wgrad_factors(dy, x))
 
     def tune_reduce(self, x: Tensor) -> None:
         """Has the group measure its ways to join partial results of x [B, K]. A collective, unlike `tune`."""

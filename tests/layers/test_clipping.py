@@ -87,6 +87,7 @@ def like_dense(group, cases):
     return True
 
 
+@pytest.mark.long
 def test_norm_and_clipped_update_are_the_dense_models_for_every_method(ranks):
     assert all(ranks(like_dense, [("dense", "checkerboard", {}), *CASES]))
 

@@ -228,6 +228,7 @@ def test_eagerly_a_layer_takes_autocast_and_empty_batches(fn, name, mask, change
     assert local.run(2, lambda group: fn(group, [(name, mask, changes)])) == [True, True]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fn", [trains_compiled, under_autocast, takes_empty_batches])
 def test_between_processes_a_compiled_model_does_as_the_eager_one(fn, pair):
     assert pair.call(in_process, fn, FEW, "aot_eager", seconds=600) == [True, True]

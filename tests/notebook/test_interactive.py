@@ -37,6 +37,7 @@ def opened(names, outputs):
     return workbook.open_run("phase0", **names, out=outputs)
 
 
+@pytest.mark.long
 def test_it_says_where_it_is_kept_and_leaves_notebook_and_page_there(cells, outputs, capsys):
     run = opened(cells, outputs)
     assert capsys.readouterr().out == f"run: {run.name}\n"

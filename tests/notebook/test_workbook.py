@@ -80,6 +80,7 @@ def test_nothing_of_a_shared_run_names_a_path_of_this_machine(done):
     assert noted_by(done)["run"] == folder.relative_to(files.ROOT).as_posix()
 
 
+@pytest.mark.long
 def test_a_redrawn_run_makes_the_same_tables_and_measures_nothing(done, outputs):
     # Given as an absolute path, as a shell completes it.
     again = workbook.execute("phase0", redraw=str(done.notebook.parent), out=outputs)
@@ -95,6 +96,7 @@ def test_a_redrawn_run_makes_the_same_tables_and_measures_nothing(done, outputs)
     assert str(files.ROOT) not in shown
 
 
+@pytest.mark.long
 def test_a_page_that_cannot_be_made_costs_the_page_only(outputs, monkeypatch):
     monkeypatch.setattr("blockshock_lib.notebook.pages.page.write_html", lambda path: 1 / 0)
     with pytest.warns(UserWarning, match="no HTML page.*division by zero"):

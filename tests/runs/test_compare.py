@@ -203,6 +203,7 @@ def linked(old, folder, factor):
     return folder
 
 
+@pytest.mark.long
 def test_a_run_is_judged_by_all_the_runs_of_a_reference_but_itself_and_a_slower_one_fails_the_command(old, capsys):
     others = [linked(old, old.parent / name, factor) for name, factor in (("second", 1.03), ("third", 0.97))]
     found = compare(old, linked(old, old.parent / "rerun", 1.02))

@@ -56,6 +56,7 @@ def updated(tmp_path_factory):
     return folder, ran.stdout, git
 
 
+@pytest.mark.long
 def test_what_changed_in_a_table_is_shown_row_by_row_and_the_rest_is_counted(updated):
     _, said, _ = updated
     assert said.split("changed.ipynb: ")[1].startswith("1 cells not compared\n")

@@ -50,6 +50,7 @@ def test_without_a_freeze_everything_is_gathered_but_torch_and_its_libraries(gat
     assert f"{len(files)} wheels in all" in said and f"make setup PYTHON=python{PYTHON} WHEELHOUSE=" in said
 
 
+@pytest.mark.long
 def test_what_the_host_has_is_not_gathered_nor_what_that_needs(gathered):
     # That the index's pandas would want another numpy is no matter: the host has its own.
     files, said = gathered(["pandas"], [*HOST, "pandas==2.5", "numpy==1.0"])

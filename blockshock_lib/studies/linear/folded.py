@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.layers import PermutedDenseLinear, chunked
+from blockshock_lib.layers import PermutedDenseLinear
 from blockshock_lib.layers.classes import classes_of
 from blockshock_lib.layers.parts import Part
 
@@ -49,16 +49,11 @@ class FoldedDenseLinear(PermutedDenseLinear):
             self.gemm(dy[:, rows].t(), x[:, columns].t(), out)
         return grad
 
-    def tune(self, x: Tensor) -> None:
-        for part in chunked.sizes(self, x):
-            self.gemm.search(part[:, self.blocks[0][1]], self.weight[0])
+    def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[:, self.blocks[0][1]], self.weight[0]
 
-    def tune_dgrad(self, dy: Tensor) -> None:
-        self.gemm.search(dy[:, self.blocks[0][0]], self.weight[0].t())
-
-    def tune_wgrad(self, dy: Tensor, x: Tensor) -> None:
-        rows, columns = self.blocks[0]
-        self.gemm.search(dy[:, rows].t(), x[:, columns].t())
+    def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:
+        return dy[:, self.blocks[0][0]], self.weight[0].t()
 
 
 def orders(mask: Mask, *features: int) -> list[Tensor]:

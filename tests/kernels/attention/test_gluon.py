@@ -41,6 +41,7 @@ for dim, density, block, dtype in ((128, 1, 128, torch.bfloat16), (64, 0.1, 128,
 """
 
 
+@pytest.mark.long
 def test_both_forms_compile_for_hopper_without_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

@@ -123,6 +123,7 @@ def test_the_triton_kernels_run_as_they_were_cut_fastest_of_what_is_right(monkey
         assert backends.name_of(row) == "triton"
 
 
+@pytest.mark.long
 def test_the_real_search_answers_from_its_own_process_and_needs_a_gpu():
     call = call_of(grad=False)
     found = backends.SEARCH.find(tune.problem_of(call) | {"call": tune.trial.packed(call)}, CPU)

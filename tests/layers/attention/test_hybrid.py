@@ -93,6 +93,7 @@ def others(group):
             hybrid.HybridTransformerBlock(WIDTH, HEADS, pattern, group)
 
 
+@pytest.mark.long
 def test_one_rank_passes_gradcheck():
     torch.manual_seed(0)
     block = hybrid.HybridTransformerBlock(8, 2, attention.causal(), hidden=8, backend="reference", block=32).double()

@@ -109,6 +109,7 @@ def test_the_digest_is_of_the_packages_alone(site, monkeypatch):
     assert corpus.ready(Recipe(vocab=301), quiet).digest != first.digest
 
 
+@pytest.mark.long
 def test_another_process_with_other_hashes_and_one_thread_makes_the_same_digest(site, tmp_path):
     first = corpus.ready(SMALL, quiet)
     program = """if True:

@@ -141,6 +141,7 @@ def alike(group):
         gpt.GPT.of(drawn(("spd", "none")[group.rank], 2), group)
 
 
+@pytest.mark.long
 def test_two_processes_are_two_tracks_by_every_schedule(pair):
     pair.call(in_process, in_processes, seconds=600)
     pair.call(in_process, alike, seconds=600)
@@ -192,6 +193,7 @@ def test_syncs_are_counted_forward_and_backward_and_run_beside_what_the_schedule
     assert between(forward) == overlaps and between(backward) == overlaps[::-1]
 
 
+@pytest.mark.long
 def test_all_weights_are_the_same_for_every_schedule_and_each_ranks_part_of_each_has_a_gradient():
     w, h, layers = CONFIG.width, CONFIG.hidden, CONFIG.layers
     numbers = layers * (4 * w * w + 2 * w * h + 9 * w + h) + (CONFIG.vocab + CONFIG.context + 2) * w

@@ -67,6 +67,7 @@ def outcomes(frame):
     return dict(zip(rows["method"], rows["status"], strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_strategies_and_the_block_are_checked_timed_and_drawn(ranks):
     names = ["dense", "alone", "gather", "pull", "ring", "pull_contiguous", "pull_cost", "block", "hybrid", "ddp"]
@@ -131,6 +132,7 @@ def test_a_strategy_that_goes_wrong_while_it_is_timed_gets_no_number(monkeypatch
     assert "step_kernel" not in set(frame.loc[frame["status"].eq("ok"), "metric"])
 
 
+@pytest.mark.long
 def test_models_and_hooks_are_right_over_a_process_group_and_a_hook_that_loses_is_refused(pair):
     names = ["model", "dp", "ddp", "ddp_fp16", "ddp_psgd", "ddp_top_k", "model_ring", "block", "hybrid"]
     frame, other = pair.call(on_ranks, names, seconds=600)

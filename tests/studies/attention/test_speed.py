@@ -138,6 +138,7 @@ def test_figures_and_tables_say_what_was_planted_and_stand_without_records():
     assert [hypotheses.a1(frame.iloc[:0]).verdict, hypotheses.a2(frame.iloc[:0]).verdict] == ["undecided"] * 2
 
 
+@pytest.mark.long
 def test_what_is_promised_is_read_from_records_and_the_page_stands_without_them():
     more = [("triton", 1.0), ("flex", 1.3), ("flex_tuned", 1.2), ("auto", 1.05)]
     frame = planted(lengths=(4096,), more=more)
@@ -209,6 +210,7 @@ def test_kernels_are_tuned_where_the_sweep_asks_for_it_and_what_was_kept_is_not_
     assert runner("auto", True).kernel() == "reference", "the search failed"
 
 
+@pytest.mark.long
 def test_longnet_by_gathering_is_held_to_its_own_truth_and_by_a_mask_to_the_union(monkeypatch):
     how = dict(pattern="longnet", methods=["reference", "dilated"])
     _, rows = measured(**how)

@@ -130,6 +130,7 @@ def test_planted_faults_are_refused_and_not_timed(plant, words, monkeypatch):
     assert not rows["method"].eq("decode_24").to_numpy()[rows["metric"].eq("token_call")].any()
 
 
+@pytest.mark.long
 def test_a_fault_of_one_layer_of_many_is_refused_in_bf16(monkeypatch):
     def plant(self):
         if self.name == "decode_24":

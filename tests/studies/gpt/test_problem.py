@@ -120,6 +120,7 @@ def series(rows, metric):
     return [(row["repeat"], row["value"]) for row in rows if row["metric"] == metric]
 
 
+@pytest.mark.long
 def test_a_stopped_training_goes_on_to_the_same_numbers(data, tmp_path, monkeypatch):
     whole = trained(data, "spd")
     assert [step for step, _ in series(whole, "validation_loss")] == [0, 3, 6]
@@ -181,6 +182,7 @@ def test_a_folder_of_shards_that_is_not_there_is_refused_before_anything_starts(
         machine.admit(asked("gpt_training", data="/nowhere/fineweb"), {"gpus": [], "unsupported": {}})
 
 
+@pytest.mark.long
 def test_a_loss_that_is_no_number_ends_its_arm_with_the_reason(data):
     rows = trained(data, "spd", **{"training.learning_rate": 1e30})
     ends = [row["reason"] for row in rows if row["status"] == "failed"]
@@ -188,6 +190,7 @@ def test_a_loss_that_is_no_number_ends_its_arm_with_the_reason(data):
     assert not [row for row in trained(data, "none") if row["status"] == "failed"], "the others go on"
 
 
+@pytest.mark.long
 def test_syncs_are_dropped_after_training_and_made_up_for(data):
     rows = trained(data, "tensor_parallel")
     assert len(series(rows, "sensitivity")) == 23
@@ -199,6 +202,7 @@ def test_syncs_are_dropped_after_training_and_made_up_for(data):
     )
 
 
+@pytest.mark.long
 def test_what_fails_after_training_leaves_the_losses_of_the_arm(data, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
