@@ -260,7 +260,8 @@ def test_what_is_advised_must_be_the_fastest_in_its_range(letter, length):
     method = rules.ADVICE[name][0]
     for speed, verdict in ((1.5, "supported"), (0.7, "refuted"), (1.0, "undecided")):
         frame = planted(lambda p, k, s=speed: speeds | {method: s}, (length,), claimed=True, batch=4, noise=0.01)
-        assert rules.advised(frame, name).verdict == verdict
+        found = rules.advised(frame, name)
+        assert found.verdict == verdict and found.hypothesis.startswith(f"{name}: the advice to use ")
         assert rules.advised(frame.assign(k_len=512), name).verdict == "undecided"
     fewer = planted(lambda p, k: {"model": 1.0, method: 1.5}, (length,), claimed=True)
     assert rules.advised(fewer, name).verdict == "undecided", "a rival was not measured"
