@@ -120,15 +120,15 @@ def before_pass(layer: nn.Module, what: str, x: Tensor) -> None:
     watch.count(layer, what, () if compared else x.shape)
     if compared:
         layer.met, values = layer.met + 1, x.detach().reshape(-1)
-        # To a tenth: what comes before may round otherwise on another rank.
         sample = [0.0] if _asked_for_shapes() else values[:: -(-values.numel() // 64)].tolist()
-        given = {"shape of x": x.shape, "form": layer.transposed_y, "number of chunks": layer.chunks}
+        given = {"shape of x": x.shape, "form": getattr(layer, "form", ""), "chunks": layer.chunks}
         (given, first), *others = layer.group.gather_objects((given, sample))
-        near = max(map(abs, first)) / 10
+        near = max(map(abs, first)) / 10  # what comes before may round otherwise on another rank
         for rank, (other, found) in enumerate(others, 1):
             unlike = any(abs(a - b) > near for a, b in zip(first, found, strict=False))
-            if odd := " and ".join(name for name in given if given[name] != other[name]) or "x" * unlike:
+            if odd := next((name for name in given if given[name] != other[name]), "x" * unlike):
                 how = "all ranks of a layer pass it the same batch, with one seed for all that comes before it"
+                how = how if odd[-1] == "x" else f"set layer.{odd} to the same on all ranks"
                 raise UnsupportedError(f"{describe(layer)}: rank {rank} was given another {odd} than rank 0: {how}")
 
 

@@ -509,7 +509,7 @@ def unequal_batches(method):
     with mock.patch.object(guards, "CHECK", True):
         assert said_by(model, x) == first
         model[0].chunks = 1 + (dist.get_rank() == 3)
-        assert "rank 3 was given another number of chunks than rank 0" in said_by(model, batch(0)[0])
+        assert "another chunks than rank 0: set layer.chunks to the same" in said_by(model, batch(0)[0])
     raise UnsupportedError(first)
 
 

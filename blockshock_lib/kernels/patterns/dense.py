@@ -1,5 +1,7 @@
 """Nothing is left out: the rival of every pattern."""
 
+import contextlib
+import threading
 from typing import NamedTuple
 
 import torch
@@ -11,7 +13,6 @@ from blockshock_lib.kernels.patterns.pattern import Counts, Kernel, Packed, Patt
 from blockshock_lib.kernels.tuning.store import Store
 
 FEW = 256  # rows up to which parts of K can fill a GPU that the output leaves idle
-MOST_ENTRIES = 1 << 28  # of a result for which a way is searched: its truths take 16 bytes an entry
 
 
 class Dense(Packed):
@@ -42,6 +43,7 @@ class Way(NamedTuple):
 LIBRARIES = ("cublas", "cublaslt")
 WAYS = tuple(Way(library, splits) for splits in (1, 2, 4, 8) for library in LIBRARIES)
 STORE = Store("dense", {"dense": Way})
+_SETTING = threading.Lock()  # the preferred library is the whole process's
 
 
 class Searched(Dense):
@@ -60,9 +62,16 @@ class Searched(Dense):
 
     def tune(self, x: Tensor) -> None:
         if not on_gpu(x.device, x.dtype) and len(x) not in self.chosen:
-            ways = [way for way in WAYS if way.splits == 1 or (len(x) <= FEW and self.shape[1] % (8 * way.splits) == 0)]
-            turned = [not one.is_contiguous() for one in (x, self.tensors["values"])]
-            self.chosen[len(x)] = tune.choice(STORE, ways, self, x, {"turned": turned} if any(turned) else {})
+            few = min(len(x), self.shape[0]) <= FEW
+            ways = [way for way in WAYS if way.splits == 1 or (few and self.shape[1] % (8 * way.splits) == 0)]
+            lie = [_lies(one) for one in (x, self.tensors["values"])]
+            self.chosen[len(x)] = tune.choice(STORE, ways, self, x, {"lie": lie} if lie != ["N", "N"] else {})
+
+
+def _lies(x: Tensor) -> str:
+    """As BLAS says it: N or T, and s where it is a slice of something wider."""
+    turned = int(x.stride(1) != 1)
+    return "NT"[turned] + "s" * (x.stride(turned) != x.shape[1 - turned])
 
 
 def multiplied(
@@ -73,19 +82,20 @@ def multiplied(
     """
     if way is None:
         return _whole(x, weight, out, bias)
-    before = torch.backends.cuda.preferred_blas_library()
-    torch.backends.cuda.preferred_blas_library(way.library)
-    try:
-        if way.splits == 1:
-            return _whole(x, weight, out, bias)
-        # [splits, B or N, K / splits]
-        parts, others = (one.unflatten(1, (way.splits, -1)).transpose(0, 1) for one in (x, weight))
-        wide = {"out_dtype": torch.float32} if x.itemsize == 2 else {}
-        y = torch.bmm(parts, others.transpose(1, 2), **wide).sum(0)
-        y = y if bias is None else y + bias
-        return y.to(x.dtype) if out is None else out.copy_(y)
-    finally:
-        torch.backends.cuda.preferred_blas_library(before)
+    with _SETTING:
+        before = torch.backends.cuda.preferred_blas_library()
+        torch.backends.cuda.preferred_blas_library(way.library)
+        try:
+            if way.splits == 1:
+                return _whole(x, weight, out, bias)
+            # [splits, B or N, K / splits]
+            parts, others = (one.unflatten(1, (way.splits, -1)).transpose(0, 1) for one in (x, weight))
+            wide = {"out_dtype": torch.float32} if x.itemsize == 2 else {}
+            y = torch.bmm(parts, others.transpose(1, 2), **wide).sum(0)
+            y = y if bias is None else y + bias
+            return y.to(x.dtype) if out is None else out.copy_(y)
+        finally:
+            torch.backends.cuda.preferred_blas_library(before)
 
 
 def _whole(x: Tensor, weight: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -95,18 +105,36 @@ def _whole(x: Tensor, weight: Tensor, out: Tensor | None, bias: Tensor | None) -
 
 
 class Products:
-    """`multiplied`, each shape in the way that `search` found for it, PyTorch's own where it was not asked."""
+    """`multiplied`, in the way that `search` found for operands that lie so; PyTorch's own where it was not asked, or
+    found no better. K in parts takes several launches, so an eager call, which they would hold up, takes it whole.
+    """
 
     def __init__(self):
-        self.ways: dict[tuple[torch.Size, torch.Size], Way] = {}
+        self.ways: dict[tuple, Way] = {}
 
+    def __reduce__(self) -> tuple:
+        return Products, ()  # a copy may go to another device, and finds in the file what was searched
+
+    @torch.no_grad()
     def search(self, x: Tensor, weight: Tensor) -> None:
-        if len(x) * len(weight) <= MOST_ENTRIES and (way := fastest(x, weight)):
-            self.ways[x.shape, weight.shape] = way
+        if any(hasattr(one, "device_mesh") for one in (x, weight)):
+            return  # FSDP2 holds a part of it
+        with contextlib.suppress(torch.OutOfMemoryError):
+            if (way := fastest(x, weight)) not in (None, WAYS[0]):  # PyTorch's own
+                self.ways[_operands(x, weight)] = way
+
+    def way(self, x: Tensor, weight: Tensor) -> Way | None:
+        return self.ways.get(_operands(x, weight)) if self.ways else None
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        way = self.ways.get((x.shape, weight.shape)) if self.ways else None
+        way = self.way(x, weight)
+        if way and way.splits > 1 and not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            way = None
         return multiplied(way, x, weight, out, bias)
+
+
+def _operands(x: Tensor, weight: Tensor) -> tuple:
+    return x.shape, x.stride(), weight.shape, weight.stride(), x.dtype, x.device
 
 
 def fastest(x: Tensor, weight: Tensor) -> Way | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,7 +18,10 @@ from blockshock_lib.kernels.tuning import store
 from blockshock_lib.kernels.tuning.clock import Clock, guarded
 from blockshock_lib.kernels.tuning.search import Error, Way, leaders, search
 
+ROWS = 8192  # of a product that are compared, when it has more: evenly over all of it
 SECONDS = 20.0  # after which no further way is started; the first of a side of blocks compile for about a second each
+
+_chosen: dict[tuple, Way] = {}
 
 
 def choice(
@@ -33,9 +37,13 @@ def choice(
     """
     (n, k), gpu = packed.shape, torch.cuda.get_device_name(x.device)
     problem = {"N": n, "K": k, "B": len(x), "dtype": str(x.dtype).removeprefix("torch."), "gpu": gpu} | about
-    versions = store.versions(Path(__file__), triton=needs.version("triton"))
+    sources = Path(__file__), Path(inspect.getfile(type(packed)))
+    versions = store.versions(*sources, triton=needs.version("triton"))
+    known = kept.path, *map(str, (problem, versions))
+    if known in _chosen:  # more copies of a weight ask no file
+        return _chosen[known]
     if found := kept.find(problem, versions):
-        return min(found, key=found.get)
+        return _chosen.setdefault(known, min(found, key=found.get))
     probe = Probe(packed, x)
     try:
         best = leaders(search(ways, probe.check, probe.timed, variants=variants, seconds=SECONDS))
@@ -43,36 +51,44 @@ def choice(
         probe.clock.close()
     if not best:
         warnings.warn(f"tuning {problem}: nothing that was tried gave right values: the default stays", stacklevel=3)
-        return ways[0]
+        return _chosen.setdefault(known, ways[0])
     kept.keep(problem, versions, {best[0].way: best[0].ms})
-    return best[0].way
+    return _chosen.setdefault(known, best[0].way)
 
 
 class Probe:
-    """A packed weight and two inputs with their products in float32, and copies of it past the L2 cache for timing."""
+    """A packed weight and two inputs with their products in float32, and copies past the L2 cache for timing: of the
+    weight, or of an input that is larger, as where a layer's weight is multiplied from the left.
+    """
 
     def __init__(self, packed: Packed, x: Tensor):
-        dense = packed.dense()
-        self.inputs = [x, torch.randn_like(x)]
-        self.truths = [torch.mm(one, dense.t(), out_dtype=torch.float32) for one in self.inputs]
+        dense, self.step = packed.dense(), max(1, math.ceil(len(x) / ROWS))
+        draw = torch.Generator(x.device).manual_seed(0)  # the process's own would no more be that of the other ranks
+        self.inputs = [x, torch.empty_like(x).normal_(generator=draw)]
+        self.truths = [torch.mm(one[:: self.step], dense.t(), out_dtype=torch.float32) for one in self.inputs]
         self.units = [_errors(truth.to(x.dtype), truth) for truth in self.truths]
         cache = torch.cuda.get_device_properties(x.device).L2_cache_size or 64 << 20  # 0 on some
-        count = min(16, max(1, math.ceil(2 * cache / packed.nbytes)))
-        self.copies = [packed, *(packed.copy() for _ in range(count - 1))]
+        count = min(16, max(1, math.ceil(2 * cache / max(packed.nbytes, x.nbytes)))) - 1
+        if x.nbytes > packed.nbytes:
+            others = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for _ in range(count)]
+            self.timings = [(packed, x), *((packed, other.copy_(x)) for other in others)]
+        else:
+            self.timings = [(packed, x), *((packed.copy(), x) for _ in range(count))]
         self.clock = Clock(x.device)
 
     def check(self, way: Way) -> Error:
         each = []
         for x, truth, units in zip(self.inputs, self.truths, self.units, strict=True):
             with guarded(x.device):
-                torch.full(truth.shape, torch.nan, dtype=x.dtype, device=x.device)  # what is not written shows
-                errors = _errors(_run(self.copies[0], way, x), truth)
+                # What is not written shows.
+                torch.full((len(x), truth.shape[1]), torch.nan, dtype=x.dtype, device=x.device)
+                errors = _errors(_run(self.timings[0][0], way, x)[:: self.step], truth)
             each.append([one / unit for one, unit in zip(errors, units, strict=True)])
         size = lambda one: math.inf if math.isnan(one) else one  # noqa: E731  NaN is the worst
         return Error(*(max(pair, key=size) for pair in zip(*each, strict=True)))
 
     def timed(self, way: Way) -> contextlib.AbstractContextManager[Callable[[], float]]:
-        return self.clock.timed([functools.partial(_run, copy, way, self.inputs[0]) for copy in self.copies])
+        return self.clock.timed([functools.partial(_run, packed, way, x) for packed, x in self.timings])
 
 
 def _run(packed: Packed, way: Way, x: Tensor) -> Tensor:

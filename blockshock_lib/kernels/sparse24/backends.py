@@ -5,7 +5,7 @@
 | reference | packing.pack | unpack, then a dense product | anything |
 | torch | to_sparse_semi_structured | F.linear on the tensor subclass | NVIDIA GPUs from compute capability 8.0 |
 | cslt | compress.py, cuSPARSELt's bytes | cuSPARSELt, planned once and tuned | the same |
-| small | the same | small.cu, B <= 128, tuned | NVIDIA GPUs of compute capability 9.0 |
+| small | the same | small.cu, B <= 256, tuned | NVIDIA GPUs of compute capability 9.0 |
 | tuned | the same | small or cslt, by what was measured for the batch | as cslt |
 """
 

@@ -10,7 +10,8 @@
 // result is the same each time.
 //
 // small.py defines TILES, WARPGROUPS, UNROLL, DEPTH, SPLIT, EIGHTS, FP16 where the type is fp16, and writes `multiply`,
-// the instruction, whose operands count with EIGHTS: how many times 8 rows of x a block has, blockIdx.z saying which.
+// the instruction, whose operands count with EIGHTS: how many times 8 rows of x a block has. Blocks of the same rows of W
+// lie side by side, so that what one read of them is found in the L2 cache by the next.
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned long long u64;
@@ -72,10 +73,11 @@ product(const char* __restrict__ values, const char* __restrict__ metadata, cons
     extern __shared__ __align__(1024) char shared[];
     const u32 base = (u32)__cvta_generic_to_shared(shared);
     const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5 & 3, group = tid >> 7;
-    x += (size_t)blockIdx.z * BATCH * x_stride * 2;
-    y += (size_t)blockIdx.z * BATCH * n / 2;
-    batch = min(batch - (int)blockIdx.z * BATCH, BATCH);
-    const int row0 = blockIdx.x * ROWS, blocks = k / 64;
+    const int tiles = (batch + BATCH - 1) / BATCH, first = blockIdx.x % tiles * BATCH;  // of x
+    x += (size_t)first * x_stride * 2;
+    y += (size_t)first * n / 2;
+    batch = min(batch - first, BATCH);
+    const int row0 = blockIdx.x / tiles * ROWS, blocks = k / 64;
     const int from = (int)((u64)blocks * blockIdx.y / SPLIT) * 64, to = (int)((u64)blocks * (blockIdx.y + 1) / SPLIT) * 64;
 
     // What of each stage this thread copies, 16 bytes at a time: every THREADS-th piece of the values, the metadata and x.

@@ -77,11 +77,8 @@ def multiply(
     y = x.new_empty(rows, n) if out is None else out
     # The metadata follow N K / 2 values of two bytes.
     values, meta = compiled.Long(buffer.data_ptr()), compiled.Long(buffer.data_ptr() + n * k)
-    launch = (
-        (-(-n // config.rows), config.split, -(-rows // (8 * count))),
-        128 * config.warpgroups,
-        config.shared(count),
-    )
+    blocks = -(-n // config.rows) * -(-rows // (8 * count))
+    launch = (blocks, config.split, 1), 128 * config.warpgroups, config.shared(count)
     kernel = _kernel(config, count, x.dtype == torch.float16, x.device.index)
     kernel(*launch, values, meta, x, y, bias, n, k, rows, x.stride(0))
     return y

@@ -1,5 +1,5 @@
 """The ways to multiply with cuSPARSELt's packed form, the library with a setting and the small-batch kernel with a
-config, which takes what it can of a batch that nobody has tuned; and a probe that tries one on the GPU: are its values
+config, which takes up to 128 rows where nobody has tuned; and a probe that tries one on the GPU: are its values
 those of a float32 product (`torch.mm` with `out_dtype`), and how long does it take, in a CUDA graph over copies of the
 weight that together do not fit in the L2 cache?
 """

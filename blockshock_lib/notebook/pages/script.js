@@ -25,6 +25,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const folded = () => all.some((one) => !one.open);
   const say = () => { button.textContent = folded() ? "Show all code" : "Hide all code"; };
   if (!all.length) return;
+  document.documentElement.classList.add("js");  // without it no button opens what is hidden
   say();
   button.hidden = false;
   button.addEventListener("click", () => {

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
@@ -43,9 +44,11 @@ def products(layer: ShardedLinear, x: Tensor) -> dict[str, Callable[[], Tensor]]
 
 
 def taken(layer: ShardedLinear, x: Tensor) -> str:
-    """Which of `products` the layer takes for x [B, K]; "" where that is not known."""
+    """Which of `products` the layer takes for x [B, K], and what a search found for it; "" where that is not known."""
     if not isinstance(layer, BlockShockLinear):
-        return layer.form if layer.forms else "dense"
+        way = layer.gemm.way(*layer.factors(x)) if layer.gemm.ways else None
+        searched = f", {way.library}" + f" in {way.splits} parts" * (way.splits > 1) if way else ""
+        return (layer.form if layer.forms else "dense") + searched
     if layer.backend.name != "tuned":
         return layer.backend.name
     way = layer.packed.extra.get(cslt.padded(x.shape[0]))
@@ -66,14 +69,14 @@ def _graphed(copies: Sequence[Runner]) -> Work:
     return Work("forward_graph_call", calls, eager=True, release=release)
 
 
-def rowwise(layer: ShardedLinear) -> nn.Module:
-    """B1 as PyTorch ships it, on the layer's weight: nn.Linear under RowwiseParallel, given x whole. A collective."""
-    mesh = DeviceMesh.from_group(layer.group.handle, layer.weight.device.type)
+def rowwise(layer: ShardedLinear, mesh: DeviceMesh) -> Callable[[Tensor], Tensor]:
+    """B1 as PyTorch ships it, on the layer's weight: nn.Linear under RowwiseParallel, given x [B, K] whole."""
     linear = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
     for name, where in (("weight", Shard(1)), ("bias", Replicate())):
         if (own := getattr(layer, name)) is not None:
             setattr(linear, name, nn.Parameter(DTensor.from_local(own.detach(), mesh, [where])))
-    return parallelize_module(linear, mesh, RowwiseParallel(input_layouts=Replicate()))
+    module = parallelize_module(linear, mesh, RowwiseParallel(input_layouts=Replicate()))
+    return lambda x: wait_tensor(module(x))  # as whatever read it would: the sum is only started
 
 
 def reductions(one: Runner) -> list[Work]:

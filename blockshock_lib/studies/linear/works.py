@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Runner
@@ -15,7 +16,7 @@ from blockshock_lib.studies.linear.training import NEGLIGIBLE_LR, Trainer, eager
 
 ORDERS = {True: "overlapped", False: "in turn"}  # of dX's collective and dW
 CHUNKS = (1, 2, 4)  # pieces that the batch may be cut into, the collective of one beside the product of the next
-LARGE_BATCH = 1024  # below, no cut has paid: the pieces' products are no shorter than the whole one
+LEAST_PIECE = 512  # rows: of smaller pieces no cut has paid, as their products are no shorter than the whole one
 
 
 class Works:
@@ -28,6 +29,7 @@ class Works:
         self.layer, self.x, self.dy = self.layers[0], self.problem.x, self.problem.dy
         stores = [layer.store for layer in self.layers if isinstance(layer, BlockShockLinear) and layer.active]
         self.owners = [*self.layers, *stores]
+        self.counts = [1]  # into how many pieces the batch may be cut
 
     def all(self) -> list[Work]:
         """All that the phase times; the forward's form and cut, and the backward's order, are chosen first."""
@@ -75,14 +77,13 @@ class Works:
         if sent:
             found.append(self.collective("reduce_kernel", lambda: self.layer.local(x), self.layer.reduce))
         if self.has_chunks:
-            found += [self.cut(count) for count in CHUNKS if count != self.layer.chunks]
+            found += [self.cut(count) for count in self.counts if count != self.layer.chunks]
         return found
 
     @property
     def has_chunks(self) -> bool:
-        """Whether the forward's batch may be cut: it is large, and there is a collective to run beside the product."""
-        case = self.problem.case
-        return bool(self.layer.collective) and case.batch >= LARGE_BATCH and not case.emulated
+        """Whether the forward's batch may be cut."""
+        return len(self.counts) > 1
 
     def cut(self, count: int, also: tuple[str, ...] = ()) -> Work:
         """The forward with its batch cut into `count` pieces, whatever the layers take."""
@@ -111,27 +112,31 @@ class Works:
             one.start_dgrad(one.local_dgrad(self.dy)).wait()
 
     def choose_forward(self) -> None:
-        """Has the forward take the form, and cut its batch, as a few samples say is fastest together, on all ranks
-        alike; what is then shown of each cut is measured anew.
+        """Has the forward take the form, then cut its batch, as a few samples say is fastest, on all ranks alike; what
+        is then shown of each cut is measured anew.
         """
-        ways = [{"form": form} for form in self.layer.forms] or [{}]
-        if self.has_chunks and self.tune_cuts():
-            ways = [way | {"chunks": count} for way in ways for count in CHUNKS]
-        if len(ways) > 1:
-            tried = [self.work("forward_kernel", self._by(self._pass, **way)) for way in ways]
-            self._take(**ways[self.run.timer.fastest(dict(enumerate(tried)))])
+        self.counts = self.tuned_counts()
+        for name, values in (("form", self.layer.forms), ("chunks", self.counts)):
+            if len(values) > 1:
+                tried = {one: self.work("forward_kernel", self._by(self._pass, **{name: one})) for one in values}
+                self._take(**{name: self.run.timer.fastest(tried)})
 
-    def tune_cuts(self) -> bool:
-        """A piece has its own fastest product, and its own fastest way to be added up; False where it cannot run."""
-        for count in sorted(CHUNKS, reverse=True):  # uncut in the end
+    def tuned_counts(self) -> list[int]:
+        """Of `CHUNKS` those that can run: a piece has its own fastest product, and its own fastest way to be added up.
+        One where there is no collective to run beside a product.
+        """
+        most = self.problem.case.batch // LEAST_PIECE if self.layer.collective else 1
+        counts = [count for count in CHUNKS if count <= max(1, most)]
+        found = []
+        for count in reversed(counts) if len(counts) > 1 else ():  # uncut in the end
             self._take(chunks=count)
-            if not self.run.attempt(self.name, lambda: self.run.tune(self.one) or True, "forward_chunks_kernel"):
-                self._take(chunks=1)
-                return False
-            for copy in self.copies[1:]:
-                if copy.active:
-                    copy.tune()  # finds the choice that the first one made
-        return True
+            if self.run.attempt(self.name, lambda: self.run.tune(self.one) or True, "forward_chunks_kernel"):
+                found.append(count)
+                for copy in self.copies[1:]:
+                    if copy.active:
+                        copy.tune()  # finds the choice that the first one made
+        self._take(chunks=1)
+        return sorted(found) if 1 in found else [1]
 
     def _take(self, **settings: Any) -> None:
         for layer in self.layers:
@@ -151,7 +156,8 @@ class Works:
     def ways(self, forward: list[Work]) -> list[Work]:
         found = ways.of_product(self.copies)
         if isinstance(self.layer, RowParallelLinear) and self.layer.group.connected:
-            torchs = {layer: ways.rowwise(layer) for layer in self.layers}
+            mesh = DeviceMesh.from_group(self.layer.group.handle, self.x.device.type)
+            torchs = {layer: ways.rowwise(layer, mesh) for layer in self.layers}
             call = lambda one: torchs[one](self.x)  # noqa: E731
             found.append(self.work("forward_torch_call", call, eager=True, recheck=self.made))
         if not self.problem.reduced and (each := ways.reductions(self.one)):

@@ -1,7 +1,9 @@
 """The search for settings, with a clock of its own in the place of a GPU's."""
 
 import contextlib
+import copy
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -30,7 +32,7 @@ def probed(monkeypatch, tmp_path):
 
     class Probe(tune.Probe):
         def __init__(self, packed, x):
-            self.inputs, self.copies = [x, x.flip(0)], [packed]
+            self.inputs, self.timings, self.step = [x, x.flip(0)], [(packed, x)], 1
             self.truths = [one @ packed.dense().t() for one in self.inputs]
             self.units = [(1e-2, 1e-2)] * 2
             self.clock = contextlib.ExitStack()
@@ -86,13 +88,48 @@ def test_a_dense_product_in_parts_is_the_dense_product_and_the_library_is_put_ba
     assert set_to == ["default", *["cublaslt", "default"] * 4]
 
 
-def test_a_result_too_large_for_its_truths_is_not_searched(monkeypatch):
-    monkeypatch.setattr(dense, "fastest", lambda x, weight: dense.Way("cublas", 1))
-    products, small, large = dense.Products(), torch.empty(4, 1, device="meta"), torch.empty(1 << 27, 1, device="meta")
-    products.search(large, small)
-    assert products.ways == {}
-    products.search(large, small[:2])
-    assert list(products.ways) == [(large.shape, small[:2].shape)]
+def test_a_product_takes_what_was_found_for_operands_that_lie_as_its_own(monkeypatch):
+    found, taken = {}, []
+    monkeypatch.setattr(dense, "fastest", lambda x, weight: found[dense._lies(x), dense._lies(weight)])
+    monkeypatch.setattr(dense, "multiplied", lambda way, *_: taken.append(way))
+    square, wide = torch.randn(64, 64), torch.randn(64, 128)
+    cases = [
+        (square, square),
+        (square, square.t()),
+        (square.t(), square),
+        (wide[:, 64:], square),
+        (square, wide[:, :64]),
+    ]
+    products = dense.Products()
+    for place, case in enumerate(cases):
+        found[tuple(map(dense._lies, case))] = dense.Way("cublaslt", 1) if place else dense.WAYS[0]
+        products.search(*case)
+    assert list(found) == [("N", "N"), ("N", "T"), ("T", "N"), ("Ns", "N"), ("N", "Ns")]
+    for case in cases:
+        products(*case)
+    assert taken == [None, *[dense.Way("cublaslt", 1)] * 4], "PyTorch's own way is none"
+    products.ways = dict.fromkeys(products.ways, dense.Way("cublaslt", 4))
+    products(*cases[1])
+    assert taken[-1] is None, "an eager call takes K whole"
+    assert copy.deepcopy(products).ways == {}, "a copy may go to another device"
+    monkeypatch.setattr(dense, "fastest", mock.Mock(side_effect=torch.OutOfMemoryError))
+    products.search(square, wide.t()[:64])
+
+
+def test_a_search_leaves_the_generator_of_the_process_and_copies_what_is_larger(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=1 << 15))
+    monkeypatch.setattr(torch, "mm", lambda x, w, out_dtype: (x @ w).to(out_dtype))
+    monkeypatch.setattr(tune, "Clock", lambda device: None)
+    monkeypatch.setattr(tune, "ROWS", 16)
+    few, many, before = torch.randn(8, 64), torch.randn(64, 64), torch.get_rng_state()
+    for x, weight, copied in ((few, many, 0), (many, few, 1)):
+        probe = tune.Probe(dense.Searched(weight, torch.ones_like(weight, dtype=torch.bool)), x)
+        assert (
+            len({id(pair[copied]) for pair in probe.timings}) == 4
+            and len({id(p[1 - copied]) for p in probe.timings}) == 1
+        )
+        assert [len(truth) for truth in probe.truths] == [min(len(x), 16)] * 2
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_gpu_that_does_not_tell_its_cache_has_copies_past_a_common_one(monkeypatch):
@@ -100,4 +137,4 @@ def test_a_gpu_that_does_not_tell_its_cache_has_copies_past_a_common_one(monkeyp
     monkeypatch.setattr(torch, "mm", lambda x, w, out_dtype: (x @ w).to(out_dtype))
     monkeypatch.setattr(tune, "Clock", lambda device: None)
     weight, x = torch.randn(48, 64), torch.randn(8, 64)
-    assert len(tune.Probe(dense.Searched(weight, torch.ones_like(weight, dtype=torch.bool)), x).copies) == 16
+    assert len(tune.Probe(dense.Searched(weight, torch.ones_like(weight, dtype=torch.bool)), x).timings) == 16

@@ -69,7 +69,7 @@ def test_the_dense_products_of_a_step_are_searched_as_their_operands_lie(monkeyp
     asked = []
 
     def choice(store, ways, packed, x, about):
-        asked.append((*packed.shape, len(x), *about.get("turned", ())))
+        asked.append((*packed.shape, len(x), *about.get("lie", ())))
         return ways[-1]  # in the most parts
 
     monkeypatch.setattr(dense, "on_gpu", lambda *place: "")
@@ -77,7 +77,7 @@ def test_the_dense_products_of_a_step_are_searched_as_their_operands_lie(monkeyp
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda name=None: "default")
     assert said(measured("step_dense", "step_after")) == dict.fromkeys(("step_dense", "step_after"), "ok")
     n, k, b = 64, 128, 64
-    assert set(asked) == {(n, k, b), (k, n, b, False, True), (k, b, n, True, True)}
+    assert set(asked) == {(n, k, b), (k, n, b, "N", "T"), (k, b, n, "T", "T")}
 
 
 def smaller(patch):

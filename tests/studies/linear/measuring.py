@@ -3,11 +3,13 @@
 import copy
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from blockshock_lib import params
 from blockshock_lib.comm import Group, local
 from blockshock_lib.engine import experiment
-from blockshock_lib.studies.linear import STUDY
+from blockshock_lib.layers import RowParallelLinear
+from blockshock_lib.studies.linear import STUDY, ways
 from blockshock_lib.studies.linear.problem import LinearProblem
 from tests.cases import case, picked
 
@@ -60,9 +62,18 @@ def on_ranks(own: LinearProblem, fn) -> list:
 METHODS = ("dense", "row_parallel", "block_shock", "permuted_dense")
 
 
+@torch.no_grad()
+def by_torch(ctx) -> bool:
+    """Whether PyTorch's own row-parallel layer gives B1's y, and all of it."""
+    layer = RowParallelLinear(torch.eye(128), torch.arange(128.0), group=Group.of())
+    x = torch.arange(256.0).view(2, 128)
+    y = ways.rowwise(layer, DeviceMesh.from_group(layer.group.handle, "cpu"))(x)
+    return type(y) is torch.Tensor and torch.equal(y, layer.multiply(x))
+
+
 def on_two_ranks(ctx, features: int = 128, dtype: str = "fp32", methods: tuple[str, ...] = METHODS) -> list[dict]:
-    """The rows of a batch of 1024, on one of two spawned ranks."""
-    fields = dict(in_features=features, out_features=features, batch=1024, dtype=dtype, device=ctx.device.type)
+    """The rows of a batch of 2048, on one of two spawned ranks."""
+    fields = dict(in_features=features, out_features=features, batch=2048, dtype=dtype, device=ctx.device.type)
     one = case(phase="phase1", methods=methods, emulated=False, bias=False, **fields)
     own = LinearProblem(one, asked("phase1"), device=ctx.device, group=Group.of())
     return rows_of(own)

@@ -25,7 +25,8 @@ def test_each_product_is_timed_on_every_copy_and_a_rank_that_stands_by_captures_
 
     def found(device, active=True, emulated=False):
         place = SimpleNamespace(device=torch.device(device), x="x", case=SimpleNamespace(emulated=emulated))
-        layers = [SimpleNamespace(name=name, graphed=graphed[name], forms=()) for name in "AB"]
+        gemm = SimpleNamespace(ways={})
+        layers = [SimpleNamespace(name=name, graphed=graphed[name], forms=(), gemm=gemm) for name in "AB"]
         return ways.of_product([SimpleNamespace(problem=place, layer=layer, active=active) for layer in layers])
 
     def about(works):
@@ -120,6 +121,10 @@ def test_of_a_large_batch_on_ranks_every_cut_and_every_way_to_add_up_is_timed_an
         found = [(row["method"], row["detail"]) for row in rows if row["metric"] == "reduce_by_kernel"]
         assert found == [("row_parallel", "gloo")] * 2
         assert set(details(rows, "reduce_kernel", "row_parallel")) == {"gloo"}
+
+
+def test_row_parallel_as_pytorch_ships_it_is_waited_for(pair):
+    assert pair.call(measuring.by_torch, seconds=100) == [True, True]
 
 
 def test_memory_that_the_sums_share_is_told_of_each_rank(monkeypatch):
