@@ -194,15 +194,20 @@ def machine_table(frame: pd.DataFrame) -> pd.DataFrame:
     return rounded(pd.DataFrame(table))
 
 
-def energy_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
-    """What one call of a case's whole work takes, a row a (case, method): joules of all GPUs that work for it, and
-    those over the baseline's with their 99% interval; of one GPU the median power and the lowest SM clock.
-    """
+def widest(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    """`frame`, its rows of energy and power only of the widest work of each case."""
     rows, works = frames.complete(frame, axes), [f"{stem}_kernel" for stem in axes.times]
     drawn = rows["metric"].isin(["energy", "power", "sm_clock"]) & ~rows["method"].eq(MACHINE)
     slot = rows["detail"].astype(str).str.split(" ").str[0]
     most = {case: max(map(works.index, of)) for case, of in slot[drawn & slot.isin(works)].groupby(rows["case"])}
-    rows = rows[~drawn | slot.eq(rows["case"].map(most).map(dict(enumerate(works))))]
+    return rows[~drawn | slot.eq(rows["case"].map(most).map(dict(enumerate(works))))]
+
+
+def energy_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    """What one call of a case's whole work takes, a row a (case, method): joules of all GPUs that work for it, and
+    those over the baseline's with their 99% interval; of one GPU the median power and the lowest SM clock.
+    """
+    rows = widest(frame, axes)
     table = frames.summary(rows, axes, "energy")
     if table.empty:
         return pd.DataFrame({"energy": ["none was measured"]})
