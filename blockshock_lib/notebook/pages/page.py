@@ -162,8 +162,8 @@ def _verdict(folder: Path) -> dict[str, object]:
 
 
 def _cell(cell: NotebookNode, outline: _Outline, folder: Path) -> dict[str, object]:
-    """A cell as page.html shows it. It is called by its execution count, else by its place; code that is tagged "shown" is
-    not folded.
+    """A cell as page.html shows it. It is called by its execution count, else by its place; code that is tagged "shown"
+    is not folded.
     """
     outline.count += cell.cell_type == "code"
     name = f"cell {cell.get('execution_count') or outline.count}"

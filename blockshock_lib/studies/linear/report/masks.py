@@ -90,7 +90,7 @@ def masks_figure(corners: Mapping[str, torch.Tensor]) -> Figure:
 
 
 def split_figure(weight: torch.Tensor, *terms: torch.Tensor) -> Figure:
-    """A weight [outputs, inputs] and its terms side by side: a pixel a weight in the colour of its value, white for 0."""
+    """A weight [outputs, inputs] and its terms side by side: a pixel a weight in the colour of its value, white: 0."""
     parts = {"W": weight, **{f"W({place})": term for place, term in enumerate(terms)}}
     total = f"W {'=' if torch.equal(sum(terms), weight) else '≠'} {' + '.join(list(parts)[1:])}"
     held = {name: f"{(term != 0).double().mean():.0%} of the weights" for name, term in parts.items()}
