@@ -121,7 +121,7 @@ def cells(
     table = table.assign(column=axes.x_text(table), panel=frames.panels(table, axes)[0])
     panels, columns = frames.panels(table, axes)[1], list(dict.fromkeys(table["column"]))
     ys = sorted(table[axes.y].unique(), reverse=True)
-    size = 1.0 + 1.08 * max(3, len(columns)), len(panels) * (0.7 + 0.58 * len(ys))
+    size = 0.8 + 1.08 * max(3, len(columns)), len(panels) * (0.7 + 0.58 * len(ys))
     with figures.drawing(*size, title, *parts, alt=alt, note=note, rows=len(panels)) as (fig, grid):
         for ax, panel in zip(grid[:, 0], panels, strict=True):
             for row in table[table["panel"].eq(panel)].to_dict("records"):
@@ -133,7 +133,7 @@ def cells(
                 seam = y + 0.51 + 0.12 * large.count("\n") - 0.1 * small.count("\n")
                 how = dict(fontsize=10, fontweight="bold", va="bottom" if small else "center")
                 ax.text(x + 0.5, seam, large, **how, **look)
-                ax.text(x + 0.5, seam + 0.04, small, fontsize=8.5, va="top", **look)
+                ax.text(x + 0.5, seam + 0.04, small, fontsize=9, va="top", **look)
             ax.set(title=panel, xlim=(0, len(columns)), ylim=(len(ys), 0), ylabel=axes.header(axes.y))
             ax.set_xticks(np.arange(len(columns)) + 0.5, columns)
             ax.set_yticks(np.arange(len(ys)) + 0.5, ys)
