@@ -156,7 +156,11 @@ def memory_table(frame: pd.DataFrame, axes: Axes, metrics: Mapping[str, str], wh
 def markdown(table: pd.DataFrame) -> list[str]:
     """Its lines; the index is left out."""
     known = table.astype(object).where(table.notna(), ABSENT)
-    rows = [list(table), ["---"] * table.shape[1], *([str(value) for value in row] for row in known.to_numpy())]
+    rows = [
+        list(table),
+        ["---"] * table.shape[1],
+        *([f"{one:g}" if isinstance(one, float) else str(one) for one in row] for row in known.to_numpy()),
+    ]
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 

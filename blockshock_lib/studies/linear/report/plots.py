@@ -154,7 +154,7 @@ def _panel(ax: Axes, case: pd.DataFrame, known: list[str]) -> None:
 
 
 _WAYS = {"dense": A, "cslt": OURS, "small": OURS}
-_ONE = replace(
+ONE = replace(
     AXES,
     whole="",
     times={"compute": Work("a product")},
@@ -166,11 +166,11 @@ _ONE = replace(
 )
 
 
-def one_gpu(frame: pd.DataFrame) -> Figure:
-    """Which product of a weight is fastest on one GPU: dense, or of the weight pruned 2:4, by each of our kernels.
-    Measured as the products of A and of Block-Shock on two ranks, whose terms are 2:4 weights of full size.
+def on_one(frame: pd.DataFrame) -> pd.DataFrame:
+    """The products of a weight on one GPU as records of methods: dense, or of the weight pruned 2:4 by each of our
+    kernels. Those of A and of Block-Shock on two ranks, whose terms are 2:4 weights of full size; none without any.
     """
-    rows, title, parts = frames.complete(frame, AXES), "On one GPU", []
+    rows, parts = frames.complete(frame, AXES), []
     rows = rows[rows["world_size"].eq(2) & ~rows["emulated"].astype(bool)]
     for way, method in _WAYS.items():
         own = rows[rows["method"].eq(method)]
@@ -179,10 +179,14 @@ def one_gpu(frame: pd.DataFrame) -> Figure:
         alone &= ~own["case"].isin(own.loc[each, "case"]) & (own["detail"].eq(way) | (method != OURS))
         timed = own[(each & own["detail"].eq(way)) | alone].assign(metric="compute_kernel")
         parts.append(pd.concat([own[own["metric"].eq("check")], timed]).assign(method=way, world_size=1))
-    if not any(part["metric"].eq("compute_kernel").any() for part in parts[1:]):
-        return figures.empty(title, "no product of packed weights was timed")
+    found = pd.concat(parts, ignore_index=True)
+    timed = found["metric"].eq("compute_kernel") & found["method"].ne("dense")
+    return found if timed.any() else found.iloc[:0]
+
+
+def one_gpu(frame: pd.DataFrame) -> Figure:
     more = " No collective; the slower of two GPUs that multiply at once."
-    return which_to_use(pd.concat(parts, ignore_index=True), _ONE, title=title, more=more)
+    return which_to_use(on_one(frame), ONE, title="On one GPU", more=more)
 
 
 def loss_curves(frame: pd.DataFrame) -> Figure:
