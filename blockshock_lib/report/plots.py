@@ -86,8 +86,10 @@ def _time_panel(ax: Subplot, panel: pd.DataFrame, axes: Axes, methods: list, siz
     ax.set_yscale("log", base=2)
     ax.set_xticks(sizes, [f"{size:.0f}" for size in sizes])
     ax.set_xlim(sizes[0] / 1.12, sizes[-1] * 1.12)
-    ax.yaxis.set_major_locator(LogLocator(base=2, subs=(1.0, 1.5)))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    ends = [*panel["ratio"], *ax.get_ylim()]
+    subs = (1.0, 1.5) if max(ends) < 16 * min(ends) else (1.0,)  # more would hide all of them
+    ax.yaxis.set_major_locator(LogLocator(base=2, subs=subs))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}×"))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
 
