@@ -101,9 +101,9 @@ def speed_table(frame: pd.DataFrame, axes: Axes, stem: str = "") -> pd.DataFrame
     metrics = {"kernel": f"{work}_kernel", "compute": "compute_kernel", "reduce": "reduce_kernel"}
     metrics |= {"call": f"{work}_call", "floor": f"floor_{work}"}
     table = frames.medians(frame, axes, **metrics)
-    table = table.assign(**{f"{name} (ms)": rounded(table[name]) for name in metrics})
+    table = table.assign(**{f"{name} (ms)": rounded(table[name], 4) for name in metrics})
     spread = table[["kernel p10", "kernel p90"]].itertuples(index=False)
-    table["kernel p10–p90 (ms)"] = [ABSENT if pd.isna(low) else f"{low:.4g}–{high:.4g}" for low, high in spread]
+    table["kernel p10–p90 (ms)"] = [ABSENT if pd.isna(low) else f"{low:.3g}–{high:.3g}" for low, high in spread]
     # Differences of rounded times: no digits that the times do not have.
     table["exposed communication (ms)"] = (table["kernel (ms)"] - table["compute (ms)"]).round(6)
     host = (table["call (ms)"] - table["kernel (ms)"]).round(6)
@@ -124,7 +124,7 @@ def speed_table(frame: pd.DataFrame, axes: Axes, stem: str = "") -> pd.DataFrame
     # A product and a collective are parts of the narrowest work alone.
     parts = (*(() if stem else ("compute", "reduce", "exposed communication")), "host", "call")
     columns += ["claim", further, *(f"{name} (ms)" for name in parts), "of floor (%)"]
-    return shown(table, axes, columns)
+    return rounded(shown(table, axes, columns))
 
 
 def varying(table: pd.DataFrame, axes: Axes) -> list[str]:
@@ -248,7 +248,7 @@ def top_kernels(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     return rounded(rows, digits=3).assign(**{"share (%)": rows["share (%)"].round(1)})
 
 
-def rounded(table, digits: int = 4):
+def rounded(table, digits: int = 3):
     """`table` (a DataFrame or a Series) with its floats rounded to `digits` significant digits."""
     if isinstance(table, pd.DataFrame):
         return table.assign(**{name: rounded(table[name], digits) for name in table.select_dtypes("float")})
