@@ -171,7 +171,7 @@ def on_one(frame: pd.DataFrame) -> pd.DataFrame:
     kernels. Those of A and of Block-Shock on two ranks, whose terms are 2:4 weights of full size; none without any.
     """
     rows, parts = frames.complete(frame, AXES), []
-    rows = rows[rows["world_size"].eq(2) & ~rows["emulated"].astype(bool)]
+    rows = rows[rows["world_size"].eq(2)]
     for way, method in _WAYS.items():
         own = rows[rows["method"].eq(method)]
         each, alone = (own["metric"].eq(name) for name in ("product_by_kernel", "compute_kernel"))
