@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import matplotlib as mpl
@@ -14,6 +15,7 @@ from IPython.display import HTML
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.patheffects import withStroke
 from matplotlib.textpath import TextToPath
 from PIL import Image
 
@@ -74,6 +76,37 @@ def lines(ax: Axes, names: Sequence[str]) -> None:
     ax.set_yticks(range(len(names)), names)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
+
+
+def name_points(ax: Axes, points: Sequence[tuple[float, float]], names: Sequence[str], others: Sequence = ()) -> None:
+    """`names` beside their points, where they cover least of each other, of the points and of `others`; a line leads to
+    one that stands off. Last of all: the axes must have their limits.
+    """
+    ax.figure.draw_without_rendering()  # now the layout is known
+    unit, size, inside = ax.figure.dpi / 72, 6.5, ax.get_window_extent().extents
+    dots = ax.transData.transform([*points, *others])
+    taken = np.hstack([dots - 4 * unit, dots + 4 * unit])  # boxes, in pixels
+    turns = sorted(range(16), key=lambda turn: (turn % 4 != 2, turn % 2))  # diagonal first: bars are upright or level
+    for dot, point, name in zip(dots, points, names, strict=False):
+        box, found = np.array([0.6 * size * len(name), 1.1 * size]), []
+        for far, turn in product((7, 14, 22, 32, 44), turns):
+            off = far * np.array([np.cos(np.pi / 8 * turn), np.sin(np.pi / 8 * turn)])
+            off[0] += box[0] / 2 * np.sign(off[0].round(3))
+            made = np.hstack([dot + (off - box / 2) * unit, dot + (off + box / 2) * unit])
+            out = np.prod(box * unit) - _shared(made, inside[None])
+            found.append((_shared(made, taken) + 10 * out + far, far, *off, made))
+        _, far, *off, made = min(found, key=lambda one: one[0])
+        taken = np.vstack([taken, made])
+        line = dict(arrowstyle="-", color=MUTED, linewidth=0.5, shrinkA=0, shrinkB=3) if far > 7 else None
+        look = dict(ha="center", va="center", fontsize=size, color=INK, zorder=6, arrowprops=line)
+        look["path_effects"] = [withStroke(linewidth=1.5, foreground=PAPER)]
+        ax.annotate(name, point, off, textcoords="offset points", **look).set_in_layout(False)
+
+
+def _shared(one: np.ndarray, boxes: np.ndarray) -> float:
+    """The area of `boxes` (k, 4), left, low, right, top, that lies in `one`."""
+    sides = np.minimum(one[2:], boxes[:, 2:]) - np.maximum(one[:2], boxes[:, :2])
+    return float(sides.clip(0).prod(axis=1).sum())
 
 
 def milliseconds(value: float, _position: int = 0) -> str:

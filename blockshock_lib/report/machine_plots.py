@@ -53,8 +53,9 @@ def roofline(frame: pd.DataFrame, axes: Axes, claim: str = CLAIM, note: str = ""
     if copy and gemm:
         known = f"Ceilings: copy {_three(copy)} GB/s, dense GEMM {_three(gemm)} TFLOP/s."
     with figures.drawing(
-        *(7.6, 4.4, title),
+        *(7.6, 5.0, title),
         *(frames.no_claim(table), setting, "a point a case; bar: p10 to p90"),
+        f"beside {axes.short(axes.under)}'s: {axes.header('size')}, {axes.header(axes.y)}" * bool(len(ours)),
         alt=f"Log-log points under a roof. {known}",
         note=note + NOTE,
     ) as (fig, grid):
@@ -79,6 +80,11 @@ def roofline(frame: pd.DataFrame, axes: Axes, claim: str = CLAIM, note: str = ""
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         ax.grid(True, which="major")
         ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+        ours = table["method"].eq(axes.under)
+        points, others = (table.loc[some, ["intensity", "rate"]].to_numpy(float) for some in (ours, ~ours))
+        if len(points):
+            names = zip(axes.x_text(table[ours]), table.loc[ours, axes.y], strict=True)
+            figures.name_points(ax, points, [f"{x}, {y}" for x, y in names], others)
     return fig
 
 

@@ -1,8 +1,9 @@
-"""Time against the size, one method's speed over another's on (y, size), and the checks that each method passed."""
+"""Time over the baseline's against the size, one method's speed on (y, size), and the checks that each passed."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes as Subplot
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -12,41 +13,45 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from blockshock_lib.report import answer, figures, frames, verdicts
 from blockshock_lib.report.axes import Axes
-from blockshock_lib.report.figures import FAINT, INK, milliseconds
-from blockshock_lib.report.verdicts import FASTER, NO_CLAIM, SLOWER, UNDECIDED
+from blockshock_lib.report.figures import FAINT, INK, PAPER
+from blockshock_lib.report.verdicts import NO_CLAIM, UNDECIDED
 
 # Orange to blue is told apart with any common colour blindness; both ends are equally far from white.
 _SLOW_FAST = LinearSegmentedColormap.from_list("slow_fast", ["#D55E00", "#F3B98E", "#FFFFFF", "#8FBCE0", "#0072B2"])
-_GREY = LinearSegmentedColormap.from_list("grey", ["#F0F0F0"] * 2)
 
 
-def time_vs_n(frame: pd.DataFrame, axes: Axes, metric: str = "") -> Figure:
-    """Median time (log) of one setting against the size (log2), p10 to p90 as a band: a panel a value of `axes.y` (and
-    of `axes.panels`), a line a method. `metric` "": kernel time of the narrowest work.
+def time_over(frame: pd.DataFrame, axes: Axes, metric: str = "") -> Figure:
+    """Time of each method over the baseline's (log) against the size (log2), with its 99% interval: a panel a value of
+    `axes.y` (and of `axes.panels`). `metric` "": kernel time of the narrowest work. Without the baseline, over the
+    first method.
     """
     metric = frames.time_metric(frame, metric or f"{axes.stem}_kernel")
     chosen, setting = frames.focus(frame, axes, axes.panels, [metric])
-    table, size = frames.summary(chosen, axes, metric), axes.header("size")
-    if table.empty:
+    methods, size = axes.ordered(frames.samples(chosen, metric)["method"]), axes.header("size")
+    base = axes.over if axes.over in methods else "".join(methods[:1])
+    ratios = [verdicts.ratio(chosen, axes, method, base, metric).assign(method=method) for method in methods]
+    if not ratios:
         return figures.empty(f"Time against {size}", f"no valid {metric.replace('_', ' ')} in these records")
-    name, stem = frames.time_name(table, axes, metric), metric.rpartition("_")[0]
-    work = axes.times[stem].words if stem in axes.times else stem.replace("_", " ")
+    table = pd.concat([one for one in ratios if len(one)], ignore_index=True)
+    table.loc[table["method"].eq(base), ["low", "high"]] = 1.0  # by definition: no run tells it better
     table["panel"], panels = frames.panels(table, axes)
     places = [(panel, y) for panel in panels for y in sorted(table[axes.y].unique())]
-    methods, sizes = axes.ordered(table["method"]), sorted(table["size"].unique())
+    name, sizes = frames.time_name(table, axes, metric), sorted(table["size"].unique())
+    cell = frames.largest(table, axes)
     columns = 2 if len(places) == 4 else min(3, len(places))
     height = -(-len(places) // columns)
-    cell = frames.largest(table, axes)
-    times = ", ".join(f"{axes.label(m)} {milliseconds(cell.loc[m, 'median'])}" for m in methods if m in cell.index)
+    others = [method for method in methods if method in cell.index and method != base]
+    times = ", ".join(f"{axes.label(method)} {verdicts.interval_text(cell.loc[method])}" for method in others)
     with figures.drawing(
         max(5.1, 3.4 * columns),
-        2.75 * height + 0.5,
-        f"Time of {work} against {size}",
-        *(frames.no_claim(table), setting, "line: median, band: p10 to p90, slowest rank; scales differ"),
-        alt=f"Lines of {name} against {size}, one panel a {axes.header(axes.y)}. "
+        2.5 * height + 0.5,
+        f"Time over that of {axes.label(base)}: below 1 is faster",
+        *(frames.no_claim(table), setting, name, "bar: 99% interval"),
+        alt=f"Lines of {name} over that of {axes.label(base)} against {size}, one panel a {axes.header(axes.y)}. "
         f"At {frames.where(cell.iloc[0], axes)}: {times}.",
         rows=height,
         columns=columns,
+        sharey=True,
     ) as (fig, grid):
         grid = grid.ravel()
         for place, (ax, (panel, y)) in enumerate(zip(grid, places, strict=False)):
@@ -55,7 +60,7 @@ def time_vs_n(frame: pd.DataFrame, axes: Axes, metric: str = "") -> Figure:
             if place + columns >= len(places):
                 ax.set_xlabel(axes.size_name(table))
             if place % columns == 0:
-                ax.set_ylabel(name)
+                ax.set_ylabel(f"time over {axes.short(base)}'s")
         for ax in grid[len(places) :]:
             ax.set_axis_off()
         handles = [grid[0].plot([], [], **_line(method, axes), label=axes.label(method))[0] for method in methods]
@@ -73,74 +78,79 @@ def _line(method: str, axes: Axes) -> dict:
 def _time_panel(ax: Subplot, panel: pd.DataFrame, axes: Axes, methods: list, sizes: list) -> None:
     for method in methods:
         line = panel[panel["method"].eq(method)].sort_values("size")
-        if len(line):
-            look = _line(method, axes)
-            ax.fill_between(line["size"], line["p10"], line["p90"], color=look["color"], alpha=0.22, linewidth=0)
-            ax.plot(line["size"], line["median"], **look)
+        ends = np.array([line["ratio"] - line["low"], line["high"] - line["ratio"]], float)
+        ends = np.where(line["low"].gt(0) & line["high"].le(100 * line["low"]), ends.clip(0), 0)  # else no interval
+        ax.errorbar(line["size"], line["ratio"], ends, elinewidth=1.1, **_line(method, axes))
     ax.grid(True, axis="y")
     ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
+    ax.set_yscale("log", base=2)
     ax.set_xticks(sizes, [f"{size:.0f}" for size in sizes])
     ax.set_xlim(sizes[0] / 1.12, sizes[-1] * 1.12)
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-    ax.yaxis.set_major_formatter(FuncFormatter(milliseconds))
+    ends = [*panel["ratio"], *ax.get_ylim()]
+    subs = (1.0, 1.5) if max(ends) < 16 * min(ends) else (1.0,)  # more would hide all of them
+    ax.yaxis.set_major_locator(LogLocator(base=2, subs=subs))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}×"))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
 
 
-def ratio_heatmap(frame: pd.DataFrame, axes: Axes, over: str = "", under: str = "", metric: str = "") -> Figure:
-    """Speed of `under` over `over` (those of the axes) on (size, y), a panel for each of `axes.panels`; kernel time of
-    the narrowest work. Only cells whose interval excludes 1 get colour: blue faster, orange slower.
+def ratio_heatmap(frame: pd.DataFrame, axes: Axes, metric: str = "") -> Figure:
+    """Speed of `axes.under` over `axes.over` on (size, y), a panel for each of `axes.panels`; `metric` "": kernel time
+    of the narrowest work. Only cells whose interval excludes 1 get colour: blue faster, orange slower.
     """
-    over, under = over or axes.over, under or axes.under
     metric = frames.time_metric(frame, metric or f"{axes.stem}_kernel")
+    names = axes.label(axes.under), axes.label(axes.over)
     chosen, setting = frames.focus(frame, axes, axes.panels, [metric])
-    table = verdicts.ratio(chosen, axes, over, under, metric)
-    names = axes.label(under), axes.label(over)
+    table = verdicts.ratio(chosen, axes, axes.over, axes.under, metric)
     if table.empty:
         return figures.empty(f"{names[0]} against {names[1]}", "no case holds valid times of both")
-    rows = table.to_dict("records")
-    table["column"], (table["panel"], panels) = axes.x_text(table), frames.panels(table, axes)
-    columns, ys = list(dict.fromkeys(table["column"])), sorted(table[axes.y].unique(), reverse=True)
     spoken = table["outcome"].ne(NO_CLAIM).any()
-    with figures.drawing(
-        max(5.6, 1.4 + 1.45 * len(columns) * len(panels)),
-        0.9 + 0.62 * len(ys),
-        f"Is {names[0]} faster? {answer.counted(table, names[1])}",
+    note = f"Number: t({names[1]}) / t({names[0]}), above 1 where {names[0]} is faster; below it the 99% interval"
+    return cells(
+        *(table, axes, _ratio_cell, f"Is {names[0]} faster? {answer.counted(table, names[1])}"),
         *(frames.no_claim(table), setting, frames.time_name(table, axes, metric)),
-        alt=" ".join(f"{frames.where(row, axes)}: {verdicts.interval_text(row)}." for row in rows),
-        note=f"Number: t({names[1]}) / t({names[0]}), above 1 where {names[0]} is faster; below it the 99% interval"
-        + (". Hatched: the interval holds 1." if spoken else ". Grey: no claim."),
-        columns=len(panels),
-    ) as (fig, grid):
-        for ax, panel in zip(grid[0], panels, strict=True):
-            _heat_panel(ax, table[table["panel"].eq(panel)], axes, columns, ys, spoken)
-            ax.set_title(panel)
-            ax.set_xlabel(axes.x_name(table))
-        grid[0, 0].set_ylabel(axes.y_name())
+        alt=" ".join(f"{frames.where(row, axes)}: {verdicts.interval_text(row)}." for row in table.to_dict("records")),
+        note=note + (". Hatched: the interval holds 1." if spoken else ". Grey: no claim."),
+    )
+
+
+def cells(
+    table: pd.DataFrame, axes: Axes, text: Callable[[dict], tuple], title: str, *parts: str, alt: str, note: str
+) -> Figure:
+    """A field a row of `table` on (size, y), one panel below the other for each of `axes.panels`. `text`: row -> large
+    and small words and the face, a colour, or "" where it is hatched.
+    """
+    table = table.assign(column=axes.x_text(table), panel=frames.panels(table, axes)[0])
+    panels, columns = frames.panels(table, axes)[1], list(dict.fromkeys(table["column"]))
+    ys = sorted(table[axes.y].unique(), reverse=True)
+    size = 0.8 + 1.08 * max(3, len(columns)), len(panels) * (0.7 + 0.58 * len(ys))
+    with figures.drawing(*size, title, *parts, alt=alt, note=note, rows=len(panels)) as (fig, grid):
+        for ax, panel in zip(grid[:, 0], panels, strict=True):
+            for row in table[table["panel"].eq(panel)].to_dict("records"):
+                (large, small, face), x, y = text(row), columns.index(row["column"]), ys.index(row[axes.y])
+                hatch = {} if face else dict(hatch="////", edgecolor=FAINT)
+                ax.add_patch(Rectangle((x + 0.02, y + 0.03), 0.96, 0.94, facecolor=face or PAPER, lw=0, **hatch))
+                look = dict(color=INK, ha="center", linespacing=1.05)
+                look["path_effects"] = [withStroke(linewidth=3, foreground=PAPER)] * (not face)
+                seam = y + 0.51 + 0.12 * large.count("\n") - 0.1 * small.count("\n")
+                how = dict(fontsize=10, fontweight="bold", va="bottom" if small else "center")
+                ax.text(x + 0.5, seam, large, **how, **look)
+                ax.text(x + 0.5, seam + 0.04, small, fontsize=9, va="top", **look)
+            ax.set(title=panel, xlim=(0, len(columns)), ylim=(len(ys), 0))
+            ax.set_ylabel(axes.y_name() if len(ys) > 2 else axes.header(axes.y))
+            ax.set_xticks(np.arange(len(columns)) + 0.5, columns)
+            ax.set_yticks(np.arange(len(ys)) + 0.5, ys)
+            ax.tick_params(length=0)
+            ax.spines[:].set_visible(False)
+        grid[-1, 0].set_xlabel(axes.x_name(table))
     return fig
 
 
-def _heat_panel(ax: Subplot, table: pd.DataFrame, axes: Axes, columns: list[str], ys: list, spoken: bool) -> None:
-    claimed = table.assign(ratio=table["ratio"].where(table["outcome"].isin([FASTER, SLOWER]), 1.0))
-    colours = claimed.pivot(index=axes.y, columns="column", values="ratio").reindex(index=ys, columns=columns)
-    scale = dict(cmap=_SLOW_FAST if spoken else _GREY, vmin=-1.5, vmax=1.5, cbar=False)
-    sns.heatmap(np.log2(colours.astype(float)), ax=ax, linewidths=2, linecolor="white", **scale)
-    for row in table.to_dict("records"):
-        x, y = columns.index(row["column"]), ys.index(row[axes.y])
-        # Blue is the darker end: ink on it is hard to read.
-        ink = "white" if row["outcome"] == FASTER and np.log2(row["ratio"]) > 0.9 else INK
-        look = dict(color=ink, ha="center", va="center")
-        if row["outcome"] == UNDECIDED:
-            hatched = dict(facecolor="white", edgecolor=FAINT, hatch="////", lw=0)
-            ax.add_patch(Rectangle((x + 0.02, y + 0.03), 0.96, 0.94, **hatched))
-            look["path_effects"] = [withStroke(linewidth=3, foreground="white")]
-        ratio, _, interval = verdicts.interval_text(row).partition(" ")
-        ax.text(x + 0.5, y + 0.36, ratio.replace("x", "×"), fontsize=11, fontweight="bold", **look)
-        ax.text(x + 0.5, y + 0.71, interval, fontsize=8, **look)
-    ax.set(xlabel="", ylabel="")
-    ax.set_yticklabels(ys, rotation=0)
-    ax.tick_params(length=0)
+def _ratio_cell(row: dict) -> tuple:
+    ratio, _, interval = verdicts.interval_text(row).partition(" ")
+    shade = np.clip(np.log2(row["ratio"]) / 3 + 0.5, 0.15, 0.85)  # at the ends ink is hard to read
+    face = {UNDECIDED: "", NO_CLAIM: "#F0F0F0"}.get(row["outcome"], _SLOW_FAST(shade))
+    return ratio.replace("x", "×"), interval, face
 
 
 _FILL = {"passed": "#CFE8F5", "unsupported": "#EEEEEE", "wrong": "#D55E00"}  # blue, grey, orange: told apart by all

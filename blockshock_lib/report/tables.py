@@ -101,9 +101,9 @@ def speed_table(frame: pd.DataFrame, axes: Axes, stem: str = "") -> pd.DataFrame
     metrics = {"kernel": f"{work}_kernel", "compute": "compute_kernel", "reduce": "reduce_kernel"}
     metrics |= {"call": f"{work}_call", "floor": f"floor_{work}"}
     table = frames.medians(frame, axes, **metrics)
-    table = table.assign(**{f"{name} (ms)": rounded(table[name]) for name in metrics})
+    table = table.assign(**{f"{name} (ms)": rounded(table[name], 4) for name in metrics})
     spread = table[["kernel p10", "kernel p90"]].itertuples(index=False)
-    table["kernel p10–p90 (ms)"] = [ABSENT if pd.isna(low) else f"{low:.4g}–{high:.4g}" for low, high in spread]
+    table["kernel p10–p90 (ms)"] = [ABSENT if pd.isna(low) else f"{low:.3g}–{high:.3g}" for low, high in spread]
     # Differences of rounded times: no digits that the times do not have.
     table["exposed communication (ms)"] = (table["kernel (ms)"] - table["compute (ms)"]).round(6)
     host = (table["call (ms)"] - table["kernel (ms)"]).round(6)
@@ -124,7 +124,7 @@ def speed_table(frame: pd.DataFrame, axes: Axes, stem: str = "") -> pd.DataFrame
     # A product and a collective are parts of the narrowest work alone.
     parts = (*(() if stem else ("compute", "reduce", "exposed communication")), "host", "call")
     columns += ["claim", further, *(f"{name} (ms)" for name in parts), "of floor (%)"]
-    return shown(table, axes, columns)
+    return rounded(shown(table, axes, columns))
 
 
 def varying(table: pd.DataFrame, axes: Axes) -> list[str]:
@@ -156,7 +156,11 @@ def memory_table(frame: pd.DataFrame, axes: Axes, metrics: Mapping[str, str], wh
 def markdown(table: pd.DataFrame) -> list[str]:
     """Its lines; the index is left out."""
     known = table.astype(object).where(table.notna(), ABSENT)
-    rows = [list(table), ["---"] * table.shape[1], *([str(value) for value in row] for row in known.to_numpy())]
+    rows = [
+        list(table),
+        ["---"] * table.shape[1],
+        *([f"{one:g}" if isinstance(one, float) else str(one) for one in row] for row in known.to_numpy()),
+    ]
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
@@ -194,15 +198,20 @@ def machine_table(frame: pd.DataFrame) -> pd.DataFrame:
     return rounded(pd.DataFrame(table))
 
 
-def energy_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
-    """What one call of a case's whole work takes, a row a (case, method): joules of all GPUs that work for it, and
-    those over the baseline's with their 99% interval; of one GPU the median power and the lowest SM clock.
-    """
+def widest(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    """`frame`, its rows of energy and power only of the widest work of each case."""
     rows, works = frames.complete(frame, axes), [f"{stem}_kernel" for stem in axes.times]
     drawn = rows["metric"].isin(["energy", "power", "sm_clock"]) & ~rows["method"].eq(MACHINE)
     slot = rows["detail"].astype(str).str.split(" ").str[0]
     most = {case: max(map(works.index, of)) for case, of in slot[drawn & slot.isin(works)].groupby(rows["case"])}
-    rows = rows[~drawn | slot.eq(rows["case"].map(most).map(dict(enumerate(works))))]
+    return rows[~drawn | slot.eq(rows["case"].map(most).map(dict(enumerate(works))))]
+
+
+def energy_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
+    """What one call of a case's whole work takes, a row a (case, method): joules of all GPUs that work for it, and
+    those over the baseline's with their 99% interval; of one GPU the median power and the lowest SM clock.
+    """
+    rows = widest(frame, axes)
     table = frames.summary(rows, axes, "energy")
     if table.empty:
         return pd.DataFrame({"energy": ["none was measured"]})
@@ -239,7 +248,7 @@ def top_kernels(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     return rounded(rows, digits=3).assign(**{"share (%)": rows["share (%)"].round(1)})
 
 
-def rounded(table, digits: int = 4):
+def rounded(table, digits: int = 3):
     """`table` (a DataFrame or a Series) with its floats rounded to `digits` significant digits."""
     if isinstance(table, pd.DataFrame):
         return table.assign(**{name: rounded(table[name], digits) for name in table.select_dtypes("float")})

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 
 from blockshock_lib.report import figures, frames, traces
 from blockshock_lib.report.axes import Axes
-from blockshock_lib.report.figures import FAINT, INK, MUTED
+from blockshock_lib.report.figures import FAINT, MUTED
 from blockshock_lib.report.tables import rounded
 from blockshock_lib.report.traces import COMMUNICATION, COMPUTE
 
@@ -96,13 +96,16 @@ _LOOKS = {
 }
 _SHARES = {EXPOSED: "exposed communication", IDLE: "idle"}
 _NOTE = (
-    "The ranks' clocks are set by the end of their first collective; what lies before it is pale, and not counted. "
-    "Communication holds the time that a rank waits for another to arrive. "
+    "Drawn from the end of the first collective, by which the ranks' clocks are set, until each method has "
+    "communicated once more; a share is of all that is counted, which goes on. Communication holds the time that a "
+    "rank waits for another to arrive. "
 )
 
 
 def timeline(frame: pd.DataFrame, axes: Axes, folder: Path) -> Figure:
-    """Time of every rank in the longest case that is traced in a run's `folder`, a panel a method."""
+    """Time of every rank in the longest case that is traced in a run's `folder`, a panel a method: of what is counted,
+    as much as shows each of them communicate.
+    """
     work = traces.read(folder, axes)
     damaged = work.attrs["damaged"]
     if work.empty:
@@ -118,7 +121,11 @@ def timeline(frame: pd.DataFrame, axes: Axes, folder: Path) -> Figure:
     methods = list(dict.fromkeys(work["method"]))
     ranks = {name: sorted(parts.loc[parts["method"].eq(name), "rank"].unique()) for name in methods}
     skipped = f"{len(damaged)} damaged trace{'s' * (len(damaged) > 1)} left out." if damaged else ""
-    lead = axes.label(axes.under if axes.under in methods else methods[0])
+    lead, drawn = axes.label(axes.under if axes.under in methods else methods[0]), parts[parts["counted"]]
+    start = drawn.groupby("method")["start_ms"].min()
+    sent = drawn[drawn["kind"].eq(COMMUNICATION)].drop_duplicates(["method", "rank"])  # the first of each rank
+    until = ((sent if len(sent) else drawn).set_index("method")["end_ms"] - start).max()
+    drawn = drawn[drawn["start_ms"] < drawn["method"].map(start) + 1.03 * until]
     row = "{method} rank {rank}: {span (ms):.3g} ms, compute {compute (%):.0f}%, "
     row += "exposed communication {exposed (%):.0f}%, idle {idle (%):.0f}%."
     with figures.drawing(
@@ -135,33 +142,28 @@ def timeline(frame: pd.DataFrame, axes: Axes, folder: Path) -> Figure:
         gridspec_kw={"height_ratios": [len(each) for each in ranks.values()]},
     ) as (fig, grid):
         for ax, name in zip(grid[:, 0], methods, strict=True):
-            _panel(ax, parts[parts["method"].eq(name)], ranks[name])
+            _panel(ax, drawn[drawn["method"].eq(name)], start[name], ranks[name])
             said = zip(_SHARES.values(), shares.loc[axes.label(name)], strict=True)
             said = ", ".join(f"{words} {share:.0f}%" for words, share in said)
             ax.set_title(f"{axes.label(name)}: {said}", fontsize=9)
         grid[-1, 0].set_xlabel("time (ms)")
-        grid[-1, 0].set_xlim(0)
-        drawn, hidden = set(parts["kind"]), table["communication (ms)"].gt(table["exposed (ms)"]).any()
+        grid[-1, 0].set_xlim(0, 1.03 * until)
+        kinds, hidden = set(drawn["kind"]), table["communication (ms)"].gt(table["exposed (ms)"]).any()
         handles = [
             Patch(facecolor=_LOOKS[kind][2], hatch=_LOOKS[kind][3], label=_LOOKS[kind][4], edgecolor="#555555", lw=0.3)
             for kind in (COMPUTE, EXPOSED, COMMUNICATION, IDLE)
-            if kind in drawn and (kind != COMMUNICATION or hidden)
+            if kind in kinds and (kind != COMMUNICATION or hidden)
         ]
         fig.legend(handles=handles, loc="outside right center", fontsize=8)
     return fig
 
 
-def _panel(ax: matplotlib.axes.Axes, parts: pd.DataFrame, ranks: list[int]) -> None:
-    zero = parts["start_ms"].min()
+def _panel(ax: matplotlib.axes.Axes, parts: pd.DataFrame, zero: float, ranks: list[int]) -> None:
     for kind, (below, height, face, hatch, _) in _LOOKS.items():
-        for (rank, counted), rows in parts[parts["kind"].eq(kind)].groupby(["rank", "counted"]):
+        for rank, rows in parts[parts["kind"].eq(kind)].groupby("rank"):
             bars = list(zip(rows["start_ms"] - zero, rows["end_ms"] - rows["start_ms"], strict=True))
             look = dict(facecolor=face, hatch=hatch, edgecolor="#7A5200" if kind == EXPOSED else FAINT, linewidth=0)
-            ax.broken_barh(bars, (ranks.index(rank) + below, height), alpha=1 if counted else 0.3, **look)
-    for rank, rows in parts[parts["counted"]].groupby("rank"):
-        if parts["rank"].eq(rank).sum() > len(rows):  # a lead-in was drawn
-            met, place = rows["start_ms"].min() - zero, ranks.index(rank)
-            ax.plot([met, met], [place - 0.48, place + 0.48], color=INK, linewidth=1)
+            ax.broken_barh(bars, (ranks.index(rank) + below, height), **look)
     figures.lines(ax, [f"rank {rank}" for rank in ranks])
     ax.set_ylim(len(ranks) - 0.5, -0.5)
     ax.tick_params(axis="y", labelsize=8)

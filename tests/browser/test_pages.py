@@ -105,7 +105,7 @@ def test_the_answer_of_phase_1_stands_on_the_first_screen_large_with_its_figure_
         float(page.evaluate(f"e => parseFloat({FONT})", one.element_handle())) for one in (said, page.locator("body"))
     )
     assert large == 1.5 * plain
-    assert picture.bounding_box()["y"] < size["height"] - 100 and "0.65x" in picture.get_attribute("alt")
+    assert picture.bounding_box()["y"] < size["height"] - 100 and "4096x4096, B=256: " in picture.get_attribute("alt")
     assert page.locator(".chip").inner_text() == "Checks 700/700"
     kinds = (".chip", ".refuted", ".supported")
     colours = [page.locator(one).first.evaluate("e => getComputedStyle(e).color") for one in kinds]
@@ -156,7 +156,8 @@ def test_a_tables_head_and_first_column_stay(show, size):
 def test_figures_stay_readable_on_a_phone_and_lie_dark_on_dark(show):
     page = show("phase1_forward", viewport=PHONE, color_scheme="dark")
     for image in page.locator(".figure img").all():
-        assert image.bounding_box()["width"] >= 700
+        narrow = int(image.get_attribute("width")) < 600  # drawn for a phone: shown whole
+        assert narrow or image.bounding_box()["width"] >= 700
     assert page.evaluate(WIDTH) <= PHONE["width"]
     shot = Image.open(io.BytesIO(page.locator(".figure").first.screenshot())).convert("L")
     counts = shot.histogram()

@@ -91,7 +91,7 @@ def test_a_fault_of_one_rank_is_a_row_and_a_word_on_the_page_and_the_others_are_
         assert NAME in TABLES["reasons"](frame).method.tolist()
         assert all(verdict(frame).verdict == "undecided" for verdict in (hypotheses.h1, hypotheses.h3))
     assert ("FAIL" in one_line(frame, AXES, STUDY.hypotheses)) == (status == "failed")
-    for figure in ("time over N", "roofline", "speed over B1", "law"):
+    for figure in ("time over B1", "roofline", "speed over B1", "law"):
         drawn = " ".join(text.get_text() for text in FIGURES[figure](frame).findobj(matplotlib.text.Text))
         compared = figure in ("speed over B1", "law")
         assert ("nothing to draw" not in drawn if compared else NAME in drawn) == right, figure

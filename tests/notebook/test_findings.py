@@ -198,7 +198,7 @@ def test_the_manifest_holds_the_verdict_and_digests_of_what_it_rests_on(tmp_path
     assert found.sentence.startswith("Never here: slower than ") and page.index(found.sentence) < page.index("<img")
     line = found.conclude()
     facts = manifest.read(found.folder)
-    assert facts["answer"] == found.sentence and manifest.figures(found.folder)[0].name == "speed over B1"
+    assert facts["answer"] == found.sentence and manifest.figures(found.folder)[0].name == "which to use"
     assert facts["status"] == "completed" and facts["verdict"] == line and "H1 refuted" in line
     rests_on = {one["run"]: one["manifest"] for one in facts["rests_on"]}
     assert rests_on["outputs/reference/phase1-cpu"] == files.sha256(CPU / manifest.FILE)

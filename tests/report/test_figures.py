@@ -3,6 +3,7 @@ import html
 import io
 import re
 import xml.etree.ElementTree as ElementTree
+from itertools import combinations
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -48,3 +49,16 @@ def test_drawing_leaves_no_open_figure_no_changed_setting_and_the_same_bytes():
     for made in (figures.png, figures.svg):
         assert made(figures.empty("t", "w")) == made(figures.empty("t", "w"))
     assert plt.get_fignums() == before and dict(mpl.rcParams) == settings
+
+
+def test_names_of_a_crowd_of_points_cover_neither_each_other_nor_the_points_and_stay_inside():
+    points = [(0.1 * (n % 4), 0.02 * n) for n in range(12)]
+    with figures.drawing(5, 4, "crowd", alt="points") as (fig, grid):
+        ax = grid[0, 0]
+        ax.plot(*zip(*points, strict=True), "o")
+        figures.name_points(ax, points, [f"4096, {2**n}" for n in range(12)])
+    fig.draw_without_rendering()
+    boxes = [text.get_window_extent().padded(-1) for text in ax.texts]
+    assert len(boxes) == 12 and all(ax.bbox.contains(*corner) for box in boxes for corner in box.corners())
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    assert not any(box.contains(*dot) for box in boxes for dot in ax.transData.transform(points))

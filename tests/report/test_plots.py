@@ -7,15 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from blockshock_lib.report import figures, machine_plots, plots, verdicts
-from blockshock_lib.report.frames import summary
+from blockshock_lib.report import fastest, figures, machine_plots, plots, verdicts
 from blockshock_lib.studies.linear.axes import AXES
+from blockshock_lib.studies.linear.report.plots import one_gpu
 from tests.report import frames
 from tests.report.frames import title, words
 from tests.studies.linear.report.shipped import shipped
 
-time_vs_n, ratio_heatmap, roofline = (
-    partial(figure, axes=AXES) for figure in (plots.time_vs_n, plots.ratio_heatmap, machine_plots.roofline)
+time_over, ratio_heatmap, roofline, which_to_use = (
+    partial(figure, axes=AXES)
+    for figure in (plots.time_over, plots.ratio_heatmap, machine_plots.roofline, fastest.which_to_use)
 )
 RUNS = {
     "gpu": dict(ns=(4096, 8192, 16384, 40960), bs=(16, 256, 4096), repeats=3),
@@ -25,7 +26,7 @@ RUNS = {
 SMALL = dict(ns=(4096, 8192), bs=(16, 4096), methods=("dense", "row_parallel", "block_shock"), repeats=6)
 
 
-OF_FRAME = (time_vs_n, ratio_heatmap, roofline)
+OF_FRAME = (time_over, ratio_heatmap, roofline, which_to_use)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def frame():
 def test_every_figure_is_small_has_alternative_text_and_stays_inside_its_edges(figure, name, runs):
     fig = figure(runs[name])
     assert len(fig.alt) > 40 and len(figures.png(fig)) < 80_000
-    assert figure is not time_vs_n or name != "rectangular" or fig.axes[0].get_xlabel() == "√(in · out features)"
+    assert figure is not time_over or name != "rectangular" or fig.axes[0].get_xlabel() == "√(in · out features)"
     for text in fig.texts:
         box = text.get_window_extent()
         assert box.x0 >= 0 and box.x1 <= fig.bbox.x1, f"{text.get_text()!r} runs over the edge"
@@ -55,18 +56,66 @@ def test_one_method_is_enough(figure):
         assert figure(frames.make((4096,), (16,), methods=(method,), groups=1, repeats=1)).alt
 
 
-def test_a_line_of_time_goes_through_its_methods_medians(frame):
-    panel = time_vs_n(frame).axes[0]
-    table = summary(frame, AXES, "forward_kernel")
-    ours = table[table["method"].eq("block_shock") & table["batch"].eq(16)].sort_values("size")
+def test_a_line_of_time_is_the_ratio_of_the_verdict_with_its_interval(frame):
+    panel = time_over(frame).axes[0]
+    table = verdicts.ratio(frame, AXES, "block_shock", "row_parallel")
+    ours = table[table["batch"].eq(16)].sort_values("size")
     lines = {line.get_color(): line for line in panel.lines if len(line.get_xdata()) == 2}
-    assert len(lines) == len(frames.METHODS) and np.allclose(lines["#D55E00"].get_ydata(), ours["median"])
+    assert len(lines) == len(frames.METHODS) and np.allclose(lines["#D55E00"].get_ydata(), ours["ratio"])
+    assert np.allclose(lines["#0072B2"].get_ydata(), 1) and panel.get_ylabel() == "time over B1's"
+    bars = next(bar for bar in panel.collections if np.allclose(bar.get_color()[0][:3], [0xD5 / 255, 0x5E / 255, 0]))
+    assert np.allclose([part[:, 1] for part in bars.get_segments()], ours[["low", "high"]])
+    rest = frame[frame["method"].ne("row_parallel")]
+    assert time_over(rest).axes[0].get_ylabel() == "time over A's", "without the baseline over the first method"
 
 
 def test_on_a_cpu_no_figure_of_time_says_kernel_time():
     cpu = frames.make((256, 512), (16,), device="cpu", kernel=True, groups=2, repeats=2)
-    fig = time_vs_n(cpu)
-    assert fig.axes[0].get_ylabel() == "time of a forward, plain calls" and "kernel" not in fig.alt.lower()
+    fig = time_over(cpu)
+    assert "time of a forward, plain calls" in words(fig) and "kernel" not in fig.alt.lower()
+
+
+def test_the_fastest_is_named_with_its_lead_and_what_no_interval_tells_from_it_is_a_tie():
+    names = dict(methods=("dense", "row_parallel", "block_shock"), ns=(4096, 8192), bs=(16,), groups=3, repeats=4)
+    exact = dict(noise=0, group_effect=0)
+    alone = {(name, 4096, 16): by for name, by in (("dense", 3), ("row_parallel", 2), ("block_shock", 1))}
+    frame = frames.make(**names, **exact, speedup=alone)
+    same = frames.make(**names)
+    twins = same[same["method"].eq("row_parallel")].assign(method="dense")
+    tie = pd.concat([same[same["method"].ne("dense")], twins], ignore_index=True)
+    tie = pd.concat([frame[frame["in_features"].eq(4096)], tie[tie["in_features"].eq(8192)]], ignore_index=True)
+    first, second = fastest.fastest(tie, AXES, "forward_kernel").to_dict("records")
+    speeds = verdicts.ratio(tie, AXES, first["next"], first["best"][0]).iloc[0]
+    assert len(first["best"]) == 1 and first["ratio"] == pytest.approx(speeds["ratio"]) and first["low"] > 1
+    assert {*second["best"]} == {"dense", "row_parallel"} and second["next"] == "block_shock"
+    fig = which_to_use(tie)
+    assert "tie: " in words(fig) and "of 2 cases, a tie in 1; Block-Shock in none" in title(fig)
+    single = fastest.fastest(frames.make(**names | {"groups": 1}), AXES, "forward_kernel")
+    assert set(single["best"].map(len)) == {3} and set(single["next"]) == {""}, "one group tells nothing apart"
+
+
+def test_the_least_energy_is_that_of_the_widest_work():
+    frame = frames.make((4096,), (16,), methods=("dense", "row_parallel"), repeats=2)
+    joules = {("dense", "forward_kernel"): 9.0, ("row_parallel", "forward_kernel"): 1.0}
+    joules |= {("dense", "step_kernel"): 10.0, ("row_parallel", "step_kernel"): 20.0}
+    rows = frame[frame["metric"].eq("forward_kernel") & frame["repeat"].eq(0)]
+    more = [
+        rows[rows["method"].eq(method)].assign(metric="energy", unit="J", detail=work, value=value)
+        for (method, work), value in joules.items()
+    ]
+    fig = which_to_use(pd.concat([frame, *more], ignore_index=True), metric="energy", title="Least")
+    assert title(fig).startswith("Least: A in 1 of 1 cases") and "B1 2.00×" in words(fig) and "joules" in fig.alt
+
+
+def test_the_timed_way_of_a_product_is_the_one_that_is_named_on_one_gpu():
+    run = shipped("phase1-cuda", repeats=2)
+    run = run[run["in_features"].eq(4096) & run["batch"].isin([16, 256])].reset_index(drop=True)
+    fig = one_gpu(run)
+    assert title(fig) == "On one GPU: 2:4 small in 1 of 2 cases, dense in 1"
+    planned = run["metric"].eq("product_by_kernel") & run["detail"].eq("cslt")
+    sooner = one_gpu(run.assign(value=run["value"].mask(planned, run["value"] / 9)))
+    assert "2:4 in 1 of 2 cases" in title(sooner)
+    assert "nothing to draw" in words(one_gpu(run[run["method"].ne("block_shock")]))
 
 
 def test_the_title_of_a_heat_map_counts_what_the_intervals_exclude():
@@ -78,9 +127,9 @@ def test_the_title_of_a_heat_map_counts_what_the_intervals_exclude():
 
 
 def test_only_decided_cells_are_coloured():
-    mesh = ratio_heatmap(frames.make(**SMALL, groups=1)).axes[0].collections[0]
-    assert np.allclose(mesh.get_array(), 0), "one group decides nothing"
-    assert (ratio_heatmap(frames.make(**SMALL)).axes[0].collections[0].get_array() < 0).all()
+    one, three = (ratio_heatmap(frames.make(**SMALL, groups=n)).axes[0].patches for n in (1, 3))
+    assert {(patch.get_facecolor(), patch.get_hatch()) for patch in one} == {((1, 1, 1, 1), "////")}, "decides nothing"
+    assert all(patch.get_facecolor()[0] > patch.get_facecolor()[2] and not patch.get_hatch() for patch in three)
 
 
 def test_the_roof_is_the_lower_of_bandwidth_and_gemm_rate():

@@ -41,14 +41,15 @@ def test_stretches_agree_with_a_count_on_a_grid():
 
 
 def test_the_bars_are_the_stretches(tmp_path):
-    chrome.write(tmp_path, chrome.calls(0, 90, 10))
-    chrome.write(tmp_path, chrome.calls(0, 80, 20), rank=1)
+    chrome.write(tmp_path, chrome.calls(0, 60, 40, count=1) + chrome.calls(100, 90, 10, count=2))
+    chrome.write(tmp_path, chrome.calls(0, 50, 50, count=1) + chrome.calls(100, 80, 20, count=2), rank=1)
     (ax,) = draw(tmp_path).axes
     blue = [group for group in ax.collections if np.allclose(group.get_facecolor()[0][:3], [0, 0x72 / 255, 0xB2 / 255])]
-    for pale, starts in ((True, [0]), (False, [0.1, 0.2])):
-        paths = [path for group in blue if (group.get_alpha() < 1) == pale for path in group.get_paths()]
-        drawn = sorted((int(box.ymin), box.xmin, box.xmax) for box in (path.get_extents() for path in paths))
-        assert np.allclose(drawn, [(rank, s, s + 0.09 - 0.01 * rank) for rank in (0, 1) for s in starts])
+    boxes = [path.get_extents() for group in blue for path in group.get_paths()]
+    drawn = sorted((int(box.ymin), box.xmin, box.xmax) for box in boxes)
+    # From the end of the first collective on, where the second call begins, until a communication has ended.
+    assert np.allclose(drawn, [(0, 0, 0.09), (0, 0.1, 0.19), (1, 0, 0.08), (1, 0.1, 0.18)])
+    assert ax.get_xlim() == pytest.approx((0, 1.03 * 0.1))
     hatched = [group for group in ax.collections if group.get_hatch() and "/" in group.get_hatch()]
     assert hatched and all(group.get_facecolor()[0][0] > 0.8 for group in hatched)
 

@@ -162,13 +162,16 @@ def _verdict(folder: Path) -> dict[str, object]:
 
 
 def _cell(cell: NotebookNode, outline: _Outline, folder: Path) -> dict[str, object]:
-    """A cell as page.html shows it. It is called by its execution count, else by its place."""
+    """A cell as page.html shows it. It is called by its execution count, else by its place; code that is tagged "shown"
+    is not folded.
+    """
     outline.count += cell.cell_type == "code"
     name = f"cell {cell.get('execution_count') or outline.count}"
     if cell.cell_type == "code":
         code = Markup(highlight(cell.source, PythonLexer(), HtmlFormatter(nowrap=True)))
         outputs = [html for output in _joined(cell.outputs) if (html := _output(output, name, folder))]
-        return dict(prose="", name=name, lines=len(cell.source.splitlines()), code=code, outputs=outputs)
+        about = dict(lines=len(cell.source.splitlines()), open="shown" in cell.metadata.get("tags", ()))
+        return dict(prose="", name=name, code=code, outputs=outputs, **about)
     if cell.cell_type == "markdown":
         prose = _markdown(cell.source, name, folder, outline.take, cell.get("attachments", {}))
     else:

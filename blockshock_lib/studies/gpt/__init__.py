@@ -56,8 +56,8 @@ STUDY = Study(
         "gap over syncs": late("studies.gpt.plots:gap_over_syncs"),
         "loss over tokens": late("studies.gpt.plots:loss_over_tokens"),
         "dropped syncs": late("studies.gpt.plots:dropped"),
-        "time over width": late("report.plots:time_vs_n", AXES),
-        "step over width": late("report.plots:time_vs_n", AXES, "step_kernel"),
+        "time over width": late("report.plots:time_over", AXES),
+        "step over width": late("report.plots:time_over", AXES, "step_kernel"),
         "gap over time saved": late("studies.gpt.saved:gap_over_time_saved"),
     },
 )

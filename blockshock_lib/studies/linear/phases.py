@@ -23,7 +23,7 @@ PHASES = {
     phase.name: phase
     for phase in (
         Phase("phase0", "phase0_correctness.ipynb", _SUM, False, "", ("checks",)),
-        Phase("phase1", "phase1_forward.ipynb", _FORWARD, True, "forward_kernel", ("speed over B1",)),
+        Phase("phase1", "phase1_forward.ipynb", _FORWARD, True, "forward_kernel", ("which to use", "speed over B1")),
         Phase("phase2", "phase2_backward.ipynb", _PASS, True, "pass_kernel", ("pass over B1",), backward=True),
         Phase(
             "phase3", "phase3_training.ipynb", _STEP, True, "step_kernel", ("step over B1",), backward=True, train=True

@@ -43,6 +43,12 @@ def test_the_page_shows_images_and_errors_and_no_dead_progress_bar(tmp_path):
     assert "100% 3/3 cases" not in text and "widget-view" not in text
 
 
+def test_code_is_folded_unless_its_cell_says_that_it_is_shown(tmp_path):
+    cells = run(), v4.new_code_cell("1 + 1", execution_count=2, metadata={"tags": ["shown"]})
+    folds = soup_of(write(tmp_path, *cells)).find_all("details", class_="code")
+    assert [fold.has_attr("open") for fold in folds] == [False, True]
+
+
 @pytest.mark.parametrize(
     "facts, tone, state",
     [

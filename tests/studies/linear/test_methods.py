@@ -77,6 +77,6 @@ def test_one_file_and_one_row_are_enough_for_a_new_method(monkeypatch, tmp_path)
     frame = records.load(tmp_path)
     assert TABLES["correctness"](frame)["I interleaved"].tolist() == ["pass"]
     assert "I interleaved" in TABLES["speed"](frame)["method"].tolist()
-    (ax, *_), alt = (fig := FIGURES["time over N"](frame)).axes, fig.alt
+    (ax, *_), alt = (fig := FIGURES["time over B1"](frame)).axes, fig.alt
     drawn = [line for line in ax.lines if line.get_color() == "#7A5195" and line.get_marker() == ">"]
     assert any(len(line.get_xdata()) for line in drawn) and "I interleaved" in alt

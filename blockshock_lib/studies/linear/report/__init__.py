@@ -46,15 +46,17 @@ TABLES = {
 }
 RESULTS = _own("results:page")
 FIGURES = {
+    "which to use": _shared("fastest:which_to_use"),
+    "which to use by energy": _shared("fastest:which_to_use", metric="energy", title="Which takes the least energy"),
+    "which to use on one GPU": _own("plots:one_gpu"),
+    "which to use in training": _shared("fastest:which_to_use", metric="step_kernel"),
     "speed over B1": _shared("plots:ratio_heatmap"),
     "step over B1": _shared("plots:ratio_heatmap", metric="step_kernel"),
     "pass over B1": _shared("plots:ratio_heatmap", metric="pass_kernel"),
-    "T1's step over B1": _shared("plots:ratio_heatmap", under="block_shock_recompress", metric="step_kernel"),
-    "D over B1": _shared("plots:ratio_heatmap", over="row_parallel", under="permuted_dense"),
     "checks": _shared("plots:check_matrix"),
-    "time over N": _shared("plots:time_vs_n"),
-    "pass time over N": _shared("plots:time_vs_n", metric="pass_kernel"),
-    "step time over N": _shared("plots:time_vs_n", metric="step_kernel"),
+    "time over B1": _shared("plots:time_over"),
+    "pass time over B1": _shared("plots:time_over", metric="pass_kernel"),
+    "step time over B1": _shared("plots:time_over", metric="step_kernel"),
     "timeline": _shared("timeline:timeline"),
     "law": _own("plots:law_figure"),
     "roofline": _shared(

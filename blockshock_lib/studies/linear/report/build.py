@@ -79,7 +79,7 @@ def interval(row: Mapping, name: str = "") -> str:
     return verdicts.interval_text(named)
 
 
-def text(values: Iterable[float], form: str = "{:.4g}", none: str = ABSENT) -> list[str]:
+def text(values: Iterable[float], form: str = "{:.3g}", none: str = ABSENT) -> list[str]:
     return [none if pd.isna(value) else form.format(value) for value in values]
 
 

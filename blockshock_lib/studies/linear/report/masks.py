@@ -89,6 +89,24 @@ def masks_figure(corners: Mapping[str, torch.Tensor]) -> Figure:
     return fig
 
 
+def split_figure(weight: torch.Tensor, *terms: torch.Tensor) -> Figure:
+    """A weight [outputs, inputs] and its terms side by side: a pixel a weight in the colour of its value, white: 0."""
+    parts = {"W": weight, **{f"W({place})": term for place, term in enumerate(terms)}}
+    total = f"W {'=' if torch.equal(sum(terms), weight) else '≠'} {' + '.join(list(parts)[1:])}"
+    held = {name: f"{(term != 0).double().mean():.0%} of the weights" for name, term in parts.items()}
+    with figures.drawing(
+        *(1.75 * len(parts), 1.75, total, "rows are outputs, columns inputs; a colour a value, white: 0"),
+        alt=f"A pixel a weight. {', '.join(f'{name} holds {share}' for name, share in held.items())}.",
+        columns=len(parts),
+    ) as (fig, grid):
+        for ax, (name, term) in zip(grid[0], parts.items(), strict=True):
+            ax.imshow(np.ma.masked_equal(term.numpy(), 0), cmap="viridis", vmin=-2.5, vmax=2.5)
+            ax.set_title(f"{name}: {held[name]}", fontsize=8.5, fontweight="normal")
+            ax.set(xticks=[], yticks=[])
+            ax.spines[:].set(visible=True, color=figures.FAINT)
+    return fig
+
+
 def _pixels(mask0: np.ndarray) -> np.ndarray:
     """uint8 image: 0 for a line, 1 where term 0 holds the weight, 2 where term 1 does."""
     values = np.where(mask0, 1, 2).astype(np.uint8)

@@ -1,14 +1,17 @@
 """The law drawn, speed over B1 against s; where the time goes, a bar a method: the parts of each work; the loss."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from blockshock_lib.report import figures, frames
+from blockshock_lib.report.axes import Look, Work
+from blockshock_lib.report.fastest import which_to_use
 from blockshock_lib.report.figures import FAINT, INK, MUTED
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.report import build, law
@@ -54,38 +57,37 @@ def law_figure(frame: pd.DataFrame) -> Figure:
     markers = dict(zip(sizes, _MARKS, strict=False))
     told = [f"{AXES.case(row)}: s={row['s']:.2f}, {row['ratio']:.2f}x." for row in table.to_dict("records")]
     # From the points, not their intervals: two groups may give an interval without a useful end.
-    right, top = 1.2 * max(2.0, table["s"].max()), 1.2 * max(1.0, table["ratio"].max())
+    left, right = 0.92 * table["s"].min(), 1.05 * max(2.0, table["s"].max())
+    low, top = 0.92 * table["ratio"].min(), 1.06 * max(1.0, table["ratio"].max())
     with figures.drawing(
         *(7.4, 4.5, title, frames.no_claim(table), setting),
-        *("parity needs s = 2 where B1's half product takes half of A's time", "bars: 99% intervals"),
+        *("parity needs s = 2 where B1's half product takes half of A's time", "beside a point: N, B; 99% intervals"),
         alt=f"Scatter of speed over B1 against s with the line s/2. {' '.join(told)}",
         note="s = time of A's dense product / time of the 2:4 product of the same size. Arithmetic allows s = 2 at "
         "most, and reading the weight s = 16/9 (packed bytes are 9/16 of dense). Two things lift points above the "
         "line: communication that costs both methods the same, and a half product of B1 that takes more than half "
         "of A's time, as at small N·B.",
     ) as (fig, grid):
-        ax, line = grid[0, 0], np.array([0, right])
-        ax.plot(line, line / 2, color=INK, linewidth=1.4, zorder=2)
+        ax, line = grid[0, 0], np.array([left, right])
+        ax.plot(line, line / 2, color=INK, linewidth=1.4, zorder=2, label="law: s / 2")
         # One label on the outer side of each line, so that they stay apart on any scale.
         for place, words, side in ((16 / 9, "bytes: s ≤ 16/9", "right"), (2.0, "arithmetic: s ≤ 2", "left")):
             ax.axvline(place, color=FAINT, linewidth=1.2, zorder=1.1)
-            shift = 0.007 * right * (1 if side == "left" else -1)
-            ax.text(place + shift, 0.03 * top, words, rotation=90, ha=side, **_SMALL)
+            shift = 0.007 * (right - left) * (1 if side == "left" else -1)
+            ax.text(place + shift, low + 0.03 * (top - low), words, rotation=90, ha=side, **_SMALL)
         ax.axhline(1, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         look = dict(markersize=7.5, markeredgecolor="white", markeredgewidth=0.7, alpha=0.95, elinewidth=0.9, zorder=3)
         for row in table.to_dict("records"):
-            bars = dict(yerr=[[row["ratio"] - row["low"]], [min(row["high"], top) - row["ratio"]]])
+            bars = dict(yerr=[[row["ratio"] - max(row["low"], low)], [min(row["high"], top) - row["ratio"]]])
             if row["s_high"] > row["s_low"]:
-                bars |= dict(xerr=[[row["s"] - row["s_low"]], [min(row["s_high"], right) - row["s"]]])
+                bars |= dict(xerr=[[row["s"] - max(row["s_low"], left)], [min(row["s_high"], right) - row["s"]]])
             ax.errorbar(row["s"], row["ratio"], color=tints[row["batch"]], marker=markers[row["size"]], **bars, **look)
-        ax.text(0.03 * right, 1.01, "parity with B1", **_SMALL)
-        ax.set(xlim=(0, right), ylim=(0, top), xlabel="s: speed of the 2:4 product over the dense one (×)")
+        ax.text(left + 0.02 * (right - left), 1.002, "parity with B1", **_SMALL)
+        ax.set(xlim=(left, right), ylim=(low, top), xlabel="s: speed of the 2:4 product over the dense one (×)")
         ax.set_ylabel("speed of Block-Shock over B1, whole forward (×)")
-        known = dict(linestyle="", markersize=7)
-        keys = [Line2D([], [], color=tint, marker="o", label=f"B = {b}", **known) for b, tint in tints.items()]
-        keys += [Line2D([], [], color=MUTED, marker=m, label=f"N = {n:.0f}", **known) for n, m in markers.items()]
-        keys.append(Line2D([], [], color=INK, linewidth=1.4, label="law: s / 2"))
-        ax.legend(handles=keys, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+        ax.legend(loc="upper left", bbox_to_anchor=(0, 0.86), fontsize=8.5)
+        names = [f"{x}, {y}" for x, y in zip(AXES.x_text(table), table["batch"], strict=True)]
+        figures.name_points(ax, table[["s", "ratio"]].to_numpy(float), names)
     return fig
 
 
@@ -149,6 +151,42 @@ def _panel(ax: Axes, case: pd.DataFrame, known: list[str]) -> None:
     ax.set_yticks(range(len(methods)), [AXES.label(name) for name in methods])
     ax.set_xlim(0, 1.1 * end.max())
     ax.axvline(1, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+
+
+_WAYS = {"dense": A, "cslt": OURS, "small": OURS}
+ONE = replace(
+    AXES,
+    whole="",
+    times={"compute": Work("a product")},
+    methods={
+        "dense": Look("dense product", "dense", "#4D4D4D", "s"),
+        "cslt": Look("2:4 by planned cuSPARSELt", "2:4", "#0072B2", "o"),
+        "small": Look("2:4 by the small-batch kernel", "2:4 small", "#D55E00", "P"),
+    },
+)
+
+
+def on_one(frame: pd.DataFrame) -> pd.DataFrame:
+    """The products of a weight on one GPU as records of methods: dense, or of the weight pruned 2:4 by each of our
+    kernels. Those of A and of Block-Shock on two ranks, whose terms are 2:4 weights of full size; none without any.
+    """
+    rows, parts = frames.complete(frame, AXES), []
+    rows = rows[rows["world_size"].eq(2)]
+    for way, method in _WAYS.items():
+        own = rows[rows["method"].eq(method)]
+        each, alone = (own["metric"].eq(name) for name in ("product_by_kernel", "compute_kernel"))
+        # Where a product has several ways, all of them are among `each`; of one way the detail may be left out.
+        alone &= ~own["case"].isin(own.loc[each, "case"]) & (own["detail"].eq(way) | (method != OURS))
+        timed = own[(each & own["detail"].eq(way)) | alone].assign(metric="compute_kernel")
+        parts.append(pd.concat([own[own["metric"].eq("check")], timed]).assign(method=way, world_size=1))
+    found = pd.concat(parts, ignore_index=True)
+    timed = found["metric"].eq("compute_kernel") & found["method"].ne("dense")
+    return found if timed.any() else found.iloc[:0]
+
+
+def one_gpu(frame: pd.DataFrame) -> Figure:
+    more = " No collective; the slower of two GPUs that multiply at once."
+    return which_to_use(on_one(frame), ONE, title="On one GPU", more=more)
 
 
 def loss_curves(frame: pd.DataFrame) -> Figure:

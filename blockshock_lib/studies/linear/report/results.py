@@ -1,16 +1,17 @@
 """The answer of the study in Markdown: every number is read from the records of one machine."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 from jinja2 import StrictUndefined, Template
 
-from blockshock_lib.report import verdicts
+from blockshock_lib.report import fastest, tables, verdicts
 from blockshock_lib.report.tables import markdown
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.hypotheses import h1, h2, h3, h4
-from blockshock_lib.studies.linear.report import build, law
+from blockshock_lib.studies.linear.report import TABLES, build, law, plots
 from blockshock_lib.studies.linear.report.build import B1, OURS, STOCK, T1, A, C, D
 
 _B2 = "column_parallel"
@@ -31,7 +32,9 @@ def page(frame: pd.DataFrame) -> str:
         by_graph=_count(forward, B1, OURS, "B1", "forward_graph_call"),
         steps={name: _span(verdicts.ratio(step, AXES, *pair, "step_kernel")["ratio"]) for name, pair in pairs.items()},
         s=_span(law.law_rows(frame)["s"]),
+        which=_which(frame),
         tables=_tables(frame),
+        limits=[markdown(TABLES[name](forward)) for name in ("products", "all-reduce")],
     )
 
 
@@ -57,10 +60,33 @@ def _tables(frame: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
         table = verdicts.ratio(law.rows_of(frame, work), AXES, over, under, f"{work}_kernel")
         for optimizer in AXES.sort("optimizer", table["optimizer"]):
             part = table[table["optimizer"].eq(optimizer)]
-            part = part.assign(text=[build.interval(row) for row in part.to_dict("records")])
-            wide = part.pivot(index="batch", columns="shape", values="text")[list(dict.fromkeys(part["shape"]))]
             named = build.listed(title, optimizer_name(optimizer) if optimizer else "")
-            yield named, markdown(wide.rename_axis("B").reset_index())
+            yield named, _wide(part, build.interval)
+
+
+def _which(frame: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
+    """Which method to use, by what it is that takes least."""
+    forward, step = law.rows_of(frame, "forward"), law.rows_of(frame, "step")
+    asked = [
+        ("A forward", forward, AXES, "forward_kernel"),
+        ("A forward, energy", tables.widest(forward, AXES), AXES, "energy"),
+    ]
+    asked += [("A product on one GPU", plots.on_one(forward), plots.ONE, "compute_kernel")]
+    for optimizer in AXES.sort("optimizer", step["optimizer"]):
+        asked.append(
+            (f"A step, {optimizer_name(optimizer)}", step[step["optimizer"].eq(optimizer)], AXES, "step_kernel")
+        )
+    for title, rows, axes, metric in asked:
+        found = fastest.fastest(rows, axes, metric)
+        if len(found):
+            yield title, _wide(found, partial(fastest.words, axes=axes))
+
+
+def _wide(table: pd.DataFrame, words: Callable[[dict], str]) -> list[str]:
+    """`words` of each row, a row a B, a column a size."""
+    table = table.assign(text=[words(row) for row in table.to_dict("records")])
+    wide = table.pivot(index="batch", columns="shape", values="text")[list(dict.fromkeys(table["shape"]))]
+    return markdown(wide.rename_axis("B").reset_index())
 
 
 def _span(values: pd.Series) -> str:

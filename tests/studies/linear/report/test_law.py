@@ -54,7 +54,7 @@ def test_a_ratio_and_the_times_beside_it_are_of_the_same_mean():
     assert table["ratio"].to_numpy() == pytest.approx(times, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ("where", "step over B1", "step time over N", "loss"))
+@pytest.mark.parametrize("name", ("where", "step over B1", "step time over B1", "loss"))
 def test_optimizers_never_share_a_panel(name):
     axes = FIGURES[name](shipped("phase3-cuda", repeats=2)).axes
     found = list(filter(None, (ax.get_title(loc="left") for ax in axes)))

@@ -7,7 +7,7 @@ from blockshock_lib.kernels.sparse24 import masks, packing
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.studies.linear.report import masks as drawn
 from tests.cases import MASKS
-from tests.report.frames import words
+from tests.report.frames import title, words
 
 
 def test_every_family_proves_itself_and_only_transposable_ones_are_2_to_4_both_ways():
@@ -54,6 +54,14 @@ BROKEN = CHECKER.index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(Fals
 )
 def test_the_title_says_what_the_pixels_are(corners, title):
     assert title in words(drawn.masks_figure(corners))
+
+
+def test_the_split_is_drawn_as_a_sum_only_where_it_is_one():
+    weight = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    lost = STRIPES.index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(False))
+    whole, half = (drawn.split_figure(weight, weight * kept, weight * ~STRIPES) for kept in (STRIPES, lost))
+    assert title(whole) == "W = W(0) + W(1)" and "W(0) holds 50% of the weights" in whole.alt
+    assert title(half) == "W ≠ W(0) + W(1)"
 
 
 def test_a_pixel_is_a_weight():
