@@ -63,6 +63,13 @@ def test_copies_stopped_runs_and_runs_of_other_references_do_not_count(first):
     assert reference.others(other.folder, manifest.read(other.folder)) == []
 
 
+def test_a_run_that_still_goes_on_is_measured_beside_it_and_counts_when_it_is_completed(first):
+    begun = open_run("phase0", hardware="cpu", settings=small_runs.TINY, out=first.folder.parents[1], again="new")
+    beside = finished(again(begun))
+    assert beside.others() == []
+    assert [path.name for path in finished(begun).others()] == [beside.folder.name]
+
+
 def test_a_run_that_came_as_a_zip_counts_like_one_of_this_machine(first):
     second = finished(again(first))
     theirs = share.unpack(share.pack(second.folder), first.folder.parents[1] / "received" / "theirs")
