@@ -135,7 +135,7 @@ def _again(study: Study, phase: str, text: str, card: dict | None) -> tuple[para
     card = card or machine.probe()
     machine.admit(effective, card)
     faults = {
-        # While it goes on, another GPU or machine may measure it too; `reference.others` waits until both are completed.
+        # While it goes on, another GPU may measure it too; `reference.others` waits until both are completed.
         f"its status is {earlier['status']}": earlier["status"] not in ("completed", "running"),
         "it only redraws another": earlier.get("redrawn_from"),
         "it took kernels that were chosen before it": effective.hardware.device == "cuda"

@@ -46,7 +46,9 @@ def test_further_sweeps_bring_cases_of_their_own_methods_and_no_case_twice():
 
 @pytest.mark.parametrize("name", ["headline", "patterns", "auto", "shapes"])
 def test_sweeps_of_a_gpu_can_be_expanded(name):
-    assert params.expand(load(STUDY, "attention_speed", {"layers.sweep": f"attention_speed-{name}"}, choose={"hardware": "cuda-1"}))
+    assert params.expand(
+        load(STUDY, "attention_speed", {"layers.sweep": f"attention_speed-{name}"}, choose={"hardware": "cuda-1"})
+    )
 
 
 @pytest.mark.parametrize(
