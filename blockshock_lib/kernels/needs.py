@@ -1,10 +1,14 @@
 """What the kernels need of a machine, told from its card alone, and NVML: no CUDA context is created to ask."""
 
 import contextlib
+import functools
+import importlib
 import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from blockshock_lib.errors import first_line
 
 NAMES = ("cslt", "triton", "planned products", "small-batch product")
 
@@ -38,6 +42,18 @@ def version(name: str) -> str:
     """Of an installed package; "" where it is not."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
+    return ""
+
+
+@functools.cache
+def lacks(package: str, extra: str, module: str) -> str:
+    """Why `module` of an installed package cannot be used, or that the package is not there; "" where it can."""
+    if not version(package):
+        return f"{package} is not installed (the extra `{extra}`)"
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a beta may ask for what is not there, in its own words
+        return f"{package} cannot be imported: {first_line(error)}"
     return ""
 
 

@@ -35,3 +35,13 @@ def test_what_the_library_adds_to_the_2_4_product_says_why_it_is_missing(monkeyp
     assert missing("9.0") == said
     monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: False)
     assert set(missing("9.0").values()) == {"this build of torch has no cuSPARSELt", "triton is not installed"}
+
+
+def test_an_installed_package_that_cannot_be_imported_says_why(tmp_path, monkeypatch):
+    (tmp_path / "half_there.py").write_text("import what_it_needs")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = "half-there cannot be imported: No module named 'what_it_needs'"
+    assert needs.lacks("half-there", "attention", "half_there") == said
+    assert needs.lacks("there", "attention", "json") == ""
+    monkeypatch.setattr(needs, "version", lambda name: "")
+    assert needs.lacks("gone", "attention", "json") == "gone is not installed (the extra `attention`)"

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from blockshock_lib.kernels.attention.call import Call, explicit
-from blockshock_lib.kernels.needs import version
+from blockshock_lib.kernels.needs import lacks
 
 
 def refuse(call: Call) -> str:
@@ -12,8 +12,8 @@ def refuse(call: Call) -> str:
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, call.k, call.v))
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
         return "it is run on Hopper GPUs only"
-    if not version("nvidia-cudnn-frontend"):
-        return "nvidia-cudnn-frontend is not installed (the extra `attention`)"
+    if why := lacks("nvidia-cudnn-frontend", "attention", "cudnn"):
+        return why
     if q.dtype not in (torch.bfloat16, torch.float16) or (grad and q.dtype != torch.bfloat16):
         return "it takes bf16, and fp16 without gradients"
     if q.shape[-1] not in (64, 96, 128) or (grad and q.shape[-1] != 128):

@@ -4,15 +4,15 @@ import torch
 from torch import Tensor
 
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.kernels.needs import version
+from blockshock_lib.kernels.needs import lacks
 
 
 def refuse(call: Call) -> str:
     q, lists = call.q, call.lists
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
         return "it is run on Hopper GPUs only"
-    if not version("flash-attn-4"):
-        return "flash-attn-4 is not installed (the extra `attention`)"
+    if why := lacks("flash-attn-4", "attention", "flash_attn.cute.interface"):
+        return why
     if q.dtype not in (torch.bfloat16, torch.float16):
         return "it takes bf16 and fp16"
     if q.shape[-1] not in (64, 128):

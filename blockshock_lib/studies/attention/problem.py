@@ -226,7 +226,7 @@ class AttentionRunner(Runner):
     def _all(self) -> dict[str, torch.Tensor] | None:
         if not self.active:
             return None
-        with torch.set_grad_enabled(not self.lacks):
+        with torch.set_grad_enabled(not self.lacks), works.beta(self.method):
             # A layer's share was copied when it was dealt; on one rank a copy of what all have is weighed as its own.
             *made, dout = (x.detach() if self.layer is not None else x.clone() for x in (*self.operands, self.dout))
             made = [x.requires_grad_(not self.lacks) for x in made]

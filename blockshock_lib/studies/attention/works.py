@@ -1,5 +1,6 @@
 """What is timed: a forward, a backward, both as kernels and as calls; the lists; and the floors of both."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,10 +16,13 @@ from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.roofline import Ceilings
 from blockshock_lib.engine.study import Problem, Runner, Sample
 from blockshock_lib.engine.timing import Work
+from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.kernels.attention import flex
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.graph import try_capture
+from blockshock_lib.studies.attention.methods import Method
 
+BETAS = ("fa4", "cudnn")
 REPEATS = 5  # of what is timed once a case
 BACKWARD = 2.5  # the products of a backward, of which a forward has two: scores again, dV, dP, dQ and dK
 
@@ -32,6 +36,18 @@ def compile_anew() -> None:
     """
     torch.compiler.reset()
     config.donated_buffer = False
+
+
+@contextlib.contextmanager
+def beta(method: Method) -> Iterator[None]:
+    """What a beta raises of its own is a row that says so, and the other methods go on."""
+    try:
+        yield
+    except Exception as error:
+        known = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError | UnsupportedError)
+        if known or method.backend not in BETAS:
+            raise
+        raise UnsupportedError(f"{method.label} fails: {first_line(error)}") from error
 
 
 def clocked(device: torch.device, fn: Callable[[], Any]) -> tuple[float, Any]:

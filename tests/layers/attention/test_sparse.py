@@ -9,6 +9,7 @@ import torch
 
 from blockshock_lib import attention
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels import needs
 from blockshock_lib.kernels.attention import flex
 from blockshock_lib.kernels.attention.backends import BACKENDS
 from blockshock_lib.kernels.attention.call import Call
@@ -140,9 +141,9 @@ def test_a_beta_on_a_hopper_gpu_says_what_it_lacks(backend, change, words, monke
     how = {"gone": False, "major": 9, "pattern": attention.full(), "dtype": torch.bfloat16, "dim": 128, "block": 128}
     how |= {"grad": False, "kv_heads": 2, "lse": False} | change
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (how["major"], 0))
-    monkeypatch.setattr(
-        f"blockshock_lib.kernels.attention.{backend}.version", lambda name: "" if how["gone"] else "4.0"
-    )
+    monkeypatch.setattr(needs, "version", lambda name: "")
+    lacks = lambda *names: needs.lacks.__wrapped__(*names) if how["gone"] else ""  # noqa: E731
+    monkeypatch.setattr(f"blockshock_lib.kernels.attention.{backend}.lacks", lacks)
     q, k = (
         SimpleNamespace(
             device=torch.device("cuda"),

@@ -282,6 +282,17 @@ def test_sampled_truth_is_the_whole_one_at_its_places_and_a_fault_there_is_refus
     assert next(one["reason"] for one in rows if one["metric"] == "check").startswith("rank 0: out")
 
 
+def test_a_beta_that_breaks_is_a_row_and_the_others_go_on(monkeypatch):
+    def broken(call):
+        raise TypeError("planted")
+
+    monkeypatch.setitem(backends.BACKENDS, "fa4", types.SimpleNamespace(refuse=lambda call: "", attend=broken))
+    _, rows = measured(methods=["fa4", "reference"])
+    found = {one["method"]: (one["status"], one["reason"]) for one in rows if one["metric"] == "check"}
+    assert found["fa4"] == ("unsupported", "rank 0: FlashAttention 4 fails: planted")
+    assert found["reference"][0] == "ok" and any(one["metric"] == "forward_kernel" for one in rows)
+
+
 def test_a_call_that_cannot_be_captured_is_still_timed_as_a_call(monkeypatch):
     def captured(*_):
         raise UnsupportedError("it cannot be captured in a CUDA graph: planted")
