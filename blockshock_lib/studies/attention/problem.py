@@ -114,12 +114,12 @@ class AttentionProblem(Problem):
 
     def backend(self, method: str) -> str:
         """By name. What is timed over ranks and on one alone takes the same: of those with a backward of their own, the
-        one that "auto" takes on one.
+        one that "auto" takes on one, and that takes parts of a sequence, which have no pattern.
         """
         of = METHODS[method]
         if not self.phase.timed or self.phase.lists or of.backend != "auto":
             return of.backend
-        call = Call(self.q, self.k, self.v, self.pattern, self.lists, self.scale)
+        call = Call(self.q, self.k, self.v, None, self.lists, self.scale)
         return backends.name_of(backends.explicit("auto", call))
 
     def build(self, method: str) -> Runner:
