@@ -16,7 +16,7 @@ from blockshock_lib.errors import BlockShockError
 from blockshock_lib.kernels.attention import backends, tune
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
-from blockshock_lib.layers.attention import ContextParallelAttention, Pattern, dilated_attention
+from blockshock_lib.layers.attention import ContextParallelAttention, Pattern, causal, dilated_attention
 from blockshock_lib.layers.attention.placement import placed
 from blockshock_lib.studies.attention import models, scaling, truth, works
 from blockshock_lib.studies.attention.methods import METHODS
@@ -63,8 +63,9 @@ class AttentionProblem(Problem):
         return pattern.lists(self.case.q_len, self.case.k_len, self.case.block, self.device)
 
     def asked(self, method: str) -> Pattern:
-        """What the method computes."""
-        return self.least if METHODS[method].dense else self.pattern
+        """What the method computes; of LongNet's gathered segments what each computes."""
+        of = METHODS[method]
+        return causal() if of.gathered else self.least if of.dense else self.pattern
 
     def expected(self, method: str) -> tuple[Made, Made]:
         """The truth and the baseline of what the method computes, at `places`."""
