@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from blockshock_lib import attention
-from blockshock_lib.kernels.attention import trial, tune
+from blockshock_lib.kernels.attention import reference, sdpa, trial, tune
 from blockshock_lib.kernels.attention.backends import BACKENDS
 from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.attention.merge import merge
 
 PATTERNS = {
     "full": attention.full(),
@@ -33,6 +34,31 @@ def test_values_and_gradients_are_those_of_float64(backend, pattern, dtype, dim,
         pytest.skip(why)
     error = trial.error(BACKENDS[backend], trial.drawn(trial.packed(call), call.q.device, True, 0))
     assert error.right, error
+
+
+@pytest.mark.parametrize("kernel", ["cudnn_attention", "flash_attention"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("causal", [True, False])
+def test_sdpa_gives_a_part_s_share_of_the_gradients_of_a_merged_softmax(causal, dim, kernel, monkeypatch):
+    if kernel == "flash_attention":
+        monkeypatch.setattr(sdpa, "can_use_cudnn_attention", lambda params: False)
+    draw = torch.Generator("cuda").manual_seed(0)
+    q, k, v, more_k, more_v, dout = (torch.randn(2, 4, 301, dim, generator=draw, device="cuda") for _ in range(6))
+    masks = attention.causal() if causal else attention.full(), attention.full()
+
+    def made(backend, dtype):
+        keys = zip(((k, v), (more_k, more_v)), masks, strict=True)
+        calls = [
+            Call(*(x.bfloat16().to(dtype) for x in (q, *pair)), mask, mask.lists(301, device="cuda"), dim**-0.5, True)
+            for pair, mask in keys
+        ]
+        assert backend is reference or {sdpa._operator(call) for call in calls} == {kernel}
+        out, lse = merge(*zip(*map(backend.forward, calls), strict=True))
+        share = [backend.backward(call, dout.bfloat16().to(dtype), out, lse, None) for call in calls]
+        return out, lse, *share[0], *share[1]
+
+    for got, true in zip(made(sdpa, torch.bfloat16), made(reference, torch.float64), strict=True):
+        assert got.isfinite().all() and (got.double() - true).norm() < 0.02 * true.norm()
 
 
 @pytest.mark.parametrize("name", ["triton", "gluon"])
@@ -72,3 +98,19 @@ def test_what_is_tuned_is_right_kept_and_taken(tmp_path, monkeypatch):
     best = BACKENDS[next(iter(times))]
     assert taken.refuse is best.refuse  # the Triton kernels are taken as they were cut
     assert trial.error(taken, trial.drawn(trial.packed(call), call.q.device, True, 5)).right
+
+
+@pytest.mark.parametrize("backend", ["triton", "gluon", "sdpa"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_dilated_attention_is_that_of_float64(causal, backend):
+    draw = torch.Generator("cuda").manual_seed(0)
+    q, k, v, dout = (torch.randn(2, heads, 700, 64, generator=draw, device="cuda") for heads in (4, 2, 2, 4))
+
+    def made(dtype, backend):
+        given = [x.bfloat16().to(dtype).requires_grad_() for x in (q, k, v)]
+        # 700 is no multiple of a segment; of a segment of 1 only the first head holds a position.
+        out, lse = attention.dilated_attention(*given, [1, 128, 300, 1000], [2, 1, 2, 3], causal, backend, None, True)
+        return out, lse, *torch.autograd.grad(out, given, dout.bfloat16().to(dtype))
+
+    for got, true in zip(made(torch.bfloat16, backend), made(torch.float64, "reference"), strict=True):
+        assert got.isfinite().all() and (got.double() - true).norm() < 0.02 * true.norm()

@@ -36,7 +36,9 @@ def name_of(row: Any) -> str:
 
 
 def explicit(name: str, call: Call) -> ModuleType:
-    """`chosen` for a ring: UnsupportedError where the backend has no backward of its own."""
+    """`chosen` for what merges parts of the keys, as a ring does, whose calls have no pattern: UnsupportedError where
+    the backend has no backward of its own.
+    """
     if name == "auto":
         return tune.auto({each: row for each, row in BACKENDS.items() if hasattr(row, "backward")}, call)
     if name in BACKENDS and not hasattr(BACKENDS[name], "backward"):

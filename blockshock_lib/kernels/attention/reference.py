@@ -47,25 +47,25 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 def backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv by their formulas; `out` and `lse` may be those over more keys than these."""
     batch, heads, lists = *call.q.shape[:2], call.lists
-    q, dout, out = _wide(call.q), _wide(dout), _wide(out)
-    k, v = (_wide(x).repeat_interleave(heads // x.shape[1], 1) for x in (call.k, call.v))
-    delta = (dout * out).sum(-1) - (0 if dlse is None else dlse)
+    q, dout, out = (_wide(x).flatten(0, 1) for x in (call.q, dout, out))
+    k, v = (_wide(x).repeat_interleave(heads // x.shape[1], 1).flatten(0, 1) for x in (call.k, call.v))
+    lse = lse.flatten(0, 1).to(q.dtype)
+    delta = (dout * out).sum(-1) - (0 if dlse is None else dlse.flatten(0, 1))
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
-    plane = lists.plane.expand(batch, heads)
-    for b, h in itertools.product(range(batch), range(heads)):
-        for row, places in enumerate(torch.arange(lists.q_len, device=dq.device).split(lists.block)):
-            keys, bits = _seen(lists, int(plane[b, h]) * lists.q_blocks + row)
-            at, keys, bits = (b, h, places), keys.clamp(max=lists.k_len - 1), bits[: len(places)]
-            mine = (b, h, keys)
-            scores = q[at] @ k[mine].T * call.scale
-            weights = (scores - lse[at][:, None].to(scores.dtype)).exp().masked_fill(~bits, 0)
-            dscores = weights * (dout[at] @ v[mine].T - delta[at][:, None]) * call.scale
-            dq[at] = dscores @ k[mine]
-            # Keys beyond the last are clamped to it, with weight 0: they add nothing.
-            dk[b, h].index_add_(0, keys, dscores.T @ q[at])
-            dv[b, h].index_add_(0, keys, weights.T @ dout[at])
-    dk, dv = (x.unflatten(1, (call.k.shape[1], -1)).sum(2) for x in (dk, dv))
-    return tuple(x.to(call.q.dtype) for x in (dq, dk, dv))
+    plane, rows = lists.plane.expand(batch, heads).flatten(), torch.arange(lists.q_len, device=q.device)
+    for number, (row, places) in itertools.product(range(lists.planes), enumerate(rows.split(lists.block))):
+        keys, bits = _seen(lists, number * lists.q_blocks + row)
+        there, mine = keys < lists.k_len, (plane == number).nonzero()
+        keys, bits = keys[there], bits[: len(places), there]
+        at, seen = (mine, places), (mine, keys)  # of [B * H, S, D]
+        scores = q[at] @ k[seen].mT * call.scale
+        weights = (scores - lse[at][..., None]).exp().masked_fill(~bits, 0)
+        dscores = weights * (dout[at] @ v[seen].mT - delta[at][..., None]) * call.scale
+        dq[at] = dscores @ k[seen]
+        dk[seen] += dscores.mT @ q[at]
+        dv[seen] += weights.mT @ dout[at]
+    dk, dv = (x.unflatten(0, (batch, call.k.shape[1], -1)).sum(2) for x in (dk, dv))
+    return tuple(x.to(call.q.dtype) for x in (dq.unflatten(0, (batch, heads)), dk, dv))
 
 
 def _wide(x: Tensor) -> Tensor:

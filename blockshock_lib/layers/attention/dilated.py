@@ -5,15 +5,20 @@ j mod r, j mod r + r, ... only. Every head runs every pair; what the pairs give 
 So a key that two pairs hold counts twice, by design: the result is one softmax weighted by how often a key is held.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from blockshock_lib.kernels.attention import backends
+from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.merge import merge
 from blockshock_lib.kernels.attention.pattern import Pattern, causal, full
-from blockshock_lib.layers.attention.sparse import sparse_attention
+from blockshock_lib.layers.attention.sparse import call_of
 
 CAUSAL, FULL = causal(), full()  # their lists are kept from call to call
 
@@ -38,29 +43,66 @@ def dilated_attention(
     `pattern`, in the place of `causal`: which of a segment's gathered keys its gathered queries see, the same for all
     segments and heads. `first_head`: the number of q's first head among all, where a rank has some only.
 
+    The parts are merged, so the backend must have a backward that takes the logsumexp over all keys: `reference`,
+    `triton`, `gluon`, and `sdpa`, which has no gradient of the logsumexp.
+
     ValueError where there are not as many lengths as rates, one is not positive, q and k differ in length, or the
-    pattern differs by head, by batch element or is of one length.
+    pattern differs by head, by batch element or is of one length. UnsupportedError where the backend cannot do it, with
+    its reason.
     """
     pairs = checked_pairs(segment_lengths, dilation_rates)
     if q.dim() != 4 or k.dim() != 4 or q.shape[2] != k.shape[2] or k.shape != v.shape or q.shape[1] % k.shape[1]:
         shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
         raise ValueError(f"q [B, H, S, D], k and v [B, H / G, S, D] of one length are needed, not {shapes}")
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    mask, outs, lses = pattern or (CAUSAL if causal else FULL), [], []
+    mask = pattern or (CAUSAL if causal else FULL)
     if mask.lengths or mask.positions or mask.plane != FULL.plane:
         raise ValueError("the pattern of gathered segments must fit any length, and be the same for all heads")
-    for length, rate in pairs:
-        parts = []
-        for heads, places in gathered(q.shape[1], q.shape[2], length, rate, q.device, first_head):
-            rows = [_take(x, heads, places) for x in (q, k, v)]
-            out, lse = sparse_attention(*rows, mask, backend, scale, return_lse=True, block=block)
-            # [B * segments, h, rows, D] -> [B, h, segments, rows, D]
-            spread = (x.unflatten(0, (q.shape[0], -1)).transpose(1, 2) for x in (out, lse[..., None]))
-            parts.append((heads, places, *spread))
-        outs.append(_put(q.new_zeros(q.shape), parts, 2))
-        lses.append(_put(lse.new_full((*q.shape[:3], 1), -torch.inf), parts, 3)[..., 0])
-    out, lse = merge(outs, lses)
+    parts = [gathered(q.shape[1], q.shape[2], *pair, q.device, first_head) for pair in pairs]
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+
+    def chosen(call: Call) -> ModuleType:
+        with torch.set_grad_enabled(grad):  # inside of an autograd.Function it is off
+            return backends.explicit(backend, replace(call, q=call.q.detach().requires_grad_(grad)))
+
+    out, lse = _Pairs.apply(q, k, v, parts, partial(call_of, pattern=mask, scale=scale, lse=True, block=block), chosen)
     return (out, lse) if return_lse else out
+
+
+class _Pairs(torch.autograd.Function):
+    """Of all pairs only the merged out and lse are kept: by these each part gives its share of the gradients."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, pairs: list, make: Callable, chosen: Callable) -> tuple:
+        made, ctx.make, ctx.parts = [], make, []
+        for parts in pairs:
+            lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+            made.append((torch.zeros_like(q), lse))
+            for heads, places in parts:
+                call = make(*(_take(x, q.shape[1], heads, places) for x in (q, k, v)))
+                row = chosen(call)
+                for whole, part in zip(made[-1], row.forward(call), strict=True):
+                    whole[:, heads[:, None, None], places] = _spread(part, len(q))
+                ctx.parts.append((heads, places, row))
+        out, lse = merge(*zip(*made, strict=True))
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout: Tensor | None, dlse: Tensor | None) -> tuple:
+        q, k, v, out, lse = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout
+        wide = torch.promote_types(q.dtype, torch.float32)  # rounded once, at the end
+        totals = [torch.zeros_like(q, dtype=wide) for _ in range(3)]
+        for heads, places, row in ctx.parts:
+            take = partial(_take, count=q.shape[1], heads=heads, places=places)
+            level = None if dlse is None else take(dlse)
+            found = row.backward(ctx.make(take(q), take(k), take(v)), take(dout), take(out), take(lse), level)
+            for total, part in zip(totals, found, strict=True):
+                total[:, heads[:, None, None], places] += _spread(part, len(q))
+        dq, dk, dv = (total.unflatten(1, (x.shape[1], -1)).sum(2) for total, x in zip(totals, (q, k, v), strict=True))
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None
 
 
 def checked_pairs(segment_lengths: Sequence[int], dilation_rates: Sequence[int]) -> list[tuple[int, int]]:
@@ -91,16 +133,11 @@ def gathered(
     return found
 
 
-def _take(x: Tensor, heads: Tensor, places: Tensor) -> Tensor:
-    # [B, H, S, D] -> [B * segments, h, rows, D]
-    return x[:, heads[:, None, None], places].transpose(1, 2).flatten(0, 1)
+def _take(x: Tensor, count: int, heads: Tensor, places: Tensor) -> Tensor:
+    # [B, H | H / G, S, ...] -> [B * segments, h, rows, ...], of some of `count` heads, H
+    return x[:, heads[:, None, None] // (count // x.shape[1]), places].transpose(1, 2).flatten(0, 1)
 
 
-def _put(whole: Tensor, parts: list, which: int) -> Tensor:
-    for part in parts:
-        heads, places = part[:2]
-        whole = whole.index_put(
-            (torch.arange(len(whole), device=whole.device)[:, None, None, None], heads[:, None, None], places),
-            part[which].to(whole.dtype),
-        )
-    return whole
+def _spread(x: Tensor, batch: int) -> Tensor:
+    # [B * segments, h, rows, ...] -> [B, h, segments, rows, ...]
+    return x.unflatten(0, (batch, -1)).transpose(1, 2)

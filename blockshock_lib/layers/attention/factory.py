@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import allowed
-from blockshock_lib.kernels.attention.pattern import Pattern, block_diagonal, causal, columns, random
+from blockshock_lib.kernels.attention.pattern import Pattern, block_diagonal, causal, columns, full, random
 from blockshock_lib.layers.attention.dilated import checked_pairs, dilated_attention
 from blockshock_lib.layers.attention.parallel import ContextParallelAttention
 from blockshock_lib.layers.attention.sparse import sparse_attention
@@ -77,6 +77,8 @@ def create_block_sparse_attention(
 
 def _thinned(pairs: list | None, ratio: float, block: int, is_causal: bool, seed: int) -> Pattern:
     """Of a whole sequence; without pairs of one gathered segment."""
+    if pairs is None and ratio == 1:  # as dense kernels know it
+        return causal() if is_causal else full()
     kept, diagonal = random(ratio, seed, block), block_diagonal(block)
     if pairs is None:
         found = kept | diagonal

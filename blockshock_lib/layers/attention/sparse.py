@@ -29,7 +29,7 @@ def sparse_attention(
     ValueError where shapes, dtypes or devices do not fit each other or the pattern; UnsupportedError where the backend
     cannot do it, with its reason.
     """
-    call = _call(q, k, v, pattern, scale, return_lse, block)
+    call = call_of(q, k, v, pattern, scale, return_lse, block)
     if dropout:
         raise UnsupportedError("dropout: no backend draws the same for the same seed as another; use it on the output")
     out, lse = backends.chosen(backend, call).attend(call)
@@ -46,13 +46,14 @@ def tune(
     Warns of backends whose values are wrong. UnsupportedError without a GPU, BlockShockError where nothing is right,
     ValueError as of `sparse_attention`.
     """
-    call = _call(q, k, v, pattern, scale, False, block)
+    call = call_of(q, k, v, pattern, scale, False, block)
     if not q.is_cuda:
         raise UnsupportedError(f"tuning measures GPUs; these tensors lie on {q.device}")
     return backends.tuned(call)
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float | None, lse: bool, block: int) -> Call:
+def call_of(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float | None, lse: bool, block: int) -> Call:
+    """ValueError as of `sparse_attention`."""
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4 or k.shape != v.shape or not q.numel() or not k.numel():
         raise ValueError(f"q [B, H, S, D], k and v [B, H / G, S_k, D] are needed, none empty; not {shapes}")

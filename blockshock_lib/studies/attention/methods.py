@@ -36,6 +36,7 @@ _ROWS = (
     Method("Block-Shock's Gluon forward", "Gluon", "#AA4499", ">", name="gluon", backend="gluon"),
     Method("What was kept as the fastest", "auto", "#117733", "*", name="auto"),
     Method("LongNet's dilated attention", "dilated", "#44AA99", "X", name="dilated", backend="auto", gathered=True),
+    Method("LongNet on SDPA", "on SDPA", "#DDCC77", "<", name="dilated_sdpa", backend="sdpa", gathered=True),
     Method("FlexAttention", "Flex", "#E69F00", "^", name="flex", backend="flex"),
     Method("FlexAttention, max-autotune", "Flex tuned", "#B8860B", "<", name="flex_tuned", backend="flex", tuned=True),
     Method("FlashAttention 4", "FA4", "#56B4E9", "v", name="fa4", backend="fa4"),

@@ -16,7 +16,7 @@ from blockshock_lib.errors import BlockShockError
 from blockshock_lib.kernels.attention import backends, tune
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
-from blockshock_lib.layers.attention import ContextParallelAttention, Pattern, dilated_attention
+from blockshock_lib.layers.attention import ContextParallelAttention, Pattern, causal, dilated_attention
 from blockshock_lib.layers.attention.placement import placed
 from blockshock_lib.studies.attention import models, scaling, truth, works
 from blockshock_lib.studies.attention.methods import METHODS
@@ -63,8 +63,9 @@ class AttentionProblem(Problem):
         return pattern.lists(self.case.q_len, self.case.k_len, self.case.block, self.device)
 
     def asked(self, method: str) -> Pattern:
-        """What the method computes."""
-        return self.least if METHODS[method].dense else self.pattern
+        """What the method computes; of LongNet's gathered segments what each computes."""
+        of = METHODS[method]
+        return causal() if of.gathered else self.least if of.dense else self.pattern
 
     def expected(self, method: str) -> tuple[Made, Made]:
         """The truth and the baseline of what the method computes, at `places`."""
@@ -114,12 +115,12 @@ class AttentionProblem(Problem):
 
     def backend(self, method: str) -> str:
         """By name. What is timed over ranks and on one alone takes the same: of those with a backward of their own, the
-        one that "auto" takes on one.
+        one that "auto" takes on one, and that takes parts of a sequence, which have no pattern.
         """
         of = METHODS[method]
         if not self.phase.timed or self.phase.lists or of.backend != "auto":
             return of.backend
-        call = Call(self.q, self.k, self.v, self.pattern, self.lists, self.scale)
+        call = Call(self.q, self.k, self.v, None, self.lists, self.scale)
         return backends.name_of(backends.explicit("auto", call))
 
     def build(self, method: str) -> Runner:

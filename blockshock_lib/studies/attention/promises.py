@@ -74,7 +74,7 @@ def shares(frame: pd.DataFrame) -> pd.DataFrame:
 
 def gathered(frame: pd.DataFrame) -> pd.DataFrame:
     """The speed of LongNet's attention by gathering over the union of its pairs as a mask, a row a (case, work)."""
-    table = _both(frame, SINGLE, "dilated")
+    table = pd.concat([_both(frame, SINGLE, each) for each in ("dilated", "dilated_sdpa")], ignore_index=True)
     if table.empty:
         return pd.DataFrame({"dilated": ["no case holds valid times of it and of a kernel with a mask"]})
     table = table.assign(masked=table["over"].map(AXES.label)).rename(columns={"text": "over the mask"})

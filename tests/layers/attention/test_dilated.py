@@ -1,11 +1,14 @@
 """Dilated attention against its oracle: one softmax over all keys, each weighted by how many pairs hold it."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from blockshock_lib import attention
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.attention import reference, sdpa
 from blockshock_lib.layers.attention import dilated
 
 
@@ -47,18 +50,19 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("lengths", "rates"), CASES)
-def test_values_and_gradients_equal_the_oracle(lengths, rates, causal):
+def test_values_and_gradients_equal_the_oracle(lengths, rates, causal, backend):
     made = drawn(groups=2)
-    out, lse = attention.dilated_attention(*made, lengths, rates, causal, "reference", return_lse=True)
+    out, lse = attention.dilated_attention(*made, lengths, rates, causal, backend, return_lse=True)
     right, right_lse = oracle(*made, lengths, rates, causal)
     torch.testing.assert_close((out, lse), (right, right_lse))
-    upstream, seen = torch.randn_like(out), lse.isfinite()
-    each = [
-        torch.autograd.grad((x * upstream).sum() + y[seen].sum(), made) for x, y in ((out, lse), (right, right_lse))
+    upstream, seen = made[0].detach().flip(2), lse.isfinite()
+    losses = [
+        (x * upstream).sum() + (0 if backend == "sdpa" else y[seen].sum()) for x, y in ((out, lse), (right, right_lse))
     ]
-    torch.testing.assert_close(*each)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, made) for loss in losses))
 
 
 def test_gathered_segments_may_be_sparse_and_heads_may_be_some_of_all():
@@ -77,16 +81,31 @@ def test_gathered_segments_may_be_sparse_and_heads_may_be_some_of_all():
             attention.dilated_attention(*made, *arguments, pattern=wrong)
 
 
-def test_averaging_the_pairs_or_dropping_the_gradient_of_their_weights_is_seen(monkeypatch):
-    made = drawn()
+@pytest.mark.parametrize("backend", [reference, sdpa])
+def test_averaging_the_pairs_or_each_by_its_own_denominator_is_seen(monkeypatch, backend):
+    made, name = drawn(), backend.__name__.rpartition(".")[2]
     right = oracle(*made, [16, 64], [1, 2], True)[0]
     grads = torch.autograd.grad(right.square().sum(), made)
-    merge = dilated.merge
+    run = partial(attention.dilated_attention, *made, [16, 64], [1, 2], backend=name)
+    backward = backend.backward
+    own = lambda call, dout, out, lse, dlse: backward(call, dout, *backend.forward(call), dlse)  # noqa: E731
+    with monkeypatch.context() as planted:
+        planted.setattr(backend, "backward", own)
+        wrong = torch.autograd.grad(run().square().sum(), made)
+    assert all((x - y).norm() > 0.05 * y.norm() for x, y in zip(wrong, grads, strict=True))
     monkeypatch.setattr(dilated, "merge", lambda outs, lses: (sum(outs) / len(outs), lses[0]))
-    assert (attention.dilated_attention(*made, [16, 64], [1, 2]) - right).abs().max() > 0.1
-    monkeypatch.setattr(dilated, "merge", lambda outs, lses: merge(outs, [lse.detach() for lse in lses]))
-    wrong = torch.autograd.grad(attention.dilated_attention(*made, [16, 64], [1, 2]).square().sum(), made)
-    assert (wrong[0] - grads[0]).norm() > 0.05 * grads[0].norm()
+    assert (run() - right).abs().max() > 0.1
+
+
+def test_what_cannot_merge_parts_is_refused_and_so_is_the_gradient_of_a_logsumexp_that_has_none():
+    made = [x.detach().requires_grad_() for x in drawn()]
+    lse = attention.dilated_attention(*made, [16, 64], [1, 2], backend="sdpa", return_lse=True)[1]
+    with pytest.raises(UnsupportedError, match="'sdpa' cannot do this attention: its logsumexp has no gradient"):
+        lse.sum().backward()
+    with pytest.raises(UnsupportedError, match="'flex' has no backward that takes the logsumexp over all keys"):
+        attention.dilated_attention(*made, [16, 64], [1, 2], backend="flex")
+    with pytest.raises(UnsupportedError, match="'sdpa' cannot do this attention: it is dense"):
+        attention.dilated_attention(*made, [16], [1], backend="sdpa", pattern=attention.window(3))
 
 
 def test_what_inference_kept_serves_training():

@@ -71,6 +71,11 @@ def test_a_ring_computes_what_one_rank_does(variant, changes):
     torch.testing.assert_close(passed(ring, **changes), passed(variant, **changes), atol=1e-10, rtol=0)
 
 
+def test_dilated_over_ranks_runs_on_dense_kernels_where_all_blocks_are_kept():
+    made = passed("ring_dilated", sparsity_ratio=1.0, backend="sdpa")
+    torch.testing.assert_close(made, passed("dilated", sparsity_ratio=1.0), atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_argument_changes_the_values(variant):
     seen = [passed(variant)[0]]

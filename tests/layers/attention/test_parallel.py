@@ -138,8 +138,10 @@ def test_shares_that_do_not_fit_are_named():
         layer(*[x[:, :, 1:] for x in drawn()[:3]])
     with pytest.raises(UnsupportedError, match="deals whole heads to 3 ranks"):
         local.run(3, lambda group: shared(group, PATTERNS["causal"], *drawn(), strategy="heads"))
-    with pytest.raises(UnsupportedError, match="no backward that takes the logsumexp"):
-        local.run(2, lambda group: shared(group, attention.full(), *drawn(), strategy="ring", backend="flex"))
+    for name, words in (("flex", "no backward that takes the logsumexp"), ("sdpa", "this is a part of a sequence")):
+        how = {"strategy": "ring", "backend": name}
+        with pytest.raises(UnsupportedError, match=words):
+            local.run(2, lambda group, how=how: shared(group, attention.full(), *drawn(), **how))
 
 
 def planted(monkeypatch, name, wrong, **options):

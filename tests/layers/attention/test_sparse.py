@@ -107,7 +107,7 @@ def test_what_a_backend_cannot_do_is_refused_by_its_reason():
     made = drawn()
     for backend, pattern, options, words in (
         ("sdpa", PATTERNS["window"], {}, "it is dense"),
-        ("sdpa", attention.causal(), {"return_lse": True}, "no logsumexp"),
+        ("sdpa", attention.causal(), {"return_lse": True}, "as many heads of keys as of queries"),
         ("fa4", attention.causal(), {}, "Hopper GPUs only"),
         ("cudnn", attention.causal(), {}, "Hopper GPUs only"),
         ("flex", attention.causal(), {}, "no gradients"),

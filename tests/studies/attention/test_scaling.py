@@ -8,6 +8,8 @@ import torch
 from blockshock_lib import studies
 from blockshock_lib.comm import Group, local
 from blockshock_lib.engine import experiment
+from blockshock_lib.kernels.attention import backends, sdpa, tune
+from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.layers.attention import parallel
 from blockshock_lib.params import load
 from blockshock_lib.report.frames import COLUMNS
@@ -87,6 +89,15 @@ def test_strategies_and_the_block_are_checked_timed_and_drawn(ranks):
         assert len(STUDY.tables[name](frame)) >= 1
     assert {verdict(frame).verdict for verdict in STUDY.hypotheses["attention_scaling"]} == {"not applicable"}
     assert "CPU" in scaling_report.answer(frame)
+
+
+def test_one_kernel_serves_all_strategies_though_a_dense_one_was_the_fastest(monkeypatch):
+    case, params = asked(["alone", "ring"])
+    problem = AttentionProblem(case, params, device=torch.device("cpu"), group=Group())
+    monkeypatch.setattr(tune, "nearest", lambda call: {tune.Backend("sdpa"): 1.0})
+    whole = Call(problem.q, problem.k, problem.v, problem.pattern, problem.lists, problem.scale)
+    assert backends.chosen("auto", whole) is backends.explicit("auto", whole) is sdpa
+    assert problem.backend("alone") == problem.backend("ring") == "reference"
 
 
 @pytest.mark.parametrize("strategy", ["gather", "pull", "ring", "heads"])

@@ -11,9 +11,8 @@ from blockshock_lib import studies
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.kernels.attention import backends, reference, tune
+from blockshock_lib.kernels.attention import backends, reference, sdpa, tune
 from blockshock_lib.layers import attention
-from blockshock_lib.layers.attention import dilated
 from blockshock_lib.params import load
 from blockshock_lib.studies.attention import hypotheses, law, patterns, plots, promises, report, truth, works
 from blockshock_lib.studies.attention.params import columns, expand
@@ -212,18 +211,21 @@ def test_kernels_are_tuned_where_the_sweep_asks_for_it_and_what_was_kept_is_not_
 
 @pytest.mark.long
 def test_longnet_by_gathering_is_held_to_its_own_truth_and_by_a_mask_to_the_union(monkeypatch):
-    how = dict(pattern="longnet", methods=["reference", "dilated"])
+    how = dict(pattern="longnet", methods=["reference", "dilated", "dilated_sdpa"])
     _, rows = measured(**how)
-    assert [one["status"] for one in rows if one["metric"] == "check"] == ["ok", "ok"]
-    assert {"forward_kernel", "backward_kernel"} <= {one["metric"] for one in rows if one["method"] == "dilated"}
+    assert [one["status"] for one in rows if one["metric"] == "check"] == ["ok"] * 3
+    for method in how["methods"]:
+        assert {"forward_kernel", "backward_kernel"} <= {one["metric"] for one in rows if one["method"] == method}
     monkeypatch.setattr("blockshock_lib.studies.attention.problem.Counted", lambda pairs: pairs[0] | pairs[1])
     _, rows = measured(**how)
-    assert [one["status"] for one in rows if one["metric"] == "check"] == ["ok", "failed"]
+    assert [one["status"] for one in rows if one["metric"] == "check"] == ["ok", "failed", "failed"]
     monkeypatch.undo()
-    merge = dilated.merge  # its gradient of the pairs' shares, d(alpha), is dropped
-    monkeypatch.setattr(dilated, "merge", lambda outs, lses: merge(outs, [lse.detach() for lse in lses]))
-    (_, wrong) = [one for one in measured(**how)[1] if one["metric"] == "check"]
-    assert wrong["status"] == "failed" and "dq: " in wrong["reason"]
+    for of in (reference, sdpa):  # the gradients of each part by its own denominator, not by that of all
+        share = of.backward
+        own = lambda call, dout, *_, of=of, share=share: share(call, dout, *of.forward(call), None)  # noqa: E731
+        monkeypatch.setattr(of, "backward", own)
+    (_, *wrong) = [one for one in measured(**how)[1] if one["metric"] == "check"]
+    assert all(one["status"] == "failed" and "dq: " in one["reason"] for one in wrong)
 
 
 @pytest.mark.parametrize(("pattern", "rival"), [("window", "causal"), ("blocks 0.5", "full"), ("causal", "causal")])
