@@ -55,8 +55,9 @@ def attention(
 
     A `pattern` may count how often a query sees a key: so often the key stands in the softmax.
 
-    In q's own dtype it is the baseline: plain PyTorch with each product rounded, and the mean of the scores' gradients
-    from the rounded output, as flash kernels have it.
+    In q's own dtype it is the baseline: plain PyTorch with each product rounded, but the gradients of the weights, and
+    their mean from the rounded output, as flash kernels have them: where a query sees one key both are equal, and of a
+    rounded difference of 0 the first query of a long causal sequence would be all error.
     """
     (batch, heads, size, width), group, device = q.shape, q.shape[1] // k.shape[1], q.device
     sums = torch.promote_types(dtype, torch.float32)
@@ -81,7 +82,8 @@ def attention(
                 weights = scores.softmax(1).masked_fill(none[:, None], 0)
                 made = weights @ values
                 delta = (upstream.to(sums) * made.to(sums)).sum(1, keepdim=True)
-                dscores = (weights.to(sums) * ((upstream @ values.T).to(sums) - delta) * scale).to(dtype)
+                dweights = upstream.to(sums) @ values.to(sums).T
+                dscores = (weights.to(sums) * (dweights - delta) * scale).to(dtype)
                 if of is not None:
                     dk[b, of] += dscores[:, at.keys].T @ queries
                     dv[b, of] += weights[:, at.keys].T @ upstream
