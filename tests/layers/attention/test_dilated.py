@@ -97,6 +97,13 @@ def test_averaging_the_pairs_or_each_by_its_own_denominator_is_seen(monkeypatch,
     assert (run() - right).abs().max() > 0.1
 
 
+def test_only_operands_and_the_merged_softmax_are_kept_for_the_gradients():
+    made, kept = drawn(groups=2), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        out, lse = attention.dilated_attention(*made, [16, 32, 64], [1, 2, 4], backend="sdpa", return_lse=True)
+    assert [x.shape for x in kept] == [x.shape for x in (*made, out, lse)]
+
+
 def test_what_cannot_merge_parts_is_refused_and_so_is_the_gradient_of_a_logsumexp_that_has_none():
     made = [x.detach().requires_grad_() for x in drawn()]
     lse = attention.dilated_attention(*made, [16, 64], [1, 2], backend="sdpa", return_lse=True)[1]

@@ -65,6 +65,10 @@ def test_sdpa_is_the_dense_one(pattern):
     made = drawn()
     right = attention.sparse_attention(*made, pattern, "reference")
     torch.testing.assert_close(attention.sparse_attention(*made, pattern, "sdpa"), right)
+    made = drawn(groups=1)
+    both = [attention.sparse_attention(*made, pattern, name, return_lse=True) for name in ("sdpa", "reference")]
+    torch.testing.assert_close(*both)
+    torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), made) for out, _ in both))
 
 
 @pytest.mark.parametrize("backend", [name for name in ("auto", *BACKENDS)])
