@@ -4,12 +4,10 @@ import json
 
 import pytest
 
-from blockshock_lib import files, params
+from blockshock_lib import params
 from blockshock_lib.__main__ import main
-from blockshock_lib.notebook import workbook
 from blockshock_lib.runs import manifest, record, records
 from tests.cases import case, row, write
-from tests.small_runs import TINY
 
 ODD = [
     "it's",
@@ -52,21 +50,3 @@ def test_odd_values_come_back_from_a_record_and_a_manifest(tmp_path):
     assert set(frame["run"]) == {whole} and list(frame["reason"]) == ODD
     manifest.note(tmp_path, **facts)
     assert json.loads((tmp_path / manifest.FILE).read_text()) == facts
-
-
-@pytest.mark.long
-def test_parameter_values_with_quotes_newlines_braces_and_dots(tmp_path):
-    """The one parameter that may hold anything is a folder: a whole run in one, from the command to the page."""
-    (tmp_path / "x").mkdir()
-    odd = 'it\'s "so"\n{braces} {0} %s ${HOME} $(id) \\n # é'
-    out = tmp_path / "x" / ".." / odd
-    done = workbook.execute("phase0", hardware="cpu", settings=TINY, out=out)
-    assert done.ok, done.verdict
-    folder = done.notebook.parent
-    assert folder.parent.parent == out and done.html.exists()
-    name = files.shown(folder)
-    assert odd in name and manifest.read(folder)["run"] == name
-    assert set(records.load(folder, strict=True)["run"]) == {name}
-    written, inside = ([one.resolve() for one in place.rglob("*") if one.is_file()] for place in (tmp_path, folder))
-    assert set(written) == set(inside)
-    assert not list((files.ROOT / "notebooks").rglob("*braces*"))

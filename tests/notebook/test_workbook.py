@@ -20,11 +20,13 @@ from blockshock_lib.studies.linear import STUDY
 from tests.small_runs import TINY, written
 from tools import drawn
 
+ODD = 'it\'s "so"\n{braces} {0} %s ${HOME} $(id) \\n # é'
+
 
 @pytest.fixture(scope="module")
 def done(outputs):
-    """A tiny phase 0 that really ran: notebook, kernel, two ranks."""
-    return workbook.execute("phase0", hardware="cpu", settings=TINY, out=outputs)
+    """A tiny phase 0 that really ran, in a folder whose name may hold anything: notebook, kernel, two ranks."""
+    return workbook.execute("phase0", hardware="cpu", settings=TINY, out=outputs / "x" / ".." / ODD)
 
 
 def noted_by(outcome):
@@ -71,8 +73,10 @@ def test_a_run_that_completes_leaves_notebook_page_records_verdict_and_digests(d
     assert noted["files"] == {n: hashlib.sha256(p.read_bytes()).hexdigest() for n, p in files.items()}
 
 
-def test_nothing_of_a_shared_run_names_a_path_of_this_machine(done):
+def test_nothing_of_a_shared_run_names_a_path_of_this_machine_and_nothing_lies_outside_its_folder(done, outputs):
     folder = done.notebook.parent
+    assert folder.parent.parent == outputs / "x" / ".." / ODD and not list((outputs / "x").iterdir())
+    assert not list((files.ROOT / "notebooks").rglob("*braces*"))
     places = [p for p in (files.ROOT, Path.home(), Path(tempfile.gettempdir()), Path(sys.prefix)) if len(p.parts) > 1]
     for file in folder.glob("*.*"):
         text = re.sub(r"base64,[A-Za-z0-9+/=\\n]+", "", file.read_bytes().decode("latin-1"))

@@ -166,12 +166,6 @@ BAD_FILES = {
     "unknown_key": (PHASE, "colour: red", "colour", "unknown key; allowed: study, phase,"),
     "misspelt_key": (PHASE, "bias: true\nprofle: last", "profle", "mean 'profile'"),
     "misspelt_nested_key": (PHASE, "timing: {smples: 2}", "timing.smples", "mean 'samples'"),
-    "keys_of_a_mask": (
-        STUDY,
-        REST.replace("checkerboard", "{famly: random}"),
-        "mask",
-        "{'famly': 'random'} is no mask",
-    ),
     "duplicate_key": (PHASE, "bias: true\nbias: false", "bias", "duplicate key (line 2)"),
     "duplicate_nested_key": (CPU, "timing: {samples: 2, groups: 1, samples: 3}", "timing.samples", "duplicate key"),
     "yes_for_a_bool": (PHASE, "bias: yes\nprofile: last", "bias", "'yes'; allowed: true or"),

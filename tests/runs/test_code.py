@@ -1,17 +1,13 @@
 """Which code a run rests on: what was imported, what is on disk now, and of which study."""
 
 import json
-import shutil
 import subprocess
 from types import SimpleNamespace
 
-import nbclient
-import nbformat
 import pytest
 
-from blockshock_lib import files, studies
-from blockshock_lib.runs import code, manifest, record
-from tests.small_runs import TINY
+from blockshock_lib import studies
+from blockshock_lib.runs import code
 
 LINEAR = SimpleNamespace(name="linear", phases={"phase1": SimpleNamespace(notebook="n.ipynb")})
 LIBRARY = ("a.py", "report/b.py", "studies/__init__.py", "studies/linear/own.py", "studies/gpt/other.py")
@@ -130,30 +126,3 @@ def test_a_run_is_dirty_where_code_or_parameters_differ_from_the_commit_and_by_n
         assert dirty(OWN[what]), what
     assert dirty(new("params/x.yaml")) and dirty(new("blockshock_lib/ä b.cu"))
     assert dirty(lambda project: notebook(project / "notebooks/n.ipynb", "print(2)"))
-
-
-@pytest.mark.long
-def test_a_library_edited_after_a_kernel_imported_it_is_told_and_its_records_do_not_stand(tmp_path, monkeypatch):
-    copy = tmp_path / "project"
-    for name in ("blockshock_lib", "params"):
-        shutil.copytree(files.ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setenv("PYTHONPATH", str(copy))
-    monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path / "cache"))
-    change = f"open({str(copy / 'blockshock_lib' / 'errors.py')!r}, 'a').write('# edited\\n')"
-    opened = f"run = workbook.open_run('phase0', hardware='cpu', settings={TINY!r})"
-    first = f"from blockshock_lib.notebook import workbook\n{opened}"
-    sources = (first, change, opened, "run.measure(progress=False)", "print(len(run.finished()))")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    options = dict(timeout=600, resources={"metadata": {"path": str(copy)}}, extra_arguments=["--log-level=40"])
-    nbclient.NotebookClient(notebook, **options).execute()
-    said = [json.dumps(cell.outputs) for cell in notebook.cells]
-    for place in (2, 3):
-        assert "blockshock_lib/errors.py changed after" in said[place] and "restart the kernel" in said[place], said
-    assert "changed after" not in said[0]
-    assert '"text": "0\\n"' in said[4], "no resumed run keeps a stale record"
-
-    fresh, stale = (manifest.read(path.parent)["code"] for path in sorted(copy.rglob(manifest.FILE)))
-    assert fresh["imported"] == fresh["sources"], "opened before the edit"
-    assert stale["imported"] == fresh["imported"] and stale["sources"] not in (fresh["sources"], "")
-    (found,) = map(record.read, copy.rglob("records/*.json"))
-    assert found["context"]["code"] == stale

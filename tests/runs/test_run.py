@@ -235,6 +235,20 @@ def test_a_library_edited_while_it_measures_is_in_the_records_that_come_after(ou
     assert sorted(found) == sorted([made["sources"]] * 2 + [OTHER] * 2)
 
 
+def test_a_library_edited_before_a_run_is_opened_is_told_there_and_where_it_measures_and_no_record_stands(
+    outputs, quick, monkeypatch
+):
+    monkeypatch.setattr(code, "AT_IMPORT", code.AT_IMPORT | {"blockshock_lib/errors.py": OTHER})
+    changed = r"blockshock_lib/errors.py changed after .* restart the kernel"
+    with pytest.warns(UserWarning, match=changed):
+        run = opened(outputs)
+    with pytest.warns(UserWarning, match=changed):
+        run.measure(progress=False)
+    made = manifest.read(run.folder)["code"]
+    assert made["imported"] != made["sources"] and not run.finished(), "no resumed run keeps a stale record"
+    assert {record.read(path)["context"]["code"] == made for path in run.folder.glob("records/*.json")} == {True}
+
+
 @pytest.mark.parametrize("name", ["../../up", "a/b", "a\nb", "'; rm", "cuda-1"])
 def test_names_stay_one_component_of_the_folder(name, tmp_path):
     folder = new_folder(tmp_path, "phase0", name)
