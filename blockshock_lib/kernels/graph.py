@@ -1,5 +1,6 @@
 """Calls captured in one CUDA graph: the one clock of kernel time."""
 
+import contextlib
 import weakref
 from collections.abc import Callable
 
@@ -63,8 +64,10 @@ class Graph:
                     if keeps:  # outputs that are kept lie apart, as those of calls in a row do
                         outs.append(out)
                     del out  # the next call may have its memory
-            finally:
                 self.graph.capture_end()
+            except BaseException:
+                _abandon(self.graph, pool.handle, device)
+                raise
         current.wait_stream(stream)
         restore()
         self.out = outs[-1] if keeps else None
@@ -98,6 +101,19 @@ class Graph:
         if self.graph is not None:
             self.graph.reset()
         self.calls, self.graph, self.out, self.restore = [], None, None, None
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.device) -> None:
+    """Ends a capture that failed. PyTorch's own end raises before its allocator hears of it, which then keeps back all
+    memory that several streams have used, until the capture ends: each later call takes more, until none is left.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError:  # what went wrong is raised already
+        index = torch.cuda.current_device() if device.index is None else device.index
+        with contextlib.suppress(RuntimeError):  # should a later PyTorch tell its allocator
+            torch._C._cuda_endAllocateToPool(index, pool)
+            torch._C._cuda_releasePool(index, pool)
 
 
 def try_capture(call: Callable[[], object], device: torch.device) -> None:

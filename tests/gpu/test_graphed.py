@@ -6,7 +6,8 @@ import torch.distributed as dist
 from torch import nn
 
 from blockshock_lib.comm import Group
-from blockshock_lib.kernels.graph import Graph
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.graph import Graph, try_capture
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import DenseLinear, Linear24
 from blockshock_lib.ranks import call
@@ -63,6 +64,21 @@ def test_outputs_of_whole_numbers_are_overwritten_too():
     graph.graph.replay = lambda: None
     assert torch.equal(graph.fresh(), torch.full((4,), -1, device="cuda"))
     graph.release()
+
+
+def test_a_capture_that_fails_says_why_and_keeps_no_memory_back():
+    x, side = torch.ones(1, device="cuda"), torch.cuda.Stream()
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="cannot be captured in a CUDA graph"):
+            try_capture(lambda: x.item(), x.device)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(20):
+        used = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+        used.record_stream(side)
+        del used
+        torch.cuda.synchronize()
+    assert torch.cuda.memory_reserved() - before < 4 * (64 << 20)
 
 
 def test_calls_on_two_streams_do_not_mix(fast):

@@ -22,8 +22,8 @@ _RULE_A1 = (
     f"time of the best dense kernel ({_OVER}: {len(LENGTHS)} lengths of {len(DENSITIES)} densities). Of each length "
     "the kernel with the largest d* counts. A length agrees if the kernel is faster in every cell below the interval "
     "of d*, in one at least, and faster in none above it; it disagrees if the kernel is slower in a cell below, faster "
-    "in one above, or faster in none at all. Supported if all lengths agree, refuted if one disagrees, undecided "
-    "otherwise, and always on a CPU or where one GPU plays all ranks."
+    "in one above, or faster in none at all and all have an interval. Supported if all lengths agree, refuted if one "
+    "disagrees, undecided otherwise, and always on a CPU or where one GPU plays all ranks."
 )
 _RULE_A2 = (
     f"share = t(1) d / t(d) of the forward at d = {DOWN_TO:g}, t by the law that is fitted for A1: (slope + overhead) "
@@ -55,7 +55,9 @@ def a1(frame: pd.DataFrame) -> Verdict:
         cells["density"] = cells["case"].map(law.densities(part)).astype(float)
         faster, slower = cells["outcome"].eq(FASTER), cells["outcome"].eq(SLOWER)
         cells["below"], cells["above"] = cells["density"].lt(even.low), cells["density"].gt(even.high)
-        against = not faster.any() or (cells["below"] & slower).any() or (cells["above"] & faster).any()
+        weighed = cells["low"].gt(0) & np.isfinite(cells["high"])  # one group of one run has no interval
+        none = weighed.all() and not faster.any()
+        against = none or (cells["below"] & slower).any() or (cells["above"] & faster).any()
         agrees = faster[cells["below"]].all() and cells["below"].any()
         states.append(REFUTED if against else SUPPORTED if agrees else UNDECIDED)
         words.append(f"{even_text(even)} at {row['k_len']} keys ({AXES.short(row['method'])})")

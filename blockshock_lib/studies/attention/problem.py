@@ -114,14 +114,25 @@ class AttentionProblem(Problem):
         return ""
 
     def backend(self, method: str) -> str:
-        """By name. What is timed over ranks and on one alone takes the same: of those with a backward of their own, the
-        one that "auto" takes on one, and that takes parts of a sequence, which have no pattern.
-        """
+        """By name. What is timed over ranks and on one alone takes the same."""
         of = METHODS[method]
         if not self.phase.timed or self.phase.lists or of.backend != "auto":
             return of.backend
-        call = Call(self.q, self.k, self.v, None, self.lists, self.scale)
-        return backends.name_of(backends.explicit("auto", call))
+        return self.once("kernel", lambda: scaling.kernel(self))
+
+    def tune(self) -> None:
+        """On rank 0: kernels for this very problem, forward alone and with gradients; where it was done, nothing."""
+        if not self.case.tuned or self.device.type != "cuda" or self.group.rank:
+            return
+        for grad in (False, True):
+            q, k, v = (x.detach().requires_grad_(grad) for x in (self.q, self.k, self.v))
+            with torch.set_grad_enabled(grad):
+                if tune.is_kept(call := Call(q, k, v, self.pattern, self.lists, self.scale)):
+                    continue
+                try:
+                    backends.tuned(call, self.params.tune_seconds)
+                except BlockShockError as error:  # what is not tuned runs at its defaults, and the record says so
+                    warnings.warn(str(error), stacklevel=2)
 
     def build(self, method: str) -> Runner:
         return models.LayerRunner(self, method) if METHODS[method].layer else AttentionRunner(self, method)
@@ -172,18 +183,8 @@ class AttentionRunner(Runner):
         return Call(*operands, self.pattern, self.lists, self.problem.scale, lse)
 
     def tune(self) -> None:
-        """Kernels for this very problem, forward alone and with gradients; where it was done, nothing."""
-        if not self.problem.case.tuned or self.method.backend not in ("auto", "triton") or not self.dout.is_cuda:
-            return
-        for grad in (False, True):
-            whole = [x.detach().requires_grad_(grad) for x in (self.problem.q, self.problem.k, self.problem.v)]
-            with torch.set_grad_enabled(grad):
-                if tune.is_kept(call := self.call(whole)):
-                    continue
-                try:
-                    backends.tuned(call, self.problem.params.tune_seconds)
-                except BlockShockError as error:  # what is not tuned runs at its defaults, and the record says so
-                    warnings.warn(str(error), stacklevel=2)
+        if self.method.backend in ("auto", "triton"):
+            self.problem.tune()
 
     def kernel(self) -> str:
         """The backend that runs, and how its kernels are cut."""

@@ -1,4 +1,6 @@
-"""The parts of a step over ranks, each measured alone: what a rank does by itself, what travels, and the merges."""
+"""The one kernel of all strategies, and the parts of a step over ranks, each measured alone: what a rank does by itself,
+what travels, and the merges.
+"""
 
 import contextlib
 import copy
@@ -16,11 +18,31 @@ from torch import Tensor
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import memory
 from blockshock_lib.engine.case_run import CaseRun
-from blockshock_lib.engine.study import Runner, Sample
+from blockshock_lib.engine.study import Problem, Runner, Sample
 from blockshock_lib.engine.timing import Work
+from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.attention import backends
+from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.merge import merge
 from blockshock_lib.studies.attention import works
 from blockshock_lib.studies.attention.works import REPEATS, Backward
+
+
+def kernel(problem: Problem) -> str:
+    """The backend of all strategies and of one rank alone: of those with a backward of their own, that take parts of a
+    sequence, which have no pattern, the one that "auto" takes on rank 0 once it has searched. Another rank may not have
+    read what was kept. Collective.
+    """
+    mine = ""
+    try:
+        problem.tune()
+        call = Call(problem.q, problem.k, problem.v, None, problem.lists, problem.scale)
+        mine = backends.name_of(backends.explicit("auto", call))
+    finally:  # the others wait for it
+        first = problem.group.gather_objects(mine)[0]
+    if not first:
+        raise UnsupportedError("rank 0 has found no kernel")
+    return first
 
 
 class Replay:

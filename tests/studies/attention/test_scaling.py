@@ -1,5 +1,7 @@
 """The scaling phase: its parts are what they are called, wrong methods get no time, and its verdicts follow rules."""
 
+import threading
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +10,7 @@ import torch
 from blockshock_lib import studies
 from blockshock_lib.comm import Group, local
 from blockshock_lib.engine import experiment
+from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends, sdpa, tune
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.layers.attention import parallel
@@ -98,6 +101,33 @@ def test_one_kernel_serves_all_strategies_though_a_dense_one_was_the_fastest(mon
     whole = Call(problem.q, problem.k, problem.v, problem.pattern, problem.lists, problem.scale)
     assert backends.chosen("auto", whole) is backends.explicit("auto", whole) is sdpa
     assert problem.backend("alone") == problem.backend("ring") == "reference"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_all_ranks_take_the_kernel_that_rank_0_takes_once_it_has_searched(fails, monkeypatch):
+    case, params = asked(["alone", "ring"])
+    here = threading.local()  # ranks are threads: what each has read of what was kept
+
+    def search(problem):
+        if problem.group.rank == 0 and fails:
+            raise torch.OutOfMemoryError("planted")
+        here.kept = "reference" if problem.group.rank == 0 else "triton"
+
+    monkeypatch.setattr(AttentionProblem, "tune", search)
+    monkeypatch.setattr(backends, "explicit", lambda name, call: backends.BACKENDS[here.kept])
+
+    def on(group):
+        problem = AttentionProblem(case, params, device=torch.device("cpu"), group=group)
+        if not fails or group.rank == 0:
+            return problem.backend("alone"), problem.build("ring").backend
+        with pytest.raises(UnsupportedError, match="rank 0 has found no kernel"):
+            problem.backend("alone")
+
+    if fails:
+        with pytest.raises(torch.OutOfMemoryError, match="planted"):
+            local.run(2, on)
+    else:
+        assert local.run(2, on) == [("reference", "reference")] * 2
 
 
 @pytest.mark.parametrize("strategy", ["gather", "pull", "ring", "heads"])

@@ -114,6 +114,11 @@ def test_a_break_even_that_the_cells_contradict_refutes_a1():
     assert hypotheses.a1(frame).verdict == "refuted"
 
 
+def test_one_group_of_one_run_has_no_intervals_and_refutes_nothing():
+    frame = planted(slope=1.25, overhead=0.1)
+    assert hypotheses.a1(frame[frame["group"].eq(0)]).verdict == "undecided"
+
+
 def test_there_are_at_most_twenty_headline_cells_and_a_sweep_of_a_gpu_measures_them():
     params = load(STUDY, "attention_speed", choose={"hardware": "cuda"})
     cases = pd.DataFrame([vars(case) | columns(vars(case)) for case in expand(params)])
@@ -193,7 +198,7 @@ def test_kernels_are_tuned_where_the_sweep_asks_for_it_and_what_was_kept_is_not_
         params = asked(methods=[method], tune_seconds=3.0, **{"sweep.tuned": tuned})
         (case,) = expand(params)
         made = AttentionProblem(case, params, device=torch.device("cpu"), group=Group()).build(method)
-        made.dout = types.SimpleNamespace(is_cuda=True)
+        made.problem.device = torch.device("cuda")
         return made
 
     runner("auto", False).tune()
