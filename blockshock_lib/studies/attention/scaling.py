@@ -1,4 +1,4 @@
-"""The one kernel of all strategies, and the parts of a step over ranks, each measured alone: what a rank does by itself,
+"""The one kernel of all strategies, and the parts of a step over ranks, each measured alone: what a rank does itself,
 what travels, and the merges.
 """
 
