@@ -123,7 +123,7 @@ nbval: setup ## re-run the committed notebooks on the CPU and compare their dete
 
 nbval-update: setup ## re-execute the committed notebooks, show what changed in their tables; COMMIT=1 commits them
 	@rm -rf .cache/notebooks
-	CUDA_VISIBLE_DEVICES= BLOCKSHOCK_OUTPUTS=.cache/notebooks $(VENV)/bin/python -m tools.update_notebooks $(if $(COMMIT),--commit) notebooks/*.ipynb
+	$(VENV)/bin/python -m tools.update_notebooks $(if $(COMMIT),--commit) notebooks/*.ipynb
 
 lint: setup ## ruff, which an environment made from a wheelhouse lacks
 	@test -e $(VENV)/.offline || $(VENV)/bin/ruff check --quiet .

@@ -9,6 +9,7 @@ import argparse
 import copy
 import difflib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -45,7 +46,8 @@ def execute(notebook: NotebookNode, folder: Path, seconds: int = 600) -> Noteboo
         resources={"metadata": {"path": str(folder)}},
         extra_arguments=["--log-level=40"],
     )
-    client.execute()
+    # On a CPU, and beside no run of this machine, which some of them list.
+    client.execute(env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "BLOCKSHOCK_OUTPUTS": ".cache/notebooks"})
     return steady(fresh)
 
 
