@@ -23,8 +23,11 @@ _DOES_NOT_SAY = """\
 
 def answer(frame: pd.DataFrame) -> str:
     phases, said = verdicts.phases(frame), {"training": ("Loss", report.answer), "latency": ("Time", saved.answer)}
-    found = [f"{what}: {say(frame)}" for phase, (what, say) in said.items() if f"gpt_{phase}" in phases]
-    return " ".join(found) or "Not answered: no schedule was trained or timed."
+    here = {what: say(frame) for phase, (what, say) in said.items() if f"gpt_{phase}" in phases}
+    if not here:
+        return "Not answered: no schedule was trained or timed."
+    none = "Not answered: no record of these machines is shipped yet."
+    return " ".join(f"{what}: {here.get(what, none)}" for what, _ in said.values())
 
 
 def headline(frame: pd.DataFrame) -> pd.DataFrame:
