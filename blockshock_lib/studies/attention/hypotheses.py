@@ -7,7 +7,7 @@ from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.verdicts import FASTER, REFUTED, SLOWER, SUPPORTED, UNDECIDED, Verdict
 from blockshock_lib.studies.attention import law
 from blockshock_lib.studies.attention.axes import AXES
-from blockshock_lib.studies.attention.law import DENSE, DOWN_TO
+from blockshock_lib.studies.attention.law import DOWN_TO
 from blockshock_lib.studies.attention.report import even_text
 
 LENGTHS, DENSITIES = (4096, 16384, 65536), ("1", "0.75", "0.5", "0.25", "0.1", "0.05")
@@ -19,7 +19,7 @@ KEPT = 0.9  # A2: at a density of DOWN_TO at least so much of a proportional spe
 _OVER = "99% intervals over whole runs, of a single run over its fresh groups of processes; headline cells"
 _RULE_A1 = (
     "d*: the density at which slope x density + overhead, fitted to a kernel's forward time over random blocks, is the "
-    f"time of the best dense kernel ({_OVER}: {len(LENGTHS)} lengths of {len(DENSITIES)} densities). Of each length "
+    f"time of the fastest dense kernel ({_OVER}: {len(LENGTHS)} lengths of {len(DENSITIES)} densities). Of each length "
     "the kernel with the largest d* counts. A length agrees if the kernel is faster in every cell below the interval "
     "of d*, in one at least, and faster in none above it; it disagrees if the kernel is slower in a cell below, faster "
     "in one above, or faster in none at all and all have an interval. Supported if all lengths agree, refuted if one "
@@ -51,7 +51,7 @@ def a1(frame: pd.DataFrame) -> Verdict:
     for row in table.to_dict("records"):
         even = row["law"].even
         part = rows[rows["k_len"].eq(row["k_len"])]
-        cells = verdicts.ratio(part, AXES, DENSE, row["method"], frames.time_metric(part, "forward_kernel"))
+        cells = verdicts.ratio(part, AXES, row["rival"], row["method"], frames.time_metric(part, "forward_kernel"))
         cells["density"] = cells["case"].map(law.densities(part)).astype(float)
         faster, slower = cells["outcome"].eq(FASTER), cells["outcome"].eq(SLOWER)
         cells["below"], cells["above"] = cells["density"].lt(even.low), cells["density"].gt(even.high)

@@ -12,7 +12,8 @@ from blockshock_lib.studies.attention.methods import METHODS
 
 KEYS = ["k_len", "shape", "block", "dtype"]
 """Cases alike in these differ in their pattern alone."""
-DENSE = next(name for name, method in METHODS.items() if method.dense)
+RIVALS = tuple(name for name, method in METHODS.items() if method.dense)
+DENSE = RIVALS[0]
 DOWN_TO = 0.1
 
 
@@ -58,28 +59,31 @@ def line(density: np.ndarray, ms: np.ndarray) -> tuple[float, float]:
 
 
 def laws(frame: pd.DataFrame, work: str = "forward") -> pd.DataFrame:
-    """A row a (KEYS, method), shortest first: `law`, `dense` (ms of the best dense kernel) and `densities`, how many
-    tell. Intervals are over runs, of a single one over its fresh groups of processes, each with a law of its own; d* is
-    the time of the dense kernel less the overhead, over the slope.
+    """A row a (KEYS, method), shortest first: `law`; `rival`, the faster of the dense kernels, and `dense`, its ms; and
+    `densities`, how many tell. Intervals are over runs, of a single one over its fresh groups of processes, each with a
+    law of its own; d* is the time of the dense kernel less the overhead, over the slope.
     """
     table = cells(frame, frames.time_metric(frame, f"{work}_kernel"))
     found = []
     for place, part in table.groupby(KEYS, sort=True):
-        dense = part[part["method"].eq(DENSE)]
+        logs = np.log(part["median"].astype(float)).groupby(part["method"]).mean()  # dense takes as long in each case
+        logs = logs[logs.index.isin(RIVALS)]
+        rival = logs.idxmin() if len(logs) else ""
+        dense = part[part["method"].eq(rival)]
         for method in sparse(part):
             own = part[part["method"].eq(method)]
             if own["density"].nunique() > 1 and len(dense):
                 law, each = _law(own, dense)
-                mean = float(np.exp(np.log(dense["median"].astype(float)).mean()))  # dense takes as long in each case
+                mean = float(np.exp(logs[rival]))
                 about = dict(zip(KEYS, place, strict=True)) | {"method": method, "device": own["device"].iloc[0]}
-                about |= {"emulated": own["emulated"].iloc[0], "dense": mean, "densities": len(own)}
+                about |= {"emulated": own["emulated"].iloc[0], "rival": rival, "dense": mean, "densities": len(own)}
                 found.append(about | {"law": law} | each)
     for name in ("even", "kept"):
         known = [row for row in found if row[name] and min(row[name].values()) > 0]
         logs = [interval.by_run(row[name], np.log([*row[name].values()])) for row in known]
         for row, both in zip(known, interval.intervals(logs), strict=True):
             row["law"] = row["law"]._replace(**{name: both.mean})
-    columns = [*KEYS, "method", "device", "emulated", "dense", "densities", "law"]
+    columns = [*KEYS, "method", "device", "emulated", "rival", "dense", "densities", "law"]
     return pd.DataFrame(found, columns=columns)
 
 

@@ -129,10 +129,11 @@ def test_what_a_backend_cannot_do_is_refused_by_its_reason():
     [
         *((name, {"gone": True}, "is not installed .the extra `attention`") for name in ("fa4", "cudnn")),
         *((name, {"major": 10}, "Hopper GPUs only") for name in ("fa4", "cudnn")),
-        *((name, {"pattern": attention.causal()}, "partial blocks") for name in ("fa4", "cudnn")),
+        *((name, {"pattern": attention.window(9)}, "partial blocks") for name in ("fa4", "cudnn")),
+        ("fa4", {"pattern": attention.causal(), "block": 64}, ""),  # it needs no lists
         *((name, {"dtype": torch.float32}, "it takes bf16") for name in ("fa4", "cudnn")),
         *((name, {"dim": 256}, "head dimensions") for name in ("fa4", "cudnn")),
-        ("fa4", {"block": 64}, "blocks of 128"),
+        ("fa4", {"block": 64, "pattern": attention.block_diagonal(64)}, "blocks of 128"),
         ("cudnn", {"block": 96}, "blocks of 64 or 128"),
         ("cudnn", {"grad": True, "dim": 64}, "with gradients 128 only"),
         ("cudnn", {"grad": True, "dtype": torch.float16}, "fp16 without gradients"),

@@ -114,6 +114,18 @@ def test_a_break_even_that_the_cells_contradict_refutes_a1():
     assert hypotheses.a1(frame).verdict == "refuted"
 
 
+def test_the_faster_dense_kernel_is_the_rival():
+    frame = planted(slope=0.9, overhead=0.005, more=[])
+    quick = frame[frame["method"].eq("dense")].assign(method="dense_fa4")
+    quick.loc[quick["unit"].eq("ms"), "value"] *= 0.8
+    both = pd.concat([frame, quick])
+    assert hypotheses.a1(both).verdict == "supported"
+    table = law.laws(both)
+    assert set(table["rival"]) == {"dense_fa4"} and set(law.laws(frame)["rival"]) == {"dense"}
+    for slow, fast in zip(law.laws(frame)["law"], table["law"], strict=True):
+        assert slow.even.ratio > 1 > fast.even.ratio > 0.8
+
+
 def test_one_group_of_one_run_has_no_intervals_and_refutes_nothing():
     frame = planted(slope=1.25, overhead=0.1)
     one = frame[frame["group"].eq(0)]
