@@ -9,6 +9,7 @@ from torch.nn.attention import flex_attention as flex
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.kernels.attention.call import Call
 
+PATTERNS = 128  # and shapes, that are compiled in one process
 # Its own choice of tiles is for blocks of 128; smaller ones must be multiples of what a kernel takes at a time.
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 64} | {f"BLOCK_{side}": 32 for side in ("M1", "N1", "M2", "N2")}
 
@@ -50,4 +51,9 @@ def block_mask(call: Call) -> flex.BlockMask:
 
 @cache
 def _compiled(mode: str | None):
+    from torch._dynamo import config  # here, as it takes a second to import
+
+    # Each pattern and shape is compiled for itself. What comes after PyTorch's limit, 8, would run uncompiled without a
+    # word, with all scores in memory.
+    config.recompile_limit = max(config.recompile_limit, PATTERNS)
     return torch.compile(flex.flex_attention, dynamic=False, mode=mode)
