@@ -111,7 +111,7 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.d
         graph.capture_end()
     except RuntimeError:  # what went wrong is raised already
         index = torch.cuda.current_device() if device.index is None else device.index
-        with contextlib.suppress(RuntimeError):  # should a later PyTorch tell its allocator
+        with contextlib.suppress(RuntimeError, AttributeError):  # should a later PyTorch tell its allocator
             torch._C._cuda_endAllocateToPool(index, pool)
             torch._C._cuda_releasePool(index, pool)
 

@@ -63,10 +63,17 @@ def test_copies_stopped_runs_and_runs_of_other_references_do_not_count(first):
     assert reference.others(other.folder, manifest.read(other.folder)) == []
 
 
-def test_a_run_that_still_goes_on_is_measured_beside_it_and_counts_when_it_is_completed(first):
+def test_a_run_that_still_goes_on_is_measured_beside_it_on_other_gpus(first, monkeypatch):
     begun = open_run("phase0", hardware="cpu", settings=small_runs.TINY, out=first.folder.parents[1], again="new")
-    beside = finished(again(begun))
-    assert beside.others() == []
+    with pytest.raises(RecordError, match="it goes on on this machine's devices"):
+        again(begun)
+    card = manifest.read(begun.folder)["machine"]
+    gpu = {"name": "G", "power_limit_w": 700.0, "uuid_digest": "a"}
+    manifest.note(begun.folder, machine=card | {"gpus": [gpu]})
+    with pytest.raises(RecordError, match="it goes on on this machine's devices"):
+        again(begun, card=card | {"gpus": [gpu]})
+    beside = finished(again(begun, card=card | {"gpus": [gpu | {"uuid_digest": "b"}]}))
+    assert beside.others() == [], "it is not completed"
     assert [path.name for path in finished(begun).others()] == [beside.folder.name]
 
 

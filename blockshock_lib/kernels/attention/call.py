@@ -21,6 +21,7 @@ class Call:
     lists: BlockLists
     scale: float
     return_lse: bool = False
+    lse_grad: bool = False  # whether a gradient may come into it
 
     def kept(self, name: str, make: Callable[[], Any]) -> Any:
         """What a backend makes of the lists: once, and as long as they live."""

@@ -49,6 +49,8 @@ def auto(rows: Rows, call: Call) -> ModuleType:
     names = [way.name for way in sorted(kept, key=kept.get) if isinstance(way, Backend)]
     names += ["triton", "flex"] if call.q.is_cuda else []
     wrong = {way.name for way in kept if isinstance(way, Wrong)}  # as tuples, ways of two kinds may be equal
+    grad = call.lse_grad and torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
+    wrong |= {"sdpa"} if grad else set()  # its logsumexp has no gradient
     for name in names:
         if name in rows and name not in wrong and not rows[name].refuse(call):
             return with_cuts(rows, name, kept)
@@ -114,7 +116,7 @@ def nearest(call: Call) -> dict:
 
 def is_kept(call: Call) -> bool:
     """Whether this very problem was tuned, as the file says now."""
-    _kept.cache_clear()  # another process may have kept it
+    forget()
     return bool(STORE.find(problem_of(call), versions()))
 
 
@@ -124,6 +126,11 @@ def _kept(items: tuple) -> dict:
     same = STORE.matching({key: value for key, value in items if key not in sizes}, versions())
     far = lambda entry: sum(abs(entry[0][key] - problem[key]) for key in sizes)  # noqa: E731
     return min(same, key=far)[1] if same else {}
+
+
+def forget() -> None:
+    """What was read of the file: another process may have kept more."""
+    _kept.cache_clear()
 
 
 def gpu(device: torch.device) -> str:

@@ -1,5 +1,7 @@
 """Attention over the keys that a pattern lets each query see, on the fastest right backend."""
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError
@@ -29,7 +31,7 @@ def sparse_attention(
     ValueError where shapes, dtypes or devices do not fit each other or the pattern; UnsupportedError where the backend
     cannot do it, with its reason.
     """
-    call = call_of(q, k, v, pattern, scale, return_lse, block)
+    call = replace(call_of(q, k, v, pattern, scale, return_lse, block), lse_grad=return_lse)
     if dropout:
         raise UnsupportedError("dropout: no backend draws the same for the same seed as another; use it on the output")
     out, lse = backends.chosen(backend, call).attend(call)

@@ -12,7 +12,7 @@ from blockshock_lib.report import figures, frames
 from blockshock_lib.report.figures import INK, MUTED, milliseconds
 from blockshock_lib.studies.attention import law
 from blockshock_lib.studies.attention.axes import AXES
-from blockshock_lib.studies.attention.law import DENSE
+from blockshock_lib.studies.attention.law import RIVALS
 from blockshock_lib.studies.attention.report import WORKS, even_text, shares
 
 _DASHED = (0, (4, 3))
@@ -70,7 +70,7 @@ def _panel(ax: Axes, table: pd.DataFrame, laws: pd.DataFrame) -> None:
     along = np.geomspace(table["density"].min(), table["density"].max(), 60)
     for method in AXES.ordered(table["method"]):
         own, look = table[table["method"].eq(method)], _look(method)
-        if method == DENSE:
+        if method in RIVALS:
             ax.plot(own["density"], own["median"], **look | dict(markersize=3))
             continue
         ax.plot(own["density"], own["median"], **look | dict(linestyle="", zorder=3))

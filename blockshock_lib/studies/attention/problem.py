@@ -154,6 +154,8 @@ class AttentionRunner(Runner):
         self.lacks = "" if self.method.strategy else problem.refusal(method, True)  # why it has no gradients
         # A layer over ranks is not asked for it.
         self.gives_lse = not self.method.strategy and not problem.refusal(method, not self.lacks, True)
+        if self.method.backend == "sdpa" and not self.method.gathered:
+            self.gives_lse = False  # with it other operators would run than those that are timed
         self.first_ms, self.peaks = 0.0, (None,)  # of its first call; bytes of this rank, as of run.peak
         self.backend = problem.backend(method)
         if self.method.strategy:

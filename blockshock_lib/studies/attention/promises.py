@@ -133,7 +133,7 @@ def page(frame: pd.DataFrame) -> str:
     for phase, sections in _SECTIONS.items():
         rows = frame[frame["phase"].eq(phase)] if phase else frame
         if phase and rows.empty:
-            lines += ["", f"No record of {phase} is shipped yet."]
+            lines += ["", f"No record of {phase} on these machines is shipped yet."]
             continue
         lines += ["", rests(rows)] if phase == "attention_speed" else []
         for title, (name, words) in sections.items():

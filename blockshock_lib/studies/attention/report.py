@@ -9,7 +9,8 @@ from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.tables import ABSENT, rounded, shown, smallest_first
 from blockshock_lib.studies.attention import law
 from blockshock_lib.studies.attention.axes import AXES
-from blockshock_lib.studies.attention.law import DENSE
+from blockshock_lib.studies.attention.law import DENSE, RIVALS
+from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.phases import PHASES
 
 WORKS = PHASES["attention_speed"].works
@@ -87,7 +88,7 @@ def lists(frame: pd.DataFrame) -> pd.DataFrame:
     peak = frames.summary(frame, AXES, "list_peak_bytes").set_index("case")["median"]
     size = frames.summary(frame, AXES, "lists_bytes").drop_duplicates("case").set_index("case")["median"]
     for name in ("lists", "sorting"):  # of a case, not of the method whose rows hold it
-        table[name] = table.groupby("case")[name].transform("max").mask(table["method"].eq(DENSE))
+        table[name] = table.groupby("case")[name].transform("max").mask(table["method"].isin(RIVALS))
     made = {f"{name} (ms)": rounded(table[name]) for name in names}
     made["peak / lists"] = (table["case"].map(peak) / table["case"].map(size)).astype(float).round(2)
     made["first / later"] = (table["first call"] / table["later call"]).round(1)
@@ -127,14 +128,17 @@ def answer(frame: pd.DataFrame) -> str:
     table = law.fastest(table[table["block"].eq(table["block"].max())])
     shape = table["shape"].iloc[-1]
     table = table[table["shape"].eq(shape)]
-    table = table[[one.even.ratio > 0 for one in table["law"]]]
-    if table.empty:
-        return f"Never here: no kernel beats the best dense one at any density ({shape})."
-    each, known = [], False
+    each, rivals, known = [], [], True
     for row in table.to_dict("records"):
-        even = row["law"].even
-        where = "at any density" if even.ratio >= 1 else f"below a density of {even.ratio:.2f}"
-        each.append(f"{where} at {row['k_len']} keys ({AXES.short(row['method'])})")
-        known |= even.low > 0 and even.high < np.inf
-    said = f"Block-sparse attention beats the best dense kernel {', '.join(each)}."
-    return said if known else f"No claim: one group of processes gives no interval. By it, {said[0].lower()}{said[1:]}"
+        even, at = row["law"].even, f"at {row['k_len']} keys"
+        rivals += [name] if (name := METHODS[row["rival"]].label) not in rivals else []
+        if not 0 < even.low <= even.high < np.inf:
+            known &= not even.ratio > 0  # NaN where nothing beats it
+        if not even.ratio > 0:
+            each.append(f"nowhere {at}")
+        elif (even.low if known else even.ratio) >= 1:
+            each.append(f"at any density {at} ({AXES.short(row['method'])})")
+        else:
+            each.append(f"below a density of {even_text(even)} {at} ({AXES.short(row['method'])})")
+    said = f"Block-sparse attention is faster than {' and '.join(rivals)} {', '.join(each)} ({shape})."
+    return said if known else f"No claim, for an interval is missing. By the points: {said[0].lower()}{said[1:]}"

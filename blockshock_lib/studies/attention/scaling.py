@@ -21,7 +21,7 @@ from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Problem, Runner, Sample
 from blockshock_lib.engine.timing import Work
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.kernels.attention import backends
+from blockshock_lib.kernels.attention import backends, tune
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.merge import merge
 from blockshock_lib.studies.attention import works
@@ -36,10 +36,12 @@ def kernel(problem: Problem) -> str:
     mine = ""
     try:
         problem.tune()
-        call = Call(problem.q, problem.k, problem.v, None, problem.lists, problem.scale)
-        mine = backends.name_of(backends.explicit("auto", call))
+        if not problem.group.rank:
+            call = Call(problem.q, problem.k, problem.v, None, problem.lists, problem.scale)
+            mine = backends.name_of(backends.explicit("auto", call))
     finally:  # the others wait for it
         first = problem.group.gather_objects(mine)[0]
+        tune.forget()
     if not first:
         raise UnsupportedError("rank 0 has found no kernel")
     return first

@@ -23,7 +23,9 @@ _DOES_NOT_SAY = """\
 
 def answer(frame: pd.DataFrame) -> str:
     phases, said = verdicts.phases(frame), {"training": ("Loss", report.answer), "latency": ("Time", saved.answer)}
-    here = {what: say(frame) for phase, (what, say) in said.items() if f"gpt_{phase}" in phases}
+    here = {
+        what: say(frame).removeprefix(f"{what}: ") for phase, (what, say) in said.items() if f"gpt_{phase}" in phases
+    }
     if not here:
         return "Not answered: no schedule was trained or timed."
     none = "Not answered: no record of these machines is shipped yet."
@@ -54,7 +56,7 @@ def page(frame: pd.DataFrame) -> str:
     lines = ["## The answer", "", answer(frame), "", *claims, "", "## How to read it", "", _HOW, ""]
     parts = {"gpt_training": _losses, "gpt_latency": _times}
     for phase, write in parts.items():
-        lines += write(frame) if phase in measured else [f"No record of {phase} is shipped yet.", ""]
+        lines += write(frame) if phase in measured else [f"No record of {phase} on these machines is shipped yet.", ""]
     return "\n".join([*lines, "## What this does not say", "", _DOES_NOT_SAY])
 
 
@@ -83,7 +85,7 @@ def _times(frame: pd.DataFrame) -> list[str]:
     cells, table = ["work", "length", "width", "ranks", "link", "dtype", "runs"], table.sort_values("width")
     table["method"] = table["method"].map(AXES.short)
     wide = table.pivot_table(index=cells, columns="method", values="text", aggfunc="first", sort=False)
-    about = f"Headline cells rest on {RUNS} whole runs or more; the others, where `runs` is 1, on one alone."
+    about = f"Headline cells need {RUNS} whole runs or more; others, where `runs` is 1, rest on one alone."
     lines = ["## Time saved: the headline cells", "", about, "", *markdown(headline(frame)), ""]
     lines += ["## Time saved in every cell", "", *markdown(wide[names].fillna(ABSENT).reset_index()), ""]
     notes = [frames.no_claim(table), *saved.summary(frame[frame["phase"].eq("gpt_latency")])]

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -88,6 +89,15 @@ def test_the_fastest_right_one_is_kept_for_problems_that_are_near():
     assert taken(rows, call_of(dim=32)) == taken(rows, call_of(grad=False)) == "reference"
     rows["fast"].refuse = lambda call: "not today"
     assert taken(rows, call) == "slow"
+
+
+def test_auto_takes_no_kernel_that_cannot_give_the_gradient_of_a_logsumexp_that_is_asked_for(monkeypatch):
+    call = call_of()
+    rows = {"reference": reference, "sdpa": Times().row("sdpa")}
+    monkeypatch.setattr(tune, "nearest", lambda call: {tune.Backend("sdpa"): 1.0})
+    assert tune.auto(rows, call) is rows["sdpa"] and tune.auto(rows, replace(call, lse_grad=True)) is reference
+    with torch.no_grad():
+        assert tune.auto(rows, replace(call, lse_grad=True)) is rows["sdpa"]
 
 
 def test_where_nothing_is_right_nothing_is_chosen_but_the_reference():

@@ -130,11 +130,14 @@ def test_one_group_of_one_run_has_no_intervals_and_refutes_nothing():
     frame = planted(slope=1.25, overhead=0.1)
     one = frame[frame["group"].eq(0)]
     assert hypotheses.a1(one).verdict == "undecided"
-    said = "Block-sparse attention beats the best dense kernel below a density of 0.72 at 4096 keys (FA4), "
-    assert report.answer(frame).startswith(said)
-    assert report.answer(one).startswith(f"No claim: one group of processes gives no interval. By it, b{said[1:]}")
+    said = "lock-sparse attention is faster than Best dense kernel (SDPA) below a density of 0.72"
+    assert report.answer(frame).startswith(f"B{said} [")
+    assert report.answer(one).startswith(f"No claim, for an interval is missing. By the points: b{said} [no interval]")
     assert "at any density at 4096 keys (FA4)" in report.answer(planted(slope=0.8, overhead=0.005))
-    assert report.answer(planted(slope=1.25, overhead=1.5)).startswith("Never here: no kernel beats")
+    close = report.answer(planted(slope=0.98, overhead=0.005, noise=0.03))
+    assert "below a density of 1.02 [0.99, 1.05] at 65536 keys" in close, "its interval holds 1"
+    some = pd.concat([planted(slope=1.25, overhead=1.5, lengths=(4096,)), planted(overhead=0.1, lengths=(16384,))])
+    assert "nowhere at 4096 keys" in report.answer(some) and not report.answer(some).startswith("No claim")
 
 
 def test_there_are_at_most_twenty_headline_cells_and_a_sweep_of_a_gpu_measures_them():
@@ -150,7 +153,7 @@ def test_figures_and_tables_say_what_was_planted_and_stand_without_records():
     assert "below a density of 0.72" in title(drawn) and len(drawn.axes) == 3
     assert "no claim" in drawn.alt or "d* = 0.72" in drawn.alt
     assert set(report.break_even(frame)["d*"].str[:4]) == {"0.72"}
-    assert "0.72 at 65536 keys" in report.answer(frame)
+    assert "0.72 [0.72, 0.72] at 65536 keys" in report.answer(frame)
     # At a density of 0.05 a kernel with an overhead of a tenth of dense computes a block at less than a third.
     assert "reach 31% to 74%" in title(drawn := plots.share_of_dense(frame))
     assert [ax.get_title("left") for ax in drawn.axes] == ["forward", "backward"]
@@ -305,6 +308,14 @@ def test_sampled_truth_is_the_whole_one_at_its_places_and_a_fault_there_is_refus
     monkeypatch.setitem(backends.BACKENDS, "reference", types.SimpleNamespace(refuse=lambda call: "", attend=attend))
     _, rows = measured(pattern="window", length=512, methods=["reference"])
     assert next(one["reason"] for one in rows if one["metric"] == "check").startswith("rank 0: out")
+
+
+def test_the_dense_kernel_that_is_checked_is_the_one_that_is_timed(monkeypatch):
+    plain = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *x, **how: plain(*x, **how) / 2)
+    _, rows = measured(pattern="causal", methods=["dense", "reference"])
+    found = {one["method"]: one["status"] for one in rows if one["metric"] == "check"}
+    assert found["dense"] == "failed" and found["reference"] == "ok"
 
 
 def test_a_beta_that_breaks_is_a_row_and_the_others_go_on(monkeypatch):
