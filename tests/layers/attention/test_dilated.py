@@ -71,10 +71,13 @@ def test_gathered_segments_may_be_sparse_and_heads_may_be_some_of_all():
     right = oracle(*made, *arguments, True, pattern)[0]
     options = {"pattern": pattern, "block": 32}
     torch.testing.assert_close(attention.dilated_attention(*made, *arguments, **options), right)
-    some = [x[:, 1:3] for x in made]
+    some = [x[:, 1:3].mT.contiguous().mT for x in made]  # rows that do not lie in one piece, too
     out = attention.dilated_attention(*some, *arguments, **options, first_head=1)
     torch.testing.assert_close(out, right[:, 1:3])
     assert not torch.allclose(attention.dilated_attention(*some, *arguments, **options), right[:, 1:3])
+    options["pattern"] = attention.random(0.1, 1, 5)  # rows that are held and see nothing
+    right = oracle(*made, *arguments, False, options["pattern"])
+    torch.testing.assert_close(attention.dilated_attention(*made, *arguments, return_lse=True, **options), right)
     for wrong in (attention.documents([120]), attention.by_head([pattern, attention.full()])):
         with pytest.raises(ValueError, match="must fit any length"):
             attention.dilated_attention(*made, *arguments, pattern=wrong)
