@@ -5,10 +5,12 @@ j mod r, j mod r + r, ... only. Every head runs every pair; what the pairs give 
 So a key that two pairs hold counts twice, by design: the result is one softmax weighted by how often a key is held.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
+from itertools import groupby
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +18,6 @@ from torch.autograd.function import once_differentiable
 
 from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.kernels.attention.merge import merge
 from blockshock_lib.kernels.attention.pattern import Pattern, causal, full
 from blockshock_lib.layers.attention.sparse import call_of
 
@@ -57,7 +58,7 @@ def dilated_attention(
     mask = pattern or (CAUSAL if causal else FULL)
     if mask.lengths or mask.positions or mask.plane != FULL.plane:
         raise ValueError("the pattern of gathered segments must fit any length, and be the same for all heads")
-    parts = [gathered(q.shape[1], q.shape[2], *pair, q.device, first_head) for pair in pairs]
+    parts = [part for pair in pairs for part in _parts(q.shape[1], q.shape[2], *pair, first_head)]
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
 
     def chosen(call: Call) -> ModuleType:
@@ -68,22 +69,49 @@ def dilated_attention(
     return (out, lse) if return_lse else out
 
 
+class _Part(NamedTuple):
+    """Heads of one pair, a position apart: by a stride of a head and a position they are one view, without an index."""
+
+    head: int
+    place: int  # where this head begins
+    sizes: tuple[int, int, int, int]  # segments, groups of heads, `rate` apart, heads of a group, rows
+    length: int
+    rate: int
+
+    def of(self, x: Tensor) -> Tensor:
+        """[B, H, S, ...] -> its view [B, *sizes, ...]."""
+        batch, head, place, *rest = x.stride()
+        steps = (batch, self.length * place, self.rate * head, head + place, self.rate * place, *rest)
+        return x[:, self.head :, self.place :].as_strided((len(x), *self.sizes, *x.shape[3:]), steps)
+
+    def taken(self, x: Tensor) -> Tensor:
+        """[B, H, S, ...] -> [B * segments, groups * heads, rows, ...]: a view where strides allow it, else a copy."""
+        # 16 bytes are copied in the time of one element: so where rows are of whole ones, they are the elements.
+        steps = (*x.stride()[:3], x.storage_offset(), x.shape[-1])
+        whole = x.dim() == 4 and x.stride(3) == 1 and not any(step * x.itemsize % 16 for step in steps)
+        return self.of(x.view(torch.complex128) if whole else x).flatten(2, 3).flatten(0, 1).view(x.dtype)
+
+
 class _Pairs(torch.autograd.Function):
     """Of all pairs only the merged out and lse are kept: by these each part gives its share of the gradients."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, pairs: list, make: Callable, chosen: Callable) -> tuple:
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, parts: list, make: Callable, chosen: Callable) -> tuple:
         made, ctx.make, ctx.parts = [], make, []
-        for parts in pairs:
-            lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
-            made.append((torch.zeros_like(q), lse))
-            for heads, places in parts:
-                call = make(*(_take(x, q.shape[1], heads, places) for x in (q, k, v)))
-                row = chosen(call)
-                for whole, part in zip(made[-1], row.forward(call), strict=True):
-                    whole[:, heads[:, None, None], places] = _spread(part, len(q))
-                ctx.parts.append((heads, places, row))
-        out, lse = merge(*zip(*made, strict=True))
+        lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+        operands = [x[:, :, None].expand(-1, -1, q.shape[1] // x.shape[1], -1, -1).flatten(1, 2) for x in (q, k, v)]
+        for part in parts:
+            call, here = make(*map(part.taken, operands)), part.of(lse)
+            row = chosen(call)
+            found, level = row.forward(call)
+            torch.logaddexp(here, level.view_as(here), out=here)
+            ctx.parts.append((part, row))
+            made.append((found, level))
+        out, finite = torch.zeros_like(q, dtype=lse.dtype), lse.clamp(min=torch.finfo(lse.dtype).min)
+        for part, (found, level) in zip(parts, made, strict=True):
+            here, most = part.of(out), part.of(finite)
+            here.addcmul_(found.view_as(here), (level.view_as(most) - most).exp()[..., None])
+        out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.set_materialize_grads(False)
         return out, lse
@@ -93,16 +121,16 @@ class _Pairs(torch.autograd.Function):
     def backward(ctx, dout: Tensor | None, dlse: Tensor | None) -> tuple:
         q, k, v, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
-        wide = torch.promote_types(q.dtype, torch.float32)  # rounded once, at the end
-        totals = [torch.zeros_like(q, dtype=wide) for _ in range(3)]
-        for heads, places, row in ctx.parts:
-            take = partial(_take, count=q.shape[1], heads=heads, places=places)
-            level = None if dlse is None else take(dlse)
-            found = row.backward(ctx.make(take(q), take(k), take(v)), take(dout), take(out), take(lse), level)
-            for total, part in zip(totals, found, strict=True):
-                total[:, heads[:, None, None], places] += _spread(part, len(q))
-        dq, dk, dv = (total.unflatten(1, (x.shape[1], -1)).sum(2) for total, x in zip(totals, (q, k, v), strict=True))
-        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None
+        totals = [torch.zeros_like(q, dtype=lse.dtype) for _ in range(3)]  # rounded once, at the end
+        operands = [x[:, :, None].expand(-1, -1, q.shape[1] // x.shape[1], -1, -1).flatten(1, 2) for x in (q, k, v)]
+        for part, row in ctx.parts:
+            level = None if dlse is None else part.taken(dlse)
+            found = row.backward(ctx.make(*map(part.taken, operands)), *map(part.taken, (dout, out, lse)), level)
+            for total, each in zip(totals, found, strict=True):
+                part.of(total).add_(each.view_as(part.of(total)))
+        if k.shape != q.shape:
+            totals[1:] = (x.unflatten(1, (k.shape[1], -1)).sum(2) for x in totals[1:])
+        return *(x.to(q.dtype) for x in totals), None, None, None
 
 
 def checked_pairs(segment_lengths: Sequence[int], dilation_rates: Sequence[int]) -> list[tuple[int, int]]:
@@ -114,30 +142,12 @@ def checked_pairs(segment_lengths: Sequence[int], dilation_rates: Sequence[int])
     return pairs
 
 
-@lru_cache(maxsize=16)  # made on the host, which a CUDA graph could not capture
-@torch.inference_mode(False)  # training may save them later
-def gathered(
-    heads: int, size: int, length: int, rate: int, device: torch.device, first: int = 0
-) -> list[tuple[Tensor, Tensor]]:
-    """Parts of equal shape of one pair's work: (heads int64 [h], positions int64 [h, segments, rows])."""
-    found = []
-    offset = torch.arange(first, first + heads, device=device) % rate
-    whole = size // length * length
-    for begin, end in ((0, whole), (whole, size)):  # segments of `length`, then the shorter last one
-        starts = torch.arange(begin, end, length, device=device)
-        counts = (min(length, end - begin) - offset + rate - 1).div(rate, rounding_mode="floor").clamp(min=0)
-        for count in sorted(set(counts.tolist()) - {0}) if end > begin else ():
-            mine = (counts == count).nonzero()[:, 0]
-            rows = offset[mine][:, None] + torch.arange(count, device=device) * rate
-            found.append((mine, starts[None, :, None] + rows[:, None]))
-    return found
-
-
-def _take(x: Tensor, count: int, heads: Tensor, places: Tensor) -> Tensor:
-    # [B, H | H / G, S, ...] -> [B * segments, h, rows, ...], of some of `count` heads, H
-    return x[:, heads[:, None, None] // (count // x.shape[1]), places].transpose(1, 2).flatten(0, 1)
-
-
-def _spread(x: Tensor, batch: int) -> Tensor:
-    # [B * segments, h, rows, ...] -> [B, h, segments, rows, ...]
-    return x.unflatten(0, (batch, -1)).transpose(1, 2)
+def _parts(heads: int, size: int, length: int, rate: int, first: int) -> Iterator[_Part]:
+    """One pair's work: segments of `length`, then the shorter last one."""
+    whole, offsets = size // length, [(first + head) % rate for head in range(min(rate, heads))]
+    for begin, segments, end in ((0, whole, length), (whole * length, 1, size % length)):
+        alike = [(at - i, len(range(at, end, rate)), len(range(i, heads, rate))) for i, at in enumerate(offsets)]
+        for (ahead, rows, groups), run in groupby(range(len(alike)), alike.__getitem__):
+            head, *others = run
+            if segments and rows:
+                yield _Part(head, begin + ahead + head, (segments, groups, 1 + len(others), rows), length, rate)

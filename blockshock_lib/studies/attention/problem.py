@@ -172,11 +172,8 @@ class AttentionRunner(Runner):
         if self.layer is not None:
             return self.layer(*operands), None
         if self.method.gathered:
-            scale, block = self.problem.scale, self.problem.case.block
-            made = dilated_attention(
-                *operands, *longnet(self.problem.case), True, self.backend, scale, True, block=block
-            )
-            return made if lse else (made[0], None)
+            case, options = self.problem.case, (True, self.backend, self.problem.scale, True)
+            return dilated_attention(*operands, *longnet(case), *options, block=case.block)
         call = self.call(operands, lse)
         run = works.attend_tuned if self.method.tuned else backends.chosen(self.backend, call).attend
         return run(call)
