@@ -131,7 +131,8 @@ def answer(frame: pd.DataFrame) -> str:
     each, rivals, known = [], [], True
     for row in table.to_dict("records"):
         even, at = row["law"].even, f"at {row['k_len']} keys"
-        rivals += [name] if (name := METHODS[row["rival"]].label) not in rivals else []
+        name = "PyTorch's dense attention" if row["rival"] == DENSE else METHODS[row["rival"]].label
+        rivals += [name] if name not in rivals else []
         if not 0 < even.low <= even.high < np.inf:
             known &= not even.ratio > 0  # NaN where nothing beats it
         if not even.ratio > 0:

@@ -130,7 +130,7 @@ def test_one_group_of_one_run_has_no_intervals_and_refutes_nothing():
     frame = planted(slope=1.25, overhead=0.1)
     one = frame[frame["group"].eq(0)]
     assert hypotheses.a1(one).verdict == "undecided"
-    said = "lock-sparse attention is faster than Best dense kernel (SDPA) below a density of 0.72"
+    said = "lock-sparse attention is faster than PyTorch's dense attention below a density of 0.72"
     assert report.answer(frame).startswith(f"B{said} [")
     assert report.answer(one).startswith(f"No claim, for an interval is missing. By the points: b{said} [no interval]")
     assert "at any density at 4096 keys (FA4)" in report.answer(planted(slope=0.8, overhead=0.005))
