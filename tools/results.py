@@ -9,6 +9,7 @@ from pathlib import Path
 
 from blockshock_lib import files, studies
 from blockshock_lib.files import ROOT
+from blockshock_lib.notebook import terminal
 from blockshock_lib.notebook.findings import Findings
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -19,6 +20,7 @@ def written() -> dict[Path, str]:
     """File -> what it should hold, of the shipped records: each study's page, and README."""
     pages, rows = {}, []
     for name in studies.names():
+        terminal.note(name)
         study = studies.load(name)
         if study.results:
             found = Findings(None, "reference", Path(), study)
@@ -65,7 +67,9 @@ def main(words: Sequence[str] = ()) -> int:
         for path in (old := stale()):
             print(f"{files.shown(path)} is not what the records say: make findings")
         return int(bool(old))
-    for path, text in written().items():
+    with terminal.working("docs/results and README"):
+        pages = written()
+    for path, text in pages.items():
         files.write_atomic(path, text)
         print(files.shown(path))
     return 0

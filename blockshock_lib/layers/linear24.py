@@ -76,6 +76,6 @@ def nonzero_places(weight: Tensor) -> Tensor:
         row, column, count = bad
         raise ValueError(
             f"the weight is not pruned 2:4: row {row}, columns {column} to {column + 3} hold {count} nonzeros; "
-            'prune it, for example with mask="magnitude"'
+            "prune it, for example by magnitude"
         )
     return keep

@@ -68,7 +68,7 @@ def _unlike(linear: nn.Module) -> str:
     if hasattr(linear, "to_linear"):
         return "it is packed or sharded already: convert what its to_linear() gives"
     if not isinstance(linear, nn.Linear) or kind.forward is not nn.Linear.forward or "forward" in vars(linear):
-        return "only an nn.Linear with nn.Linear's own forward can be"
+        return "only an nn.Linear with nn.Linear's own forward can be: name those alone, as in 'mlp.[02]'"
     if isinstance(linear, NonDynamicallyQuantizableLinear):
         return "nn.MultiheadAttention reads this weight without calling the layer: leave it dense"
     if isinstance(linear, ReadLinear):
