@@ -122,7 +122,6 @@ nbval: setup ## re-run the committed notebooks on the CPU and compare their dete
 	$(PYTEST) notebooks $(NBVAL) $(SPREAD) $(ARGS)
 
 nbval-update: setup ## re-execute the committed notebooks, show what changed in their tables; COMMIT=1 commits them
-	@rm -rf .cache/notebooks
 	$(VENV)/bin/python -m tools.update_notebooks $(if $(COMMIT),--commit) notebooks/*.ipynb
 
 lint: setup ## ruff, which an environment made from a wheelhouse lacks

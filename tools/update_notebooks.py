@@ -11,6 +11,7 @@ import difflib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ IGNORED = "nbval-ignore-output"
 VIEW = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"
 MESSAGE = "Re-execute the notebooks"
+SCRATCH = ".cache/notebooks"  # of runs that are measured meanwhile, and are listed by none that comes later
 
 
 def execute(notebook: NotebookNode, folder: Path, seconds: int = 600) -> NotebookNode:
@@ -47,7 +49,7 @@ def execute(notebook: NotebookNode, folder: Path, seconds: int = 600) -> Noteboo
         extra_arguments=["--log-level=40"],
     )
     # On a CPU, and beside no run of this machine, which some of them list.
-    client.execute(env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "BLOCKSHOCK_OUTPUTS": ".cache/notebooks"})
+    client.execute(env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "BLOCKSHOCK_OUTPUTS": SCRATCH})
     return steady(fresh)
 
 
@@ -187,6 +189,7 @@ def main(argv: list[str] | None = None) -> int:
         new = {}
         for path, notebook in old.items():
             print(f"executing {path}", file=sys.stderr)
+            shutil.rmtree(ROOT / SCRATCH, ignore_errors=True)
             new[path] = execute(notebook, path.parent, args.seconds)
         for path, notebook in new.items():
             keep(notebook, path)

@@ -99,9 +99,9 @@ def measured_times(
     return {}, ""
 
 
-def known_machines(out: Path | None = None) -> list[tuple[str, dict]]:
-    """(device, machine card) of every machine that has timed something, those of the shipped runs too; GPUs first."""
-    timed = [run for run in _every(out) if run.phase.timed]
+def known_machines(study: str, out: Path | None = None) -> list[tuple[str, dict]]:
+    """(device, machine card) of every machine that has timed the study, those of the shipped runs too; GPUs first."""
+    timed = [run for run in _every(out) if run.phase.timed and run.manifest["study"] == study]
     found = {(run.hardware["device"], run.machine): run.manifest["machine"] for run in timed}
     return [(device, found[device, title]) for device, title in sorted(found, key=lambda key: (key[0] != "cuda", key))]
 

@@ -52,7 +52,8 @@ def floors_view(
     out: Path | None = None,
 ) -> View:
     """Bytes of every method, its floor and what binds it. `earlier`: runs.dry_run.earlier; `out`: where it looks."""
-    known_machines = sorted(earlier.known_machines(out), key=lambda one: -len(one[1]["gpus"]))  # ranks need GPUs each
+    known_machines = earlier.known_machines("linear", out)
+    known_machines.sort(key=lambda one: -len(one[1]["gpus"]))  # ranks need GPUs each
     machines = {card["title"]: (device, card) for device, card in known_machines}
     if not machines:
         raise RecordError("no run knows a machine's ceilings; run phase 1, or restore outputs/reference")
