@@ -63,7 +63,7 @@ def test_copies_stopped_runs_and_runs_of_other_references_do_not_count(first):
     assert reference.others(other.folder, manifest.read(other.folder)) == []
 
 
-def test_a_run_that_still_goes_on_is_measured_beside_it_on_other_gpus(first, monkeypatch):
+def test_a_run_that_still_goes_on_is_measured_beside_it_on_other_gpus(first):
     begun = open_run("phase0", hardware="cpu", settings=small_runs.TINY, out=first.folder.parents[1], again="new")
     with pytest.raises(RecordError, match="it goes on on this machine's devices"):
         again(begun)

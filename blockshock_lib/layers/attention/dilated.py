@@ -63,7 +63,8 @@ def dilated_attention(
 
     def chosen(call: Call) -> ModuleType:
         with torch.set_grad_enabled(grad):  # inside of an autograd.Function it is off
-            return backends.explicit(backend, replace(call, q=call.q.detach().requires_grad_(grad)))
+            asked = replace(call, q=call.q.detach().requires_grad_(grad), lse_grad=return_lse)
+            return backends.explicit(backend, asked)
 
     out, lse = _Pairs.apply(q, k, v, parts, partial(call_of, pattern=mask, scale=scale, lse=True, block=block), chosen)
     return (out, lse) if return_lse else out

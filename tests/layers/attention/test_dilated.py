@@ -8,7 +8,7 @@ import torch
 
 from blockshock_lib import attention
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.kernels.attention import reference, sdpa
+from blockshock_lib.kernels.attention import reference, sdpa, tune
 
 
 def oracle(q, k, v, lengths, rates, causal, pattern=None):
@@ -115,6 +115,18 @@ def test_what_cannot_merge_parts_is_refused_and_so_is_the_gradient_of_a_logsumex
         attention.dilated_attention(*made, [16, 64], [1, 2], backend="flex")
     with pytest.raises(UnsupportedError, match="'sdpa' cannot do this attention: it is dense"):
         attention.dilated_attention(*made, [16], [1], backend="sdpa", pattern=attention.window(3))
+
+
+def test_auto_takes_another_kernel_where_a_gradient_may_come_into_the_logsumexp(monkeypatch):
+    monkeypatch.setattr(tune, "nearest", lambda call: {tune.Backend("sdpa"): 1.0})
+    ran, forward = [], sdpa.forward
+    monkeypatch.setattr(sdpa, "forward", lambda call: ran.append(call) or forward(call))
+    q, k, v = drawn()
+    out, lse = attention.dilated_attention(q, k, v, [16, 32], [1, 2], return_lse=True)
+    (out.sum() + lse.sum()).backward()
+    assert not ran and q.grad.isfinite().all()
+    attention.dilated_attention(q, k, v, [16, 32], [1, 2]).sum().backward()
+    assert ran
 
 
 def test_what_inference_kept_serves_training():
