@@ -125,10 +125,10 @@ def test_what_a_backend_cannot_do_is_refused_by_its_reason():
 
 
 def test_flex_is_compiled_for_more_patterns_than_pytorch_allows_a_function(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    flex._compiled.__wrapped__(None)
-    assert torch._dynamo.config.recompile_limit >= 100
+    with torch._dynamo.config.patch(recompile_limit=8):  # monkeypatch would delete what it cannot find in __dict__
+        flex._compiled.__wrapped__(None)
+        assert torch._dynamo.config.recompile_limit >= 100
 
 
 @pytest.mark.parametrize(
