@@ -162,7 +162,10 @@ def run(
             return trial.error(backend(way), next(turn))
 
     def timed(way: Backend | triton.Config) -> Any:
-        return clock.timed([functools.partial(trial.made, backend(way), draws[0])])
+        call = functools.partial(trial.made, backend(way), draws[0])
+        with trial.tried(device):
+            call()  # what it keeps of these lists is made now: a capture cannot hold the host's look at them
+        return clock.timed([call])
 
     try:
         tried = [each for each in known if isinstance(each.way, triton.Config)]

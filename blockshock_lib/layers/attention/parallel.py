@@ -78,25 +78,22 @@ class ContextParallelAttention(nn.Module):
     def routes(self) -> tuple[list[Tensor], list[Tensor]]:
         """For each rank: the places among this rank's positions that it needs, and the positions that come from it."""
         if "routes" not in self.parts:
-            rank, blocks, block = self.group.rank, self.placement.blocks, self.placement.block
-            mine = self.placement.positions(rank)
-            given = [torch.isin(mine // block, needed).nonzero()[:, 0] for needed in self.needed]
-            every = [self.placement.positions(other) for other in range(len(blocks))]
+            rank, block = self.group.rank, self.placement.block
+            every = self.placement.positions
+            given = [torch.isin(every[rank] // block, needed).nonzero()[:, 0] for needed in self.needed]
             self.parts["routes"] = given, [each[torch.isin(each // block, self.needed[rank])] for each in every]
         return self.parts["routes"]
 
     def shard(self, x: Tensor, dim: int = 2) -> Tensor:
         """This rank's positions of a whole tensor, along `dim`."""
-        return x.index_select(dim, self.placement.positions(self.group.rank))
+        return x.index_select(dim, self.placement.positions[self.group.rank])
 
     def gather(self, x: Tensor, dim: int = 2) -> Tensor:
         """The whole tensor of the ranks' shares. Collective, without a gradient."""
-        sizes = [self.placement.length_of(rank) for rank in range(self.group.world_size)]
         x = x.detach().movedim(dim, 0).contiguous()
-        take = [x.new_empty((size, *x.shape[1:])) for size in sizes]
-        self.group.start_all_to_all([x] * len(sizes), take)()
-        places = torch.cat([self.placement.positions(rank) for rank in range(len(sizes))])
-        return torch.cat(take)[places.argsort()].movedim(0, dim)
+        take = [x.new_empty((length, *x.shape[1:])) for length in self.placement.lengths]
+        self.group.start_all_to_all([x] * len(take), take)()
+        return torch.cat(take)[torch.cat(self.placement.positions).argsort()].movedim(0, dim)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._refuse_shapes(q, k, v)
@@ -110,7 +107,7 @@ class ContextParallelAttention(nn.Module):
         return self._attend(Call(q, k, v, None, lists, scale))
 
     def _refuse_shapes(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        own = self.placement.length_of(self.group.rank)
+        own = self.placement.lengths[self.group.rank]
         if not q.dim() == k.dim() == v.dim() == 4 or not q.shape[2] == k.shape[2] == v.shape[2] == own:
             shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
             raise ValueError(f"rank {self.group.rank} holds {own} positions, [B, H, {own}, D]; not {shapes}")
@@ -137,17 +134,18 @@ class ContextParallelAttention(nn.Module):
         return self.parts[name]
 
     def _by_heads(self, q: Tensor, k: Tensor, v: Tensor, heads: slice, scale: float) -> Tensor:
-        lists = self.lists
-        if lists.plane.shape[1] > 1:
-            lists = replace(lists, plane=lists.plane[:, heads].contiguous(), forms={})
-        return self._attend(Call(q, k, v, self.pattern.of_heads(heads), lists, scale))
+        if "heads" not in self.parts:  # with what backends make of them
+            plane = self.lists.plane[:, heads] if self.lists.plane.shape[1] > 1 else self.lists.plane
+            lists = replace(self.lists, plane=plane.contiguous(), forms={})
+            self.parts["heads"] = self.pattern.of_heads(heads), lists
+        return self._attend(Call(q, k, v, *self.parts["heads"], scale))
 
 
 class ContextParallel(ParallelStyle):
     """Turns a SparseAttention into a ContextParallelAttention over the ranks of a 1-D mesh.
 
     `parallelize_module(model, mesh, {"blocks.*.attention": ContextParallel(length=65536)})`. What reaches the module is
-    then each rank's share of the positions, `module.placement.positions(rank)`, which the rest of the model works on.
+    then each rank's share of the positions, `module.placement.positions[rank]`, which the rest of the model works on.
     UnsupportedError for another module or mesh.
     """
 
@@ -188,7 +186,7 @@ class _Fetch(torch.autograd.Function):
         take = [grad.new_empty((len(places), *grad.shape[1:])) for places in given]
         place = torch.cat(taken).argsort().argsort().split([len(places) for places in taken])
         layer.group.start_all_to_all([grad[each] for each in place], take)()
-        own = layer.placement.length_of(layer.group.rank)
+        own = layer.placement.lengths[layer.group.rank]
         total = grad.new_zeros((own, *grad.shape[1:]), dtype=torch.promote_types(grad.dtype, torch.float32))
         for places, part in zip(given, take, strict=True):
             total[places] += part
@@ -211,16 +209,14 @@ class _Heads(torch.autograd.Function):
 
 def _to_heads(x: Tensor, layer: ContextParallelAttention) -> Tensor:
     give = [part.contiguous() for part in x.chunk(layer.group.world_size, 1)]
-    places = [layer.placement.positions(rank) for rank in range(len(give))]
-    take = [x.new_empty((*give[0].shape[:2], len(each), x.shape[3])) for each in places]
+    take = [x.new_empty((*give[0].shape[:2], length, x.shape[3])) for length in layer.placement.lengths]
     layer.group.start_all_to_all(give, take)()
-    return torch.cat(take, 2)[:, :, torch.cat(places).argsort()]
+    return torch.cat(take, 2)[:, :, torch.cat(layer.placement.positions).argsort()]
 
 
 def _to_shares(x: Tensor, layer: ContextParallelAttention) -> Tensor:
-    ranks = range(layer.group.world_size)
-    give = [x[:, :, layer.placement.positions(rank)] for rank in ranks]
-    take = [torch.empty_like(give[layer.group.rank]) for _ in ranks]
+    give = [x[:, :, positions] for positions in layer.placement.positions]
+    take = [torch.empty_like(give[layer.group.rank]) for _ in give]
     layer.group.start_all_to_all(give, take)()
     return torch.cat(take, 1)
 
@@ -249,7 +245,7 @@ class _Ring(torch.autograd.Function):
         layer, ranks, wide = ctx.layer, ctx.layer.group.world_size, torch.promote_types(q.dtype, torch.float32)
         dq, moving = torch.zeros_like(q, dtype=wide), None
         for step, (call, arrive) in enumerate(_round(torch.stack((k, v)), q, layer, ctx.scale)):
-            own = layer.placement.length_of((layer.group.rank - step) % ranks)
+            own = layer.placement.lengths[(layer.group.rank - step) % ranks]
             total = k.new_zeros((2, *k.shape[:2], own, k.shape[3]), dtype=wide) if moving is None else moving
             if call is not None:
                 each = backends.explicit(layer.backend, call).backward(call, grad, out, lse, None)
@@ -277,7 +273,7 @@ def _round(held: Tensor, q: Tensor, layer: ContextParallelAttention, scale: floa
 def _pass_on(x: Tensor, layer: ContextParallelAttention, step: int) -> tuple[Tensor, Callable[[], None]]:
     """Gives x to the next rank; returns where the one before gives its own to, once the callable was called."""
     ranks, rank = layer.group.world_size, layer.group.rank
-    length = layer.placement.length_of((rank - step - 1) % ranks)
+    length = layer.placement.lengths[(rank - step - 1) % ranks]
     give, take = ([x.new_empty(0) for _ in range(ranks)] for _ in range(2))
     take[(rank - 1) % ranks] = x.new_empty((*x.shape[:3], length, x.shape[4]))
     give[(rank + 1) % ranks] = x.contiguous()

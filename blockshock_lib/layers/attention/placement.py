@@ -1,6 +1,7 @@
 """Which blocks of a sequence each rank holds: so that all have as much to do, and as much to hold."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,13 +22,17 @@ class Placement:
     block: int
     length: int
 
-    def length_of(self, rank: int) -> int:
-        return length_of(self.blocks[rank], self.block, self.length)
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Positions that each rank holds. The host reads them of the GPU once: a CUDA graph cannot hold that."""
+        return [length_of(blocks, self.block, self.length) for blocks in self.blocks]
 
-    def positions(self, rank: int) -> Tensor:
-        """Int64, those of a rank, in the order in which it holds them."""
-        each = self.blocks[rank][:, None] * self.block + torch.arange(self.block, device=self.blocks[rank].device)
-        return each.flatten()[: self.length_of(rank)]
+    @cached_property
+    def positions(self) -> list[Tensor]:
+        """Int64, those of each rank, in the order in which it holds them."""
+        places = torch.arange(self.block, device=self.blocks[0].device)
+        each = [(blocks[:, None] * self.block + places).flatten() for blocks in self.blocks]
+        return [positions[:length] for positions, length in zip(each, self.lengths, strict=True)]
 
 
 def placed(lists: BlockLists, ranks: int, placement: str, strategy: str = "pull") -> Placement:

@@ -162,7 +162,7 @@ def peak_formula(runner: Runner) -> float:
     """
     case, ranks = runner.problem.case, runner.problem.group.world_size if runner.layer is not None else 1
     lists, strategy = runner.lists, runner.method.strategy
-    rows = max(map(runner.layer.placement.length_of, range(ranks))) if ranks > 1 else case.q_len
+    rows = max(runner.layer.placement.lengths) if ranks > 1 else case.q_len
     size = runner.dout.element_size()
     position = case.batch * case.head_dim * size
     held = rows * position * (4 * case.heads + 4 * case.kv_heads)

@@ -25,21 +25,30 @@ def call_of(size=100, dim=16, grad=True, dtype=torch.float16):
 
 
 class Times:
-    """A clock: a call takes what the backend that it ran is said to take."""
+    """A clock: a call takes what the backend that it ran is said to take. As in a CUDA graph, the call that is timed
+    must find made what it keeps of its lists.
+    """
 
     def __init__(self, **ms):
-        self.ms, self.last = ms, ""
+        self.ms, self.last, self.captures = ms, "", False
+
+    def form(self):
+        if self.captures:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return self
 
     def row(self, name, fault=""):
         def attend(call):
             self.last = name
+            call.kept(f"{name} {id(self)}", self.form)
             return planted(call, fault)
 
         return SimpleNamespace(refuse=lambda call: "", attend=attend)
 
     def timed(self, calls):
+        self.captures = True
         calls[0]()
-        ms = self.ms[self.last]
+        self.captures, ms = False, self.ms[self.last]
         return contextlib.nullcontext(lambda: ms)
 
     def close(self):

@@ -1,14 +1,18 @@
 """Attention over ranks equals attention on one, forward and backward, by every strategy and placement."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from blockshock_lib import attention
 from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.attention import backends, reference
 from blockshock_lib.layers.attention import parallel, placement
 
 LENGTH = 330  # eleven blocks of 32, the last one short: they divide by no number of ranks
@@ -53,6 +57,43 @@ def agree(pattern, ranks, made, **options):
 @pytest.mark.parametrize("name", PATTERNS)
 def test_ranks_equal_one(name, strategy):
     agree(PATTERNS[name], 2, drawn(), strategy=strategy)
+
+
+class HostNeverWaits(TorchDispatchMode):
+    """What a CUDA graph allows: no operator whose result the host must read."""
+
+    READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.overloadpacket.__name__ in self.READS:
+            raise RuntimeError(f"the host waits for {operator}")
+        return operator(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("strategy", parallel.STRATEGIES)
+def test_after_its_first_call_a_cuda_graph_can_hold_it(strategy, monkeypatch):
+    def apart(name):  # the kernels are not what is looked at
+        def run(*given):
+            with _disable_current_modes():
+                return getattr(reference, name)(*given)
+
+        return run
+
+    row = SimpleNamespace(refuse=lambda call: "", **{name: apart(name) for name in ("attend", "forward", "backward")})
+    monkeypatch.setitem(backends.BACKENDS, "apart", row)
+    q, k, v, dout = drawn()
+
+    def on(group):
+        options = {"block": 32, "backend": "apart"}
+        layer = attention.ContextParallelAttention(PATTERNS["by head"], LENGTH, group, strategy, **options)
+        made = [layer.shard(x).requires_grad_() for x in (q, k, v)]
+        step = lambda: torch.autograd.grad(layer(*made), made, layer.shard(dout))  # noqa: E731
+        first = step()
+        with HostNeverWaits():
+            again = step()
+        torch.testing.assert_close(again, first)
+
+    local.run(2, on)
 
 
 def test_a_backend_that_asks_the_pattern_itself_is_told_of_the_ranks_own_heads():
