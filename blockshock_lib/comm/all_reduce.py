@@ -20,7 +20,7 @@ from torch import Tensor
 
 from blockshock_lib.comm import symm
 from blockshock_lib.comm.ranks import Ranks
-from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.errors import BlockShockError, UnsupportedError, first_line
 from blockshock_lib.kernels.tuning import store
 
 SMALLEST_WORKSPACE = 1 << 20
@@ -117,6 +117,19 @@ class Reducer:
                 found = self._views[rows, columns, dtype] = self.space.view(rows, columns, dtype)
         return found
 
+    def reserve(self, group: Ranks, nbytes: int) -> bool:
+        """Whether the ranks share so many bytes. Collective where the workspace must grow: where it cannot but for a
+        lack of memory, which raises, or for a CUDA graph, `why` says so from then on.
+        """
+        if not self.why and (self.space is None or nbytes > self.space.nbytes):
+            try:
+                self.workspace(group, 1, nbytes, torch.uint8)
+            except (BlockShockError, RuntimeError) as error:  # the same on all ranks
+                if isinstance(error, torch.OutOfMemoryError) or _capturing(self.device):
+                    raise
+                self.why = first_line(error)
+        return not self.why
+
     def holds(self, x: Tensor) -> bool:
         return self.space is not None and self.space.holds(x)
 
@@ -140,7 +153,7 @@ class Reducer:
         if self.space is not None and nbytes <= self.space.nbytes:
             return
         if _capturing(self.device):
-            why = "the all-reduce's workspace cannot grow while a CUDA graph is captured"
+            why = "the workspace that ranks share cannot grow while a CUDA graph is captured"
             raise UnsupportedError(f"{why}: call the layer once before")
         larger = symm.Workspace(group, max(SMALLEST_WORKSPACE, size_class(nbytes)), self.device)
         if self.captured and self.space is not None:

@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from blockshock_lib.comm import all_reduce, tuning
+from blockshock_lib.comm import all_reduce, pull, tuning
 from blockshock_lib.comm.all_reduce import Reducer, Reduction
+from blockshock_lib.comm.pull import Rows
 from blockshock_lib.comm.ranks import Ranks
 from blockshock_lib.errors import UnsupportedError
 
@@ -136,6 +137,25 @@ class Group(Ranks):
         works = dist.batch_isend_irecv(swap) if swap else []
         return lambda: [work.wait() for work in works] and None
 
+    def start_pull(
+        self, x: Tensor, give: Sequence[Rows], want: Sequence[Rows], most: int, direct: bool = True
+    ) -> Callable[[], Tensor]:
+        """Starts to fetch rows want[r] of rank r's x [n, ...], which rank r knows as its give[this rank]: int64 places
+        or a slice. `most`, the same on all ranks: of n. Returns what waits for the rows of all ranks and gives them,
+        [sum of wanted rows, ...], in rank order; nothing else of this group may be started before it was called.
+
+        GPUs that share memory read them of each other, unless not `direct`; else they are sent. Collective; the first
+        call, and one of more bytes than ever, also makes the memory, which a CUDA graph cannot hold.
+        """
+        refuse_gradient(x)
+        nbytes = most * pull.row_bytes(x)
+        if direct and nbytes and (one := self._sharing(x.device)) is not None and one.reserve(self, nbytes):
+            return pull.start(one, self, x, want, most, beside=True)
+        counts = list(map(pull.count, want))
+        out = x.new_empty((sum(counts), *x.shape[1:]))
+        wait = self.start_all_to_all([x[rows].contiguous() for rows in give], out.split(counts))
+        return lambda: wait() or out
+
     def _check(self, x: Tensor) -> None:
         refuse_gradient(x)
         if self.handle is None and self.world_size > 1:
@@ -147,6 +167,11 @@ class Group(Ranks):
             return x, None
         out = x.new_empty((self.world_size * x.shape[0], *x.shape[1:]))
         return out, _gather_single(out, x, group=self.handle, async_op=started)
+
+    def _sharing(self, device: torch.device) -> Reducer | None:
+        """The group's, where its ranks share memory. Its first call is a collective on CUDA."""
+        one = all_reduce.reducer(self, device) if self.connected else None
+        return None if one is None or one.why else one
 
     def _reducer(self, device: torch.device) -> Reducer | None:
         return all_reduce.made(self.handle, device) if self.connected else None

@@ -1,4 +1,5 @@
-"""Sums over the GPUs of one host through PyTorch's symmetric memory, by kernels of our own (all_reduce.cu).
+"""Sums over the GPUs of one host through PyTorch's symmetric memory, by kernels of our own (all_reduce.cu), and its
+memory as tensors that the peers read (pull.py).
 
 A product writes into a workspace; the sum, with the bias, goes to an ordinary tensor. NVLink's multicast is never used.
 A kernel waits for its peers, as NCCL's do: where a rank fails, the others wait until their processes are ended.
@@ -46,14 +47,24 @@ class Workspace:
                 torch.cuda.synchronize(device)
             with group.raise_together(device):
                 joined = self.joined = symm_mem.rendezvous(self.memory, group.handle)  # keeps the peers' mapped
-        shift = self.memory.data_ptr() - joined.buffer_ptrs[joined.rank]
-        self.peers = [compiled.Long(pointer + shift) for pointer in joined.buffer_ptrs]
+        self.shift = self.memory.data_ptr() - joined.buffer_ptrs[joined.rank]
+        self.peers = [compiled.Long(pointer + self.shift) for pointer in joined.buffer_ptrs]
         self.begin = self.memory.data_ptr() + DATA
         self._kernels: dict[tuple[str, torch.dtype], compiled.Kernel] = {}
 
     def view(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """[rows, columns], contiguous: the workspace from its beginning."""
         return self.memory[DATA : DATA + rows * columns * dtype.itemsize].view(dtype).view(rows, columns)
+
+    def peer(self, rank: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """`view` of that rank's workspace, as memory of this device: to be read between two calls of `meet`."""
+        return self.joined.get_buffer(rank, (rows, columns), dtype, (self.shift + DATA) // dtype.itemsize)
+
+    def meet(self) -> None:
+        """The current stream goes on once those of all ranks have come here: what they wrote before is read after, and
+        what was read before may be written after. By flags that PyTorch keeps beside ours; a CUDA graph can hold it.
+        """
+        self.joined.barrier()
 
     def holds(self, x: Tensor) -> bool:
         return 0 <= x.data_ptr() - self.begin < self.nbytes

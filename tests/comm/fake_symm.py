@@ -1,12 +1,15 @@
-"""Symmetric memory for ranks without GPUs: ordinary memory, and a sum by gloo that reads it and writes elsewhere."""
+"""Symmetric memory for ranks without GPUs: ordinary memory, and a sum by gloo that reads it and writes elsewhere; or
+ranks as threads, which read each other's.
+"""
 
 import contextlib
+from dataclasses import dataclass, field
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from blockshock_lib.comm import all_reduce, symm
+from blockshock_lib.comm import all_reduce, local, symm
 from blockshock_lib.comm.all_reduce import Way, size_class
 
 
@@ -48,3 +51,36 @@ def installed(table: dict[int, list[Way]] | None = None):
     ):
         yield Workspace
     all_reduce._reducers.clear()
+
+
+class Seen(symm.Workspace):
+    """Of a rank that is a thread: the peers' memory is theirs."""
+
+    def __init__(self, group, nbytes, device):
+        self.nbytes, self.group, self.rank = nbytes, group, group.rank
+        self.memory = torch.full((symm.DATA + nbytes,), 0x7F, dtype=torch.uint8, device=device)  # large, or NaN
+        self.begin = self.memory.data_ptr() + symm.DATA
+        self.every = group.gather_objects(self.memory)
+
+    def peer(self, rank, rows, columns, dtype):
+        return self.every[rank][symm.DATA :][: rows * columns * dtype.itemsize].view(dtype).view(rows, columns)
+
+    def meet(self):
+        self.group.barrier(self.memory)
+
+
+@dataclass(frozen=True)
+class Sharing(local.LocalGroup):
+    """Ranks as threads that share memory: `run` gives one for each."""
+
+    kept: list = field(default_factory=list)
+
+    def _sharing(self, device):
+        self.kept[:] = self.kept or [all_reduce.Reducer(device, "", "gloo", {})]
+        return self.kept[0]
+
+
+def run(world, fn, space=Seen):
+    """As local.run; `space`: of a class in place of symm.Workspace."""
+    with mock.patch.object(symm, "Workspace", space):
+        return local.run(world, lambda group: fn(Sharing(group.rank, group.world_size, turns=group.turns)))

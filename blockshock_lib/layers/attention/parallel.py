@@ -1,9 +1,10 @@
 """Attention over a sequence whose positions several ranks share (context parallelism), for any pattern.
 
 A rank holds some blocks of the sequence: their queries, keys and values. What it must see of the other ranks' keys
-comes to it by one of four strategies, and the gradients go back the same way:
-    gather   all keys and values of all ranks
-    pull     the blocks that its queries visit, and no others: the pattern knows which
+comes to it by one of five strategies, and the gradients go back the same way:
+    gather   all keys and values of all ranks, while it attends to its own
+    pull     the blocks that its queries visit, and no others: the pattern knows which. GPUs of a host read them
+    send     the same by send and receive
     ring     one rank's share after the other, so that no rank ever holds more than two
     heads    (Ulysses) no keys travel to the queries: each rank gets some heads whole
 """
@@ -25,11 +26,12 @@ from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.attention.merge import merge
 from blockshock_lib.kernels.attention.pattern import Pattern
+from blockshock_lib.layers.attention.fetch import Beside, Fetch, Routes, routes
 from blockshock_lib.layers.attention.placement import placed
 from blockshock_lib.layers.attention.sparse import SparseAttention
 from blockshock_lib.layers.guards import refuse_unequal
 
-STRATEGIES = ("gather", "pull", "ring", "heads")
+STRATEGIES = ("gather", "pull", "send", "ring", "heads")
 
 
 class ContextParallelAttention(nn.Module):
@@ -60,7 +62,7 @@ class ContextParallelAttention(nn.Module):
             raise ValueError(f"unknown strategy {strategy!r}; {allowed(strategy, STRATEGIES)}")
         self.pattern, self.group, self.strategy, self.backend, self.scale = pattern, group, strategy, backend, scale
         self.lists = lists = pattern.lists(length, block=block, device=device)
-        self.placement = placed(lists, group.world_size, placement, strategy)
+        self.placement = placed(lists, group.world_size, placement, "pull" if strategy == "send" else strategy)
         self.own, self.parts = self.placement.blocks[group.rank], {}
         self.needed = [self._needed(rank) for rank in range(group.world_size)]
 
@@ -69,19 +71,17 @@ class ContextParallelAttention(nn.Module):
         return f"{shared}, strategy={self.strategy}, placement={self.placement.name}"
 
     def _needed(self, rank: int) -> Tensor:
-        if self.strategy != "pull":
-            return torch.arange(self.lists.k_blocks, device=self.own.device)
+        """The blocks of keys that come to a rank before it attends to them: to pull its own too."""
+        if self.strategy not in ("pull", "send"):
+            every = torch.arange(self.lists.k_blocks, device=self.own.device)
+            return every[torch.isin(every, self.placement.blocks[rank], invert=True)]
         visited = torch.cat([each[:, 1:] for each in self.lists.blocks()])
         mine = torch.isin(visited[:, 0], self.placement.blocks[rank])
         return visited[mine, 1].unique()
 
-    def routes(self) -> tuple[list[Tensor], list[Tensor]]:
-        """For each rank: the places among this rank's positions that it needs, and the positions that come from it."""
+    def routes(self) -> Routes:
         if "routes" not in self.parts:
-            rank, block = self.group.rank, self.placement.block
-            every = self.placement.positions
-            given = [torch.isin(every[rank] // block, needed).nonzero()[:, 0] for needed in self.needed]
-            self.parts["routes"] = given, [each[torch.isin(each // block, self.needed[rank])] for each in every]
+            self.parts["routes"] = routes(self.placement, self.needed, self.group.rank)
         return self.parts["routes"]
 
     def shard(self, x: Tensor, dim: int = 2) -> Tensor:
@@ -100,11 +100,10 @@ class ContextParallelAttention(nn.Module):
         scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
         if self.strategy == "heads":
             return self.exchanged(q, k, v, partial(self._by_heads, scale=scale))
-        if self.strategy == "ring":
-            return _Ring.apply(q, k, v, self, scale)
-        lists = self.selected(self.group.rank, self.needed[self.group.rank])
-        k, v = _Fetch.apply(torch.stack((k, v)), self)
-        return self._attend(Call(q, k, v, None, lists, scale))
+        if self.strategy in ("ring", "gather"):
+            return (_Ring if self.strategy == "ring" else Beside).apply(q, k, v, self, scale)
+        k, v = Fetch.apply(torch.stack((k, v)), self)
+        return self._attend(Call(q, k, v, None, self.selected("needed"), scale))
 
     def _refuse_shapes(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         own = self.placement.lengths[self.group.rank]
@@ -127,11 +126,17 @@ class ContextParallelAttention(nn.Module):
     def _attend(self, call: Call) -> Tensor:
         return backends.chosen(self.backend, call).attend(call)[0]
 
-    def selected(self, name: object, keys: Tensor) -> BlockLists:
-        """The lists of this rank's queries and some blocks of keys, kept under a name."""
-        if name not in self.parts:
-            self.parts[name] = self.lists.select(self.own, keys)
-        return self.parts[name]
+    def selected(self, source: int | str) -> BlockLists:
+        """The lists of this rank's queries and of the keys of a rank, or of those that are "needed" of others."""
+        if source not in self.parts:
+            keys = self.needed[self.group.rank] if source == "needed" else self.placement.blocks[source]
+            self.parts[source] = self.lists.select(self.own, keys)
+        return self.parts[source]
+
+    def part(self, source: int | str, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Call | None:
+        """Attention to the keys of `selected`; None if this rank's queries see none of them."""
+        lists = self.selected(source)
+        return Call(q, k, v, None, lists, scale) if len(lists.rows.full) + len(lists.rows.partial) else None
 
     def _by_heads(self, q: Tensor, k: Tensor, v: Tensor, heads: slice, scale: float) -> Tensor:
         if "heads" not in self.parts:  # with what backends make of them
@@ -165,32 +170,6 @@ class ContextParallel(ParallelStyle):
         vars(module).update({name: value for name, value in vars(made).items() if "_hook" not in name})
         module.__class__ = ContextParallelAttention
         return module
-
-
-class _Fetch(torch.autograd.Function):
-    """Shares [n, B, H, s, D] -> the keys that this rank needs, in order; gradients are summed in fp32 by rank."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, layer: ContextParallelAttention) -> Tensor:
-        ctx.layer, (given, taken) = layer, layer.routes()
-        x = x.movedim(3, 0)
-        take = [x.new_empty((len(places), *x.shape[1:])) for places in taken]
-        layer.group.start_all_to_all([x[places] for places in given], take)()
-        return torch.cat(take)[torch.cat(taken).argsort()].movedim(0, 3)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        layer, (given, taken) = ctx.layer, ctx.layer.routes()
-        grad = grad.movedim(3, 0)
-        take = [grad.new_empty((len(places), *grad.shape[1:])) for places in given]
-        place = torch.cat(taken).argsort().argsort().split([len(places) for places in taken])
-        layer.group.start_all_to_all([grad[each] for each in place], take)()
-        own = layer.placement.lengths[layer.group.rank]
-        total = grad.new_zeros((own, *grad.shape[1:]), dtype=torch.promote_types(grad.dtype, torch.float32))
-        for places, part in zip(given, take, strict=True):
-            total[places] += part
-        return total.movedim(0, 3).to(grad.dtype), None
 
 
 class _Heads(torch.autograd.Function):
@@ -262,11 +241,9 @@ def _round(held: Tensor, q: Tensor, layer: ContextParallelAttention, scale: floa
     ranks, rank = layer.group.world_size, layer.group.rank
     for step in range(ranks):
         source = (rank - step) % ranks
-        lists = layer.selected(source, layer.placement.blocks[source])
         last = step == ranks - 1
         coming, arrive = (None, lambda: None) if last else _pass_on(held, layer, step)
-        call = Call(q, *held, None, lists, scale) if len(lists.rows.full) + len(lists.rows.partial) else None
-        yield call, arrive
+        yield layer.part(source, q, *held, scale), arrive
         held = coming
 
 

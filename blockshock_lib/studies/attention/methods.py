@@ -44,6 +44,7 @@ _ROWS = (
     Method("cuDNN BSA", "cuDNN", "#CC79A7", "D", name="cudnn", backend="cudnn"),
     Method("Ranks: all-gather of keys", "gather", "#0072B2", "P", name="gather", strategy="gather"),
     Method("Ranks: pull of visited blocks", "pull", "#D55E00", "X", name="pull", strategy="pull"),
+    Method("Ranks: pull by send and receive", "send", "#CC6677", "v", name="send", strategy="send"),
     Method("Ranks: ring", "ring", "#F0E442", "*", name="ring", strategy="ring"),
     Method("Ranks: heads (Ulysses)", "heads", "#009E73", "p", name="heads", strategy="heads"),
     Method("One rank, the same kernel", "alone", "#555555", "d", name="alone"),

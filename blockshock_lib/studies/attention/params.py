@@ -18,7 +18,7 @@ NAMES = (
     *("block_diagonal", "strided", "random", "nearly_empty", "pairs", "by_head", "blocks", "quarter", "longnet"),
 )
 """Those of patterns.PATTERNS, which needs torch."""
-_NAMED = ("alone", "auto", "dilated", "dilated_sdpa")  # not in a set of all kernels: the first two are one of them
+_NAMED = ("alone", "auto", "dilated", "dilated_sdpa", "send")  # in no set of all kernels; on a CPU "send" is "pull"
 _PLAIN = [m for m in METHODS.values() if not m.layer and m.placement == "zigzag" and m.name not in _NAMED]
 _ONE = ("dense", "alone")
 SETS = {

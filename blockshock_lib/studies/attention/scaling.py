@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from blockshock_lib.comm import Group
+from blockshock_lib.comm.pull import Rows, count, row_bytes
 from blockshock_lib.engine import memory
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Problem, Runner, Sample
@@ -54,31 +55,46 @@ class Replay:
 
     def __init__(self, group: Group):
         self.group, self.rank, self.world_size = group, group.rank, group.world_size
-        self.kept: list[tuple[list[Tensor], list[Tensor]]] = []
+        # Of each call: what moves all of it again, and what came then.
+        self.kept: list[tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]] = []
+        self.sent = 0  # bytes that this rank gives to others in a step
         self.whole, self.at = False, 0
 
     def start_all_to_all(self, give: Sequence[Tensor], take: Sequence[Tensor]) -> Callable[[], None]:
         if not self.whole:
-            self.kept.append((list(give), list(take)))
+            self.kept.append((lambda: self.group.start_all_to_all(give, take)() or take, take))
+            self.sent += sum(x.nbytes for peer, x in enumerate(give) if peer != self.rank)
             return self.group.start_all_to_all(give, take)
-        for mine, then in zip(take, self.kept[self.at % len(self.kept)][1], strict=True):
-            if mine.shape != then.shape:
-                raise RuntimeError(f"{list(mine.shape)} was asked of a step whose first run had {list(then.shape)}")
+        for mine, then in zip(take, self._then([x.shape for x in take]), strict=True):
             if mine._base is None:
                 mine.set_(then)  # as if it had come there: not even a copy
             else:
                 mine.copy_(then)
-        self.at += 1
         return lambda: None
 
-    def again(self) -> None:
-        for give, take in self.kept:
-            self.group.start_all_to_all(give, take)()
+    def start_pull(self, x: Tensor, give: Sequence[Rows], want: Sequence[Rows], *how: Any) -> Callable[[], Tensor]:
+        if self.whole:
+            (then,) = self._then([torch.Size((sum(map(count, want)), *x.shape[1:]))])
+            return lambda: then
+        x = x.detach()  # which moves again where gradients are on
 
-    @property
-    def sent(self) -> int:
-        """Bytes that this rank gives to others in a step."""
-        return sum(x.nbytes for give, _ in self.kept for peer, x in enumerate(give) if peer != self.rank)
+        def move() -> list[Tensor]:
+            return [self.group.start_pull(x, give, want, *how)()]
+
+        self.kept.append((move, made := move()))
+        self.sent += row_bytes(x) * sum(count(rows) for peer, rows in enumerate(give) if peer != self.rank)
+        return lambda: made[0]
+
+    def _then(self, shapes: list[torch.Size]) -> Sequence[Tensor]:
+        _, then = self.kept[self.at % len(self.kept)]
+        if shapes != (had := [x.shape for x in then]):
+            raise RuntimeError(f"{shapes} was asked of a step whose first run had {had}")
+        self.at += 1
+        return then
+
+    def again(self) -> None:
+        for move, _ in self.kept:
+            move()
 
 
 def quiet(runner: Runner) -> Runner:
@@ -143,13 +159,12 @@ def parts(run: CaseRun, copies: Sequence[Runner]) -> list[Work]:
 
     found = [Work("own_call", [works.step(one) for one in own], eager=True, release=drop)]
     found.append(Work("moved_call", [one.layer.group.again for one in own], eager=True))
-    if runner.method.strategy == "ring":
-        sources = [runner.layer.selected(at, blocks) for at, blocks in enumerate(runner.layer.placement.blocks)]
-        count = sum(bool(len(lists.rows.full) + len(lists.rows.partial)) for lists in sources)
+    if sources := {"ring": range(len(runner.layer.needed)), "gather": ["needed"]}.get(runner.method.strategy):
+        seen = [runner.layer.part(source, *runner.operands, 1.0) is not None for source in sources]
         lse = torch.zeros(runner.dout.shape[:3], device=runner.dout.device)
 
         def merges() -> None:
-            for _ in range(count):
+            for _ in range(sum(seen)):
                 merge((runner.dout, runner.dout), (lse, lse))
 
         found.append(Work("merged_call", [merges], eager=True))
@@ -166,7 +181,7 @@ def peak_formula(runner: Runner) -> float:
     size = runner.dout.element_size()
     position = case.batch * case.head_dim * size
     held = rows * position * (4 * case.heads + 4 * case.kv_heads)
-    if strategy in ("gather", "pull"):
+    if strategy in ("gather", "pull", "send"):
         needed = max(len(each) for each in runner.layer.needed) * lists.block
         held += 4 * needed * position * case.kv_heads
     if strategy == "ring":

@@ -14,6 +14,7 @@ from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends, reference
 from blockshock_lib.layers.attention import parallel, placement
+from tests.comm import fake_symm
 
 LENGTH = 330  # eleven blocks of 32, the last one short: they divide by no number of ranks
 PATTERNS = {
@@ -47,9 +48,9 @@ def shared(group, pattern, q, k, v, upstream, **options):
     return [layer.gather(x) for x in (out, *(x.grad for x in made))]
 
 
-def agree(pattern, ranks, made, **options):
+def agree(pattern, ranks, made, run=local.run, **options):
     right = whole(pattern, *made)
-    for mine in local.run(ranks, lambda group: shared(group, pattern, *made, **options)):
+    for mine in run(ranks, lambda group: shared(group, pattern, *made, **options)):
         torch.testing.assert_close(mine, right, atol=1e-10, rtol=0)
 
 
@@ -57,6 +58,28 @@ def agree(pattern, ranks, made, **options):
 @pytest.mark.parametrize("name", PATTERNS)
 def test_ranks_equal_one(name, strategy):
     agree(PATTERNS[name], 2, drawn(), strategy=strategy)
+
+
+@pytest.mark.parametrize("where", placement.PLACEMENTS)
+@pytest.mark.parametrize("strategy", ["pull", "gather"])
+def test_ranks_that_read_each_other_s_memory_equal_one_and_those_that_send(strategy, where):
+    options = {"strategy": strategy, "placement": where}
+    agree(PATTERNS["strided"], 3, drawn(groups=2), fake_symm.run, **options)
+    made = [x.bfloat16() for x in drawn()]
+
+    def on(group):
+        found = shared(group, PATTERNS["causal"], *made, **options)
+        return found, [one.space.nbytes for one in getattr(group, "kept", ())]
+
+    for (read, held), (sent, _) in zip(fake_symm.run(4, on), local.run(4, on), strict=True):
+        assert held and all(map(torch.equal, read, sent))  # by the same kernels, and summed in the same order
+
+
+def test_a_rank_that_reads_the_wrong_peer_is_seen(monkeypatch):
+    peer = fake_symm.Seen.peer
+    monkeypatch.setattr(fake_symm.Seen, "peer", lambda self, rank, *size: peer(self, rank ^ 1, *size))
+    with pytest.raises(AssertionError):
+        agree(PATTERNS["causal"], 2, drawn(), fake_symm.run, strategy="gather")
 
 
 class HostNeverWaits(TorchDispatchMode):
@@ -93,7 +116,7 @@ def test_after_its_first_call_a_cuda_graph_can_hold_it(strategy, monkeypatch):
             again = step()
         torch.testing.assert_close(again, first)
 
-    local.run(2, on)
+    (fake_symm.run if strategy == "pull" else local.run)(2, on)
 
 
 def test_a_backend_that_asks_the_pattern_itself_is_told_of_the_ranks_own_heads():
