@@ -118,15 +118,13 @@ class Reducer:
         return found
 
     def reserve(self, group: Ranks, nbytes: int) -> bool:
-        """Whether the ranks share so many bytes. Collective where the workspace must grow: where it cannot but for a
-        lack of memory, which raises, or for a CUDA graph, `why` says so from then on.
-        """
+        """Whether the ranks share so many bytes. A collective where it must grow; `why` says later why it cannot."""
         if not self.why and (self.space is None or nbytes > self.space.nbytes):
             try:
                 self.workspace(group, 1, nbytes, torch.uint8)
             except (BlockShockError, RuntimeError) as error:  # the same on all ranks
                 if isinstance(error, torch.OutOfMemoryError) or _capturing(self.device):
-                    raise
+                    raise  # another call may be smaller, or not in a graph
                 self.why = first_line(error)
         return not self.why
 

@@ -103,8 +103,16 @@ class Group(Ranks):
         one, own = all_reduce.reducer(self, x.device), x.clone()  # x may lie in the workspace
         return {way.backend: all_reduce.Reduction(one, self, way, own) for way in one.ways(x.nbytes)}
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        """Every rank's `x` [n, ...] along its first dimension, in rank order: [world_size * n, ...]."""
+    def shared(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """Where what `all_gather` reads is best written; None where ranks share no memory. Otherwise as `buffer`."""
+        one = self._sharing(device, rows * columns * dtype.itemsize)
+        return None if one is None else one.workspace(self, rows, columns, dtype)
+
+    def all_gather(self, x: Tensor, direct: bool = False) -> Tensor:
+        """Every rank's `x` [n, ...] in rank order, [world_size * n, ...]; `direct`: GPUs that share memory read it."""
+        if direct and (one := self._sharing(x.device, x.nbytes)) is not None:
+            refuse_gradient(x)
+            return pull.start(one, self, x, [slice(0, len(x))] * self.world_size, len(x), beside=False)()
         return self._gather(x, False)[0]
 
     def start_all_gather(self, x: Tensor, finish: Callable[[Tensor], Tensor] | None = None) -> Pending:
@@ -144,12 +152,11 @@ class Group(Ranks):
         or a slice. `most`, the same on all ranks: of n. Returns what waits for the rows of all ranks and gives them,
         [sum of wanted rows, ...], in rank order; nothing else of this group may be started before it was called.
 
-        GPUs that share memory read them of each other, unless not `direct`; else they are sent. Collective; the first
-        call, and one of more bytes than ever, also makes the memory, which a CUDA graph cannot hold.
+        GPUs that share memory read them if `direct`; else they are sent. Collective; a CUDA graph can hold it after
+        one call of as many bytes.
         """
         refuse_gradient(x)
-        nbytes = most * pull.row_bytes(x)
-        if direct and nbytes and (one := self._sharing(x.device)) is not None and one.reserve(self, nbytes):
+        if direct and (one := self._sharing(x.device, most * pull.row_bytes(x))) is not None:
             return pull.start(one, self, x, want, most, beside=True)
         counts = list(map(pull.count, want))
         out = x.new_empty((sum(counts), *x.shape[1:]))
@@ -168,10 +175,10 @@ class Group(Ranks):
         out = x.new_empty((self.world_size * x.shape[0], *x.shape[1:]))
         return out, _gather_single(out, x, group=self.handle, async_op=started)
 
-    def _sharing(self, device: torch.device) -> Reducer | None:
-        """The group's, where its ranks share memory. Its first call is a collective on CUDA."""
-        one = all_reduce.reducer(self, device) if self.connected else None
-        return None if one is None or one.why else one
+    def _sharing(self, device: torch.device, nbytes: int) -> Reducer | None:
+        """The group's, where its ranks share so much memory, which they make if need be: a collective."""
+        one = all_reduce.reducer(self, device) if self.connected and nbytes else None
+        return one if one is not None and one.reserve(self, nbytes) else None
 
     def _reducer(self, device: torch.device) -> Reducer | None:
         return all_reduce.made(self.handle, device) if self.connected else None

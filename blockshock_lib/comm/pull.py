@@ -27,9 +27,8 @@ def row_bytes(x: Tensor) -> int:
 
 
 def start(one: Reducer, group: Ranks, x: Tensor, want: Sequence[Rows], most: int, beside: bool) -> Callable[[], Tensor]:
-    """Starts to read rows want[r] of rank r's x, all x of `most` rows at most, on a stream of its own where `beside`.
-    Returns what has the current stream wait, and gives the rows in rank order. An x that lies at the beginning of the
-    workspace is not copied.
+    """Starts to read rows want[r] of rank r's x, all x of `most` rows at most, on a stream of its own where `beside`;
+    returns what waits and gives them in rank order. An x at the beginning of the workspace is not copied.
     """
     place = one.workspace(group, most, row_bytes(x) // x.itemsize, x.dtype)
     if x.data_ptr() != place.data_ptr():
@@ -37,7 +36,7 @@ def start(one: Reducer, group: Ranks, x: Tensor, want: Sequence[Rows], most: int
     wide = next(each for each in _ELEMENTS if not row_bytes(x) % each.itemsize)
     size, counts = (most, row_bytes(x) // wide.itemsize, wide), list(map(count, want))
     out = torch.empty((sum(counts), size[1]), dtype=wide, device=x.device)  # of this stream, which waits for the other
-    side = _side(x.device) if beside and x.is_cuda else None
+    side = side_stream(x.device) if beside and x.is_cuda else None
     if side is not None:
         side.wait_stream(torch.cuda.current_stream(x.device))
     with torch.cuda.stream(side):  # None is no change
@@ -56,12 +55,11 @@ def start(one: Reducer, group: Ranks, x: Tensor, want: Sequence[Rows], most: int
     def wait() -> Tensor:
         if side is not None:
             torch.cuda.current_stream(x.device).wait_stream(side)
-        one.wait_for_last_stream()
         return out.view(x.dtype).view(len(out), *x.shape[1:])
 
     return wait
 
 
 @functools.cache
-def _side(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)  # its few blocks start before the many of what runs beside it
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)  # its few blocks start before a product's many

@@ -61,9 +61,7 @@ class Workspace:
         return self.joined.get_buffer(rank, (rows, columns), dtype, (self.shift + DATA) // dtype.itemsize)
 
     def meet(self) -> None:
-        """The current stream goes on once those of all ranks have come here: what they wrote before is read after, and
-        what was read before may be written after. By flags that PyTorch keeps beside ours; a CUDA graph can hold it.
-        """
+        """The ranks' current streams meet: what was written before is read after, what was read may be written."""
         self.joined.barrier()
 
     def holds(self, x: Tensor) -> bool:

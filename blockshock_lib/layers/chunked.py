@@ -1,9 +1,9 @@
 """A forward cut along the batch: a chunk's collective runs on a stream of its own beside the next one's product."""
 
-import functools
-
 import torch
 from torch import Tensor, nn
+
+from blockshock_lib.comm.pull import side_stream
 
 ROWS = 8  # a chunk is a multiple of: what cuSPARSELt takes without padding
 
@@ -13,7 +13,7 @@ def multiply(layer: nn.Module, x: Tensor) -> Tensor:
     rows = _rows(layer, x)
     if rows >= x.shape[0]:
         return layer.reduce(layer.local(x))
-    main, side = (torch.cuda.current_stream(x.device), _side(x.device)) if x.is_cuda else (None, None)
+    main, side = (torch.cuda.current_stream(x.device), side_stream(x.device)) if x.is_cuda else (None, None)
     if layer.transposed_y:
         y, into = x.new_empty(layer.out_features, x.shape[0]).t(), None
     else:
@@ -45,8 +45,3 @@ def _rows(layer: nn.Module, x: Tensor) -> int:
     if layer.chunks == 1 or not layer.collective or layer.group.world_size == 1:
         return x.shape[0]
     return -(-x.shape[0] // layer.chunks // ROWS) * ROWS
-
-
-@functools.cache
-def _side(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)  # its few blocks start before the product's many

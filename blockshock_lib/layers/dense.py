@@ -59,25 +59,35 @@ class RowParallelLinear(ShardedLinear):
 
 
 class ColumnParallelLinear(ShardedLinear):
-    """B2: weight rows are sharded; each rank's shard of y^T, [N/w, B], gathers into y^T without a copy."""
+    """B2: weight rows are sharded; each rank's shard of y^T, [N/w, B], gathers into y^T without a copy.
+
+    `form`: the shards are "sent" by the group's library, or GPUs that share memory have them "read" by their peers.
+    """
 
     transposed_y = True
     collective = "all-gather"
+    forms = property(lambda self: ("sent", "read") if self.group.shared_bytes(self.like.device) else ())
+    form = "sent"
 
     @classmethod
     def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:
         return Part(None, equal_shard(out_features, rank, world_size), slice(0, in_features))
 
     def local(self, x: Tensor) -> Tensor:
-        bias = self._parameters["bias"]
-        return self.gemm(*self.factors(x), bias=None if bias is None else bias[self.rows, None])
+        bias, size = self._parameters["bias"], (self.rows.stop - self.rows.start, x.shape[0])
+        whole = self.form == "read" and self.chunks == 1  # else the next piece would overwrite what is read
+        out = self.group.shared(*size, x.dtype, x.device) if whole else None
+        return self.gemm(*self.factors(x), out, None if bias is None else bias[self.rows, None])
 
     def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._parameters["weight"], x
 
     def reduce(self, partial: Tensor, out: Tensor | None = None) -> Tensor:
-        gathered = self.group.all_gather(partial).t()
+        gathered = self.group.all_gather(partial, self.form == "read").t()
         return gathered if out is None else out.copy_(gathered)
+
+    def tune_reduce(self, x: Tensor) -> None:
+        self.group.shared(1, 16, x.dtype, x.device)  # from now on there are two forms, where ranks share memory
 
 
 class TermParallelLinear(ShardedLinear):

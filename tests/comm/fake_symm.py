@@ -75,9 +75,12 @@ class Sharing(local.LocalGroup):
 
     kept: list = field(default_factory=list)
 
-    def _sharing(self, device):
+    def _sharing(self, device, nbytes):
         self.kept[:] = self.kept or [all_reduce.Reducer(device, "", "gloo", {})]
-        return self.kept[0]
+        return self.kept[0] if nbytes and self.kept[0].reserve(self, nbytes) else None
+
+    def _reducer(self, device):
+        return self.kept[0] if self.kept else None
 
 
 def run(world, fn, space=Seen):

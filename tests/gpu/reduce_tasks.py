@@ -10,7 +10,7 @@ import torch.distributed as dist
 from blockshock_lib.comm import Group, all_reduce, tuning
 from blockshock_lib.comm.all_reduce import BACKENDS, Way
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.layers import BlockShockLinear, RowParallelLinear
+from blockshock_lib.layers import BlockShockLinear, ColumnParallelLinear, RowParallelLinear
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SYMMETRIC = [name for name, kernel in BACKENDS.items() if kernel]
@@ -129,13 +129,15 @@ def tuned(ctx, folder):
     expected = (x.float() @ weight.float().t() + bias.float()).bfloat16()
     times = {Way("one-shot", 32): 1.0, Way("nccl"): 2.0}
     with torch.no_grad():
-        for make, options in ((RowParallelLinear, {}), (BlockShockLinear, {"mask": Mask.named("checkerboard")})):
+        mask = {"mask": Mask.named("checkerboard")}
+        for make, options in ((RowParallelLinear, {}), (ColumnParallelLinear, {}), (BlockShockLinear, mask)):
             layer = make(weight, bias, group=group, **options)
             for chunks in (1, 2, 4):
                 layer.chunks = chunks
                 # Whatever is fastest here, the workspace is what is tried.
                 with mock.patch.object(tuning, "measure", lambda *_: times):
                     layer.tune_reduce(x)
+                layer.form = (layer.forms or ["classes"])[-1]  # the shards of y are read
                 name = f"{make.__name__} chunks={chunks}"
                 way = all_reduce.reducer(group, ctx.device).ways(b // chunks * n * 2)[0]
                 if way.backend not in SYMMETRIC:

@@ -54,6 +54,21 @@ def test_chunks_give_the_same_bits_and_gradients_as_the_whole(pair, symmetric):
     assert pair.call(in_process, in_chunks, symmetric, seconds=600) == [True, True]
 
 
+def test_shards_of_y_that_peers_read_are_those_that_are_sent():
+    def on(group):
+        w, bias, x = inputs()
+        layer = built("column_parallel", "checkerboard", w, bias, group)
+        layer.tune_reduce(x)
+        layer.form = layer.forms[-1]
+        with torch.no_grad():
+            assert group._sharing(x.device, 1).holds(layer.local(x)), "it is copied nowhere"
+            for layer.chunks in (1, 3, 1):
+                assert torch.equal(layer(x), x @ w.T + bias)
+        return layer.form
+
+    assert fake_symm.run(2, on) == ["read"] * 2
+
+
 def test_sizes_are_measured_and_tuned_as_they_are_added_up_and_multiplied(monkeypatch):
     asked, tuned = [], []
     monkeypatch.setattr(Group, "tune", lambda self, nbytes, device: asked.append(nbytes // N // 4))

@@ -77,7 +77,7 @@ def _lies(x: Tensor) -> str:
 def multiplied(
     way: Way | None, x: Tensor, weight: Tensor, out: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """x [B, K] times a weight [N, K] transposed, in this way, into `out`, or plus a `bias` that broadcasts to [B, N],
+    """x [B, K] times a weight [N, K] transposed, in this way, into `out`, plus a `bias` that broadcasts to [B, N],
     rounded once; None: PyTorch's own way.
     """
     if way is None:
@@ -100,7 +100,7 @@ def multiplied(
 
 def _whole(x: Tensor, weight: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor:
     if bias is not None:
-        return torch.addmm(bias, x, weight.t())
+        return torch.addmm(bias, x, weight.t(), out=out)
     return F.linear(x, weight) if out is None else torch.mm(x, weight.t(), out=out)
 
 
