@@ -30,7 +30,7 @@ class Method(Look):
 _ROWS = (
     # The whole truth is dense: what PyTorch's own attention makes of full and causal patterns.
     Method("SDPA (full and causal only)", "SDPA", "#666666", "H", name="sdpa", backend="sdpa"),
-    Method("Best dense kernel (SDPA)", "dense", "#000000", "s", name="dense", backend="sdpa", dense=True),
+    Method("PyTorch's dense kernel (SDPA)", "SDPA dense", "#000000", "s", name="dense", backend="sdpa", dense=True),
     Method("FlashAttention 4, dense", "FA4 dense", "#004D80", "8", name="dense_fa4", backend="fa4", dense=True),
     Method("Reference", "reference", "#999999", "o", name="reference", backend="reference"),
     Method("Block-Shock's Triton kernel", "Triton", "#882255", "h", name="triton", backend="triton"),

@@ -158,7 +158,13 @@ def test_figures_and_tables_say_what_was_planted_and_stand_without_records():
     assert "reach 31% to 74%" in title(drawn := plots.share_of_dense(frame))
     assert [ax.get_title("left") for ax in drawn.axes] == ["forward", "backward"]
     table = report.times(frame)
-    assert {"faster", "slower"} <= set(table["vs dense"].str.split().str[-1])
+    assert {"faster", "slower"} <= set(table["vs dense"].str.split().str[-1]) and set(table["over"]) == {"SDPA dense"}
+    # A second dense kernel, twice as fast: it is what counts.
+    frame = planted(slope=1.25, overhead=0.1, more=[("dense_fa4", 0.3)], lengths=(4096,))
+    frame = frame[frame["case"].eq("4096 1.0")].assign(value=lambda x: x["value"].mask(x["metric"].eq("flops"), 1e9))
+    table = report.times(frame).set_index("method")
+    assert set(table["over"]) == {"FA4 dense"} and list(table["vs dense"].str[:4]) == ["0.40", "–", "0.30"]
+    assert table["share of dense"].to_list() == pytest.approx([0.405, 1, 0.3], rel=0.02)
     assert not [name for name in table if name.startswith("step")]
     assert [hypotheses.a1(frame.iloc[:0]).verdict, hypotheses.a2(frame.iloc[:0]).verdict] == ["undecided"] * 2
 
