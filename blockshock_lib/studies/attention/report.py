@@ -134,18 +134,21 @@ def answer(frame: pd.DataFrame) -> str:
     table = law.fastest(table[table["block"].eq(table["block"].max())])
     shape = table["shape"].iloc[-1]
     table = table[table["shape"].eq(shape)]
-    each, rivals, known = [], [], True
+    each, rivals, known = {}, [], True  # what is said -> the lengths of which it is said
     for row in table.to_dict("records"):
-        even, at = row["law"].even, f"at {row['k_len']} keys"
+        even, by = row["law"].even, f" ({AXES.short(row['method'])})"
         name = "PyTorch's dense attention" if row["rival"] == DENSE else METHODS[row["rival"]].label
         rivals += [name] if name not in rivals else []
         if not 0 < even.low <= even.high < np.inf:
             known &= not even.ratio > 0  # NaN where nothing beats it
         if not even.ratio > 0:
-            each.append(f"nowhere {at}")
+            said = "nowhere", ""
         elif (even.low if known else even.ratio) >= 1:
-            each.append(f"at any density {at} ({AXES.short(row['method'])})")
+            said = "at any density", by
         else:
-            each.append(f"below a density of {even_text(even)} {at} ({AXES.short(row['method'])})")
-    said = f"Block-sparse attention is faster than {' and '.join(rivals)} {', '.join(each)} ({shape})."
+            said = f"below a density of {even_text(even)}", by
+        each.setdefault(said, []).append(str(row["k_len"]))
+    at = [" and ".join(filter(None, (", ".join(lengths[:-1]), lengths[-1]))) for lengths in each.values()]
+    parts = [f"{words} at {lengths} keys{by}" for (words, by), lengths in zip(each, at, strict=True)]
+    said = f"Block-sparse attention is faster than {' and '.join(rivals)} {', '.join(parts)} ({shape})."
     return said if known else f"No claim, for an interval is missing. By the points: {said[0].lower()}{said[1:]}"
