@@ -134,7 +134,13 @@ class Group(Ranks):
             swap += [dist.P2POp(dist.isend, mine, other, self.handle)] if mine.numel() else []
             swap += [dist.P2POp(dist.irecv, theirs, other, self.handle)] if theirs.numel() else []
         works = dist.batch_isend_irecv(swap) if swap else []
-        return lambda: [work.wait() for work in works] and None
+
+        def wait() -> None:
+            for work in works:
+                work.wait()
+            swap.clear()  # until now their memory was in use
+
+        return wait
 
     def _check(self, x: Tensor) -> None:
         refuse_gradient(x)

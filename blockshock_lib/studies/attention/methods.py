@@ -45,7 +45,7 @@ _ROWS = (
     Method("Ranks: all-gather of keys", "gather", "#0072B2", "P", name="gather", strategy="gather"),
     Method("Ranks: pull of visited blocks", "pull", "#D55E00", "X", name="pull", strategy="pull"),
     Method("Ranks: ring", "ring", "#F0E442", "*", name="ring", strategy="ring"),
-    Method("Ranks: heads (Ulysses)", "heads", "#009E73", "p", name="heads", strategy="heads"),
+    Method("Ranks: heads (Ulysses)", "heads", "#009E73", "p", name="heads", strategy="heads", placement="contiguous"),
     Method("One rank, the same kernel", "alone", "#555555", "d", name="alone"),
     *(
         Method(f"Ranks: {of}, {place}", f"{of} {place}", colour, mark, f"{of}_{place}", strategy=of, placement=place)
