@@ -143,6 +143,8 @@ def main(argv=None):
     losses = {"dense": nats(dense, held), "2:4": nats(sparse, held)}
     if device == "cpu":
         print("on a CPU: these rates say nothing about speed")
+    if not args.folder:
+        print("random weights: perplexities and tokens that agree say nothing about accuracy")
     for name, rate in rates.items():
         print(f"{name:5}  {rate:9.1f} tokens/s  perplexity {torch.tensor(losses[name]).exp():.2f}")
     print(f"2:4 over dense: {rates['2:4'] / rates['dense']:.2f}x; first {same} of {args.tokens} greedy tokens agree")

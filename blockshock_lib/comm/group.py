@@ -143,7 +143,13 @@ class Group(Ranks):
             swap += [dist.P2POp(dist.isend, mine, other, self.handle)] if mine.numel() else []
             swap += [dist.P2POp(dist.irecv, theirs, other, self.handle)] if theirs.numel() else []
         works = dist.batch_isend_irecv(swap) if swap else []
-        return lambda: [work.wait() for work in works] and None
+
+        def wait() -> None:
+            for work in works:
+                work.wait()
+            swap.clear()  # until now their memory was in use
+
+        return wait
 
     def start_pull(
         self, x: Tensor, give: Sequence[Rows], want: Sequence[Rows], most: int, direct: bool = True

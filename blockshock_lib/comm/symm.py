@@ -1,5 +1,4 @@
-"""Sums over the GPUs of one host through PyTorch's symmetric memory, by kernels of our own (all_reduce.cu), and its
-memory as tensors that the peers read (pull.py).
+"""Memory that the GPUs of one host share, PyTorch's symmetric memory; sums by kernels of our own (all_reduce.cu).
 
 A product writes into a workspace; the sum, with the bias, goes to an ordinary tensor. NVLink's multicast is never used.
 A kernel waits for its peers, as NCCL's do: where a rank fails, the others wait until their processes are ended.

@@ -47,11 +47,12 @@ def version(name: str) -> str:
 
 @functools.cache
 def lacks(package: str, extra: str, module: str) -> str:
-    """Why `module` of an installed package cannot be used, or that the package is not there; "" where it can."""
+    """Why `module:name` of an installed package cannot be used, or that the package is not there; "" where it can."""
     if not version(package):
         return f"{package} is not installed (the extra `{extra}`)"
     try:
-        importlib.import_module(module)
+        place, _, name = module.partition(":")
+        getattr(importlib.import_module(place), name)
     except Exception as error:  # a beta may ask for what is not there, in its own words
         return f"{package} cannot be imported: {first_line(error)}"
     return ""

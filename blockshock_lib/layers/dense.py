@@ -60,8 +60,7 @@ class RowParallelLinear(ShardedLinear):
 
 class ColumnParallelLinear(ShardedLinear):
     """B2: weight rows are sharded; each rank's shard of y^T, [N/w, B], gathers into y^T without a copy.
-
-    `form`: the shards are "sent" by the group's library, or GPUs that share memory have them "read" by their peers.
+    `form`: the group's library has them "sent", or, where GPUs share memory, they are "read" by their peers.
     """
 
     transposed_y = True

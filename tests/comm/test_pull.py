@@ -37,9 +37,7 @@ def test_rows_of_peers_are_those_that_are_asked_for(run, direct):
     assert run(3, lambda group: pulls(group, direct)) == [0, 0, 0]
 
 
-def without(first):
-    """Memory whose ranks read before all have written, or else write again before all have read."""
-
+def without(first):  # ranks read before all have written, or else write again before all have read
     class Faulty(fake_symm.Seen):
         met = 0
 

@@ -41,7 +41,8 @@ def test_an_installed_package_that_cannot_be_imported_says_why(tmp_path, monkeyp
     (tmp_path / "half_there.py").write_text("import what_it_needs")
     monkeypatch.syspath_prepend(tmp_path)
     said = "half-there cannot be imported: No module named 'what_it_needs'"
-    assert needs.lacks("half-there", "attention", "half_there") == said
-    assert needs.lacks("there", "attention", "json") == ""
+    assert needs.lacks("half-there", "attention", "half_there:it") == said
+    assert needs.lacks("there", "attention", "json:loads") == ""
+    assert needs.lacks("there", "attention", "json:no_such").endswith("module 'json' has no attribute 'no_such'")
     monkeypatch.setattr(needs, "version", lambda name: "")
     assert needs.lacks("gone", "attention", "json") == "gone is not installed (the extra `attention`)"

@@ -12,7 +12,7 @@ def refuse(call: Call) -> str:
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, call.k, call.v))
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
         return "it is run on Hopper GPUs only"
-    if why := lacks("nvidia-cudnn-frontend", "attention", "cudnn"):
+    if why := lacks("nvidia-cudnn-frontend", "attention", "cudnn:BSA"):
         return why
     if q.dtype not in (torch.bfloat16, torch.float16) or (grad and q.dtype != torch.bfloat16):
         return "it takes bf16, and fp16 without gradients"

@@ -12,7 +12,7 @@ def refuse(call: Call) -> str:
     q, lists = call.q, call.lists
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
         return "it is run on Hopper GPUs only"
-    if why := lacks("flash-attn-4", "attention", "flash_attn.cute.interface"):
+    if why := lacks("flash-attn-4", "attention", "flash_attn.cute.interface:flash_attn_func"):
         return why
     if q.dtype not in (torch.bfloat16, torch.float16):
         return "it takes bf16 and fp16"

@@ -1,6 +1,7 @@
 """Attention over parts of the keys, merged: exact, for each part's logsumexp tells its share of the whole softmax."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -20,3 +21,22 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
     share = weight / total.masked_fill(none, 1)
     out = sum(each * part[..., None] for each, part in zip(outs, share, strict=True))
     return out.to(outs[0].dtype), (total.masked_fill(none, 1).log() + most).masked_fill(none, -torch.inf)
+
+
+def absorb(out: Tensor, lse: Tensor, found: Tensor, level: Tensor) -> Tensor:
+    """Merges one more part, `found` [..., D] and its `level` [...], into `out`, which is fp32 or wider, in place and
+    without a gradient; returns the logsumexp of both. Where no part saw a key they stay 0 and -inf.
+    """
+    return (_compiled() if out.is_cuda else _absorb)(out, lse, found, level)
+
+
+def _absorb(out: Tensor, lse: Tensor, found: Tensor, level: Tensor) -> Tensor:
+    both = torch.logaddexp(lse, level)
+    most = both.clamp(min=torch.finfo(both.dtype).min)  # -inf less -inf is no number
+    out.mul_((lse - most).exp()[..., None]).addcmul_(found.to(out.dtype), (level - most).exp()[..., None])
+    return both
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(_absorb)  # one pass over memory, where its operators make five

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from blockshock_lib.comm.pull import Rows
 from blockshock_lib.kernels.attention import backends
-from blockshock_lib.kernels.attention.merge import merge
+from blockshock_lib.kernels.attention.merge import absorb
 from blockshock_lib.layers.attention.placement import Placement
 
 Way = tuple[Sequence[Rows], Sequence[Rows], int]  # give, want and most of Group.start_pull
@@ -26,28 +26,27 @@ class Routes(NamedTuple):
 
     there: Way
     back: Way
-    order: Tensor
-    place: Tensor
+    order: Rows
+    place: Rows
 
 
 def routes(placed: Placement, needed: Sequence[Tensor], rank: int) -> Routes:
     """needed[r]: the blocks of keys that come to rank r, int64, rising."""
     held = placed.positions
     common = [[each[torch.isin(each // placed.block, blocks)] for each in held] for blocks in needed]  # by who reads
-    spans = [_spans(list(map(len, each))) for each in common]
+    spans = [
+        [slice(end - len(x), end) for x, end in zip(each, accumulate(map(len, each)), strict=True)] for each in common
+    ]
     give = [_places(held[rank], each[rank]) for each in common]
     want = [_places(*pair) for pair in zip(held, common[rank], strict=True)]
-    order = torch.cat(common[rank]).argsort()
     back = spans[rank], [each[rank] for each in spans], max(each[-1].stop for each in spans)
-    return Routes((give, want, max(map(len, held))), back, order, order.argsort())
+    order = torch.cat(common[rank]).argsort()
+    order, place = (slice(None),) * 2 if placed.name == "contiguous" else (order, order.argsort())
+    return Routes((give, want, max(map(len, held))), back, order, place)
 
 
 def _places(held: Tensor, some: Tensor) -> Rows:
     return slice(0, len(held)) if len(some) == len(held) else torch.searchsorted(held, some)  # all need no kernel
-
-
-def _spans(counts: list[int]) -> list[slice]:
-    return [slice(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
 def _start(x: Tensor, layer: nn.Module) -> Callable[[], Tensor]:
@@ -96,13 +95,15 @@ class Beside(torch.autograd.Function):
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, layer: nn.Module, scale: float) -> Tensor:
         ctx.layer, ctx.scale = layer, scale
         arrive = _start(torch.stack((k, v)), layer)
-        parts = [(q.new_zeros(q.shape), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32))]
-        if (own := layer.part(layer.group.rank, q, k, v, scale)) is not None:
-            parts = [backends.explicit(layer.backend, own).forward(own)]
+        if (own := layer.part(layer.group.rank, q, k, v, scale)) is None:
+            out, lse = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+        else:
+            out, lse = backends.explicit(layer.backend, own).forward(own)
         others = arrive()
         if (rest := layer.part("needed", q, *others, scale)) is not None:
-            parts.append(backends.explicit(layer.backend, rest).forward(rest))
-        out, lse = merge(*zip(*parts, strict=True))
+            out = out.to(torch.promote_types(q.dtype, torch.float32))
+            lse = absorb(out, lse, *backends.explicit(layer.backend, rest).forward(rest))
+            out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, others, out, lse)
         return out
 

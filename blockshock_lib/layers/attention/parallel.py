@@ -9,7 +9,7 @@ comes to it by one of five strategies, and the gradients go back the same way:
     heads    (Ulysses) no keys travel to the queries: each rank gets some heads whole
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +24,7 @@ from blockshock_lib.errors import UnsupportedError, allowed
 from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
-from blockshock_lib.kernels.attention.merge import merge
+from blockshock_lib.kernels.attention.merge import absorb
 from blockshock_lib.kernels.attention.pattern import Pattern
 from blockshock_lib.layers.attention.fetch import Beside, Fetch, Routes, routes
 from blockshock_lib.layers.attention.placement import placed
@@ -93,7 +93,7 @@ class ContextParallelAttention(nn.Module):
         x = x.detach().movedim(dim, 0).contiguous()
         take = [x.new_empty((length, *x.shape[1:])) for length in self.placement.lengths]
         self.group.start_all_to_all([x] * len(take), take)()
-        return torch.cat(take)[torch.cat(self.placement.positions).argsort()].movedim(0, dim)
+        return torch.cat(take)[self.placement.order].movedim(0, dim)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._refuse_shapes(q, k, v)
@@ -121,7 +121,7 @@ class ContextParallelAttention(nn.Module):
             told = f"{q.shape[1]} heads of queries and {k.shape[1]} of keys"
             raise UnsupportedError(f"strategy 'heads' deals whole heads to {ranks} ranks, which {told} do not allow")
         mine = slice(q.shape[1] // ranks * rank, q.shape[1] // ranks * (rank + 1))
-        return _Heads.apply(attend(*(_Heads.apply(x, self, True) for x in (q, k, v)), mine), self, False)
+        return _Heads.apply(self, False, attend(*_Heads.apply(self, True, q, k, v), mine))[0]
 
     def _attend(self, call: Call) -> Tensor:
         return backends.chosen(self.backend, call).attend(call)[0]
@@ -173,31 +173,43 @@ class ContextParallel(ParallelStyle):
 
 
 class _Heads(torch.autograd.Function):
-    """Between all heads of a rank's positions, [B, H, s, D], and all positions of its heads, [B, H / ranks, S, D]."""
+    """Between all heads of a rank's positions, [B, H, s, D], and all positions of its heads, [B, H / ranks, S, D]; of
+    several tensors, which travel at once.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, layer: ContextParallelAttention, gather: bool) -> Tensor:
+    def forward(ctx, layer: ContextParallelAttention, gather: bool, *xs: Tensor) -> tuple[Tensor, ...]:
         ctx.layer, ctx.gather = layer, gather
-        return _to_heads(x, layer) if gather else _to_shares(x, layer)
+        return (_to_heads if gather else _to_shares)(layer, xs)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-        return (_to_shares if ctx.gather else _to_heads)(grad, ctx.layer), None, None
+    def backward(ctx, *grads: Tensor) -> tuple:
+        return None, None, *(_to_shares if ctx.gather else _to_heads)(ctx.layer, grads)
 
 
-def _to_heads(x: Tensor, layer: ContextParallelAttention) -> Tensor:
-    give = [part.contiguous() for part in x.chunk(layer.group.world_size, 1)]
-    take = [x.new_empty((*give[0].shape[:2], length, x.shape[3])) for length in layer.placement.lengths]
-    layer.group.start_all_to_all(give, take)()
-    return torch.cat(take, 2)[:, :, torch.cat(layer.placement.positions).argsort()]
+def _to_heads(layer: ContextParallelAttention, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    placed, ranks = layer.placement, layer.group.world_size
+    give = [[part.contiguous() for part in x.chunk(ranks, 1)] for x in xs]
+    take = [
+        [x.new_empty((*one[0].shape[:2], length, x.shape[3])) for length in placed.lengths]
+        for x, one in zip(xs, give, strict=True)
+    ]
+    _exchange(layer, give, take)
+    return tuple(torch.cat(parts, 2)[:, :, placed.order] for parts in take)
 
 
-def _to_shares(x: Tensor, layer: ContextParallelAttention) -> Tensor:
-    give = [x[:, :, positions] for positions in layer.placement.positions]
-    take = [torch.empty_like(give[layer.group.rank]) for _ in give]
-    layer.group.start_all_to_all(give, take)()
-    return torch.cat(take, 1)
+def _to_shares(layer: ContextParallelAttention, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    placed = layer.placement
+    give = [[part.contiguous() for part in x[:, :, placed.dealt].split(placed.lengths, 2)] for x in xs]
+    take = [[torch.empty_like(one[layer.group.rank]) for _ in one] for one in give]
+    _exchange(layer, give, take)
+    return tuple(torch.cat(parts, 1) for parts in take)
+
+
+def _exchange(layer: ContextParallelAttention, give: list[list[Tensor]], take: list[list[Tensor]]) -> None:
+    for wait in [layer.group.start_all_to_all(*each) for each in zip(give, take, strict=True)]:
+        wait()
 
 
 class _Ring(torch.autograd.Function):
@@ -205,14 +217,14 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, layer: ContextParallelAttention, scale: float) -> Tensor:
-        ctx.layer, ctx.scale = layer, scale
-        wide = torch.promote_types(q.dtype, torch.float32)  # rounded once, at the end
-        out, lse = q.new_zeros(q.shape, dtype=wide), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+        ctx.layer, ctx.scale, out, lse = layer, scale, None, None
         for call, arrive in _round(torch.stack((k, v)), q, layer, scale):
             if call is not None:
-                parts = (out, lse), backends.explicit(layer.backend, call).forward(call)
-                out, lse = merge(*zip(*parts, strict=True))
+                found, level = backends.explicit(layer.backend, call).forward(call)
+                out, lse = (_wide(found), level) if out is None else (out, absorb(out, lse, found, level))
             arrive()
+        if out is None:  # it sees nothing
+            out, lse = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         return out
@@ -221,19 +233,26 @@ class _Ring(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple:
         q, k, v, out, lse = ctx.saved_tensors
-        layer, ranks, wide = ctx.layer, ctx.layer.group.world_size, torch.promote_types(q.dtype, torch.float32)
-        dq, moving = torch.zeros_like(q, dtype=wide), None
-        for step, (call, arrive) in enumerate(_round(torch.stack((k, v)), q, layer, ctx.scale)):
-            own = layer.placement.lengths[(layer.group.rank - step) % ranks]
-            total = k.new_zeros((2, *k.shape[:2], own, k.shape[3]), dtype=wide) if moving is None else moving
-            if call is not None:
-                each = backends.explicit(layer.backend, call).backward(call, grad, out, lse, None)
-                dq += each[0]
-                total += torch.stack(each[1:])
+        layer, last, dq, moving, come = ctx.layer, ctx.layer.group.world_size - 1, None, None, lambda: None
+        for step, (call, arrive) in enumerate(_round(held := torch.stack((k, v)), q, layer, ctx.scale)):
+            each = None if call is None else backends.explicit(layer.backend, call).backward(call, grad, out, lse, None)
             arrive()
-            moving, done = _pass_on(total, layer, step)
-            done()
-        return dq.to(q.dtype), *moving.to(k.dtype), None, None
+            come()  # what the ranks before found for these keys travels while this rank makes its own
+            if each is not None:
+                mine = torch.stack(each[1:])
+                dq = _wide(each[0]) if dq is None else dq.add_(each[0])
+                moving = _wide(mine) if moving is None else moving.add_(mine)
+            elif moving is None:
+                moving = torch.zeros_like(_wide(held))
+            # The last to add rounds, as the owner would.
+            moving, come = _pass_on(moving if step < last else moving.to(k.dtype), layer, step)
+        come()
+        return torch.zeros_like(q) if dq is None else dq.to(q.dtype), *moving, None, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In fp32 or wider, to be rounded once, at the end."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _round(held: Tensor, q: Tensor, layer: ContextParallelAttention, scale: float):

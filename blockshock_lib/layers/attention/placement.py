@@ -34,6 +34,16 @@ class Placement:
         each = [(blocks[:, None] * self.block + places).flatten() for blocks in self.blocks]
         return [positions[:length] for positions, length in zip(each, self.lengths, strict=True)]
 
+    @cached_property
+    def dealt(self) -> Tensor | slice:
+        """The index that takes a whole sequence to the shares, one after the other."""
+        return slice(None) if self.name == "contiguous" else torch.cat(self.positions)
+
+    @cached_property
+    def order(self) -> Tensor | slice:
+        """The index that takes the shares, one after the other, to the whole sequence."""
+        return self.dealt if isinstance(self.dealt, slice) else self.dealt.argsort()
+
 
 def placed(lists: BlockLists, ranks: int, placement: str, strategy: str = "pull") -> Placement:
     """The blocks of a sequence dealt to the ranks: "contiguous"; "zigzag", a piece from the front and one from the back

@@ -50,7 +50,7 @@ def dry_run(study: Study, params: RunParams, card: dict, out: Path | None = None
         _head(study, params, card),
         _fold("Cases", about),
         tables[0],
-        _fold("Methods", f"bytes a rank in the largest case, {largest.label}."),
+        _fold("Methods", f"{'bytes a rank in' if need.held else 'those of'} the largest case, {largest.label}."),
         tables[1],
         _fold("Time", time),
         "\n".join(_fold("" if place else "Memory", text) for place, text in enumerate(room or ["not known."])),

@@ -30,7 +30,7 @@ class Method(Look):
 _ROWS = (
     # The whole truth is dense: what PyTorch's own attention makes of full and causal patterns.
     Method("SDPA (full and causal only)", "SDPA", "#666666", "H", name="sdpa", backend="sdpa"),
-    Method("Best dense kernel (SDPA)", "dense", "#000000", "s", name="dense", backend="sdpa", dense=True),
+    Method("PyTorch's dense kernel (SDPA)", "SDPA dense", "#000000", "s", name="dense", backend="sdpa", dense=True),
     Method("FlashAttention 4, dense", "FA4 dense", "#004D80", "8", name="dense_fa4", backend="fa4", dense=True),
     Method("Reference", "reference", "#999999", "o", name="reference", backend="reference"),
     Method("Block-Shock's Triton kernel", "Triton", "#882255", "h", name="triton", backend="triton"),
@@ -46,7 +46,7 @@ _ROWS = (
     Method("Ranks: pull of visited blocks", "pull", "#D55E00", "X", name="pull", strategy="pull"),
     Method("Ranks: pull by send and receive", "send", "#CC6677", "v", name="send", strategy="send"),
     Method("Ranks: ring", "ring", "#F0E442", "*", name="ring", strategy="ring"),
-    Method("Ranks: heads (Ulysses)", "heads", "#009E73", "p", name="heads", strategy="heads"),
+    Method("Ranks: heads (Ulysses)", "heads", "#009E73", "p", name="heads", strategy="heads", placement="contiguous"),
     Method("One rank, the same kernel", "alone", "#555555", "d", name="alone"),
     *(
         Method(f"Ranks: {of}, {place}", f"{of} {place}", colour, mark, f"{of}_{place}", strategy=of, placement=place)

@@ -38,25 +38,31 @@ def against(frame: pd.DataFrame, over: str, methods: Iterable[str], work: str = 
     return pd.concat([one for one in found if len(one)] or [none], ignore_index=True)
 
 
-def told(frame: pd.DataFrame, table: pd.DataFrame, over: str, work: str) -> list[str]:
-    """Of each row of `table` the speed of its method over `over`."""
-    rows = against(frame, over, set(table["method"]), work).to_dict("records")
-    found = {(row["case"], row["method"]): f"{verdicts.interval_text(row)} {row['outcome']}" for row in rows}
+def told(frame: pd.DataFrame, table: pd.DataFrame, over: str | pd.Series, work: str) -> list[str]:
+    """Of each row of `table` the speed of its method over `over`, a method, or of each case its own."""
+    overs = over if isinstance(over, pd.Series) else pd.Series(over, index=table["case"].unique())
+    found = {}
+    for name, own in overs.groupby(overs, observed=True):
+        rows = against(frame[frame["case"].isin(own.index)], name, set(table["method"]), work).to_dict("records")
+        found |= {(row["case"], row["method"]): f"{verdicts.interval_text(row)} {row['outcome']}" for row in rows}
     return [found.get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
 
 
 def times(frame: pd.DataFrame) -> pd.DataFrame:
     """Median times, a row a (case, method), the shortest sequence first: kernel time (on a CPU plain calls) and call
-    time of both works in ms; the forward's speed over the best dense kernel with its 99% interval; `share`: its FLOPs a
-    second of visited blocks over the dense kernel's; floors in percent, by visited blocks and measured ceilings.
+    time of both works in ms; the forward's speed over the fastest dense kernel with its 99% interval; `share`: its
+    FLOPs a second of visited blocks over that kernel's; floors in percent, by visited blocks and measured ceilings.
     """
     names = {f"{work} {kind}": f"{work}_{kind}" for work in WORKS for kind in ("kernel", "call")}
     floors = {f"{work} floor": f"floor_{work}" for work in WORKS}
     table = frames.medians(frame, AXES, **names, **floors)
     if table.empty:
         return pd.DataFrame({"times": ["none was measured"]})
-    table["vs dense"], metric = told(frame, table, DENSE, "forward"), frames.time_metric(frame, "forward_kernel")
-    table = table.merge(shares(frame, metric)[["case", "method", "share"]], "left")
+    share = shares(frame, frames.time_metric(frame, "forward_kernel"))
+    rivals = share[share["method"].isin(RIVALS) & share["share"].eq(1)].drop_duplicates("case")
+    table["vs dense"] = told(frame, table, rivals.set_index("case")["method"], "forward")
+    table["over"] = table["case"].map(rivals.set_index("case")["method"]).map(AXES.short, na_action="ignore")
+    table = table.merge(share[["case", "method", "share"]], "left")
     table["blocks visited"] = table["case"].map(law.densities(frame)).astype(float)
     made = {f"{name} (ms)": rounded(table[name]) for name in names}
     made |= {
@@ -64,15 +70,15 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
     }
     made |= {"share of dense": table["share"].round(3), "blocks visited": table["blocks visited"].round(4)}
     columns = [*_CASE, "blocks visited", "method", *(f"{name} (ms)" for name in names)]
-    columns += ["vs dense", "share of dense", *(f"{work} of floor (%)" for work in WORKS)]
+    columns += ["vs dense", "over", "share of dense", *(f"{work} of floor (%)" for work in WORKS)]
     return shown(smallest_first(table.assign(**made), AXES), AXES, columns)
 
 
 def shares(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A row a (case, method) with `share`: FLOPs a second over those of the best dense kernel in the same case."""
+    """A row a (case, method) with `share`: FLOPs a second over those of the fastest dense kernel in the same case."""
     table = frames.medians(frame, AXES, ms=metric, flops="flops")
     table["rate"] = table["flops"] / table["ms"]
-    dense = table[table["method"].eq(DENSE)].set_index("case")["rate"]
+    dense = table[table["method"].isin(RIVALS)].groupby("case")["rate"].max()
     return table.assign(share=table["rate"] / table["case"].map(dense)).dropna(subset="share")
 
 
@@ -128,18 +134,21 @@ def answer(frame: pd.DataFrame) -> str:
     table = law.fastest(table[table["block"].eq(table["block"].max())])
     shape = table["shape"].iloc[-1]
     table = table[table["shape"].eq(shape)]
-    each, rivals, known = [], [], True
+    each, rivals, known = {}, [], True  # what is said -> the lengths of which it is said
     for row in table.to_dict("records"):
-        even, at = row["law"].even, f"at {row['k_len']} keys"
+        even, by = row["law"].even, f" ({AXES.short(row['method'])})"
         name = "PyTorch's dense attention" if row["rival"] == DENSE else METHODS[row["rival"]].label
         rivals += [name] if name not in rivals else []
         if not 0 < even.low <= even.high < np.inf:
             known &= not even.ratio > 0  # NaN where nothing beats it
         if not even.ratio > 0:
-            each.append(f"nowhere {at}")
+            said = "nowhere", ""
         elif (even.low if known else even.ratio) >= 1:
-            each.append(f"at any density {at} ({AXES.short(row['method'])})")
+            said = "at any density", by
         else:
-            each.append(f"below a density of {even_text(even)} {at} ({AXES.short(row['method'])})")
-    said = f"Block-sparse attention is faster than {' and '.join(rivals)} {', '.join(each)} ({shape})."
+            said = f"below a density of {even_text(even)}", by
+        each.setdefault(said, []).append(str(row["k_len"]))
+    at = [" and ".join(filter(None, (", ".join(lengths[:-1]), lengths[-1]))) for lengths in each.values()]
+    parts = [f"{words} at {lengths} keys{by}" for (words, by), lengths in zip(each, at, strict=True)]
+    said = f"Block-sparse attention is faster than {' and '.join(rivals)} {', '.join(parts)} ({shape})."
     return said if known else f"No claim, for an interval is missing. By the points: {said[0].lower()}{said[1:]}"

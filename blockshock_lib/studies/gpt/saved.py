@@ -235,9 +235,8 @@ def answer(frame: pd.DataFrame) -> str:
         return "Not answered: no case holds valid times beside tensor parallelism."
     if why := frames.no_claim(table):
         return f"Not answered here ({why})."
-    if not table["low"].gt(0).any():
-        return "Not answered: a single group of processes gives no interval."
-    best = table.loc[table["low"].idxmax()].to_dict()
+    known = table["low"].gt(0).any()
+    best = table.loc[table["low" if known else "ratio"].idxmax()].to_dict()
     where = f"{best['work']} {best['length']}, {best['width']} wide, {best['ranks']} ranks, {best['link']} link"
-    by = AXES.short(best["method"])
-    return f"Time: at most {saving_text(best)} of tensor parallelism's is saved, by {by} ({where})."
+    said = f"at most {saving_text(best)} of tensor parallelism's is saved, by {AXES.short(best['method'])} ({where})."
+    return f"Time: {said}" if known else f"Time: no claim, for an interval is missing; by the points {said}"

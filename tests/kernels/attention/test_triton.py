@@ -11,6 +11,7 @@ from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import reference
 from blockshock_lib.kernels.attention import triton as kernels
 from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.attention.merge import absorb, merge
 from tests.kernels.attention import dense
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -203,6 +204,17 @@ def test_values_and_both_gradients_come_through_autograd_and_parts_of_the_keys_m
     )
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_a_part_is_absorbed_as_parts_are_merged():
+    draw = torch.Generator().manual_seed(0)
+    outs, lses = torch.randn(3, 2, 5, 8, generator=draw).half(), torch.randn(3, 2, 5, generator=draw)
+    outs[:, 0, :3], lses[:, 0, :3] = 0, -torch.inf  # no part sees a key
+    outs[1, 1, 0], lses[1, 1, 0] = 0, -torch.inf
+    out, lse = outs[0].float(), lses[0]
+    for found, level in zip(outs[1:], lses[1:], strict=True):
+        lse = absorb(out, lse, found, level)
+    torch.testing.assert_close((out, lse), merge(outs.float(), lses))
 
 
 @pytest.mark.parametrize(

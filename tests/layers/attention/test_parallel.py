@@ -137,6 +137,7 @@ def test_a_backend_that_asks_the_pattern_itself_is_told_of_the_ranks_own_heads()
 def test_any_placement_on_any_number_of_ranks(strategy, where):
     agree(PATTERNS["strided"], 3, drawn(groups=2), strategy=strategy, placement=where)
     agree(PATTERNS["causal"], 5, drawn(groups=4), strategy=strategy, placement=where)
+    agree(PATTERNS["strided"], 2, drawn(groups=2), strategy="heads", placement=where)
 
 
 def test_pull_fetches_the_visited_blocks_alone():
@@ -215,7 +216,7 @@ def planted(monkeypatch, name, wrong, **options):
 
 
 def test_averaged_chunks_and_stale_keys_are_seen(monkeypatch):
-    planted(monkeypatch, "merge", lambda outs, lses: (sum(outs) / 2, lses[1]), strategy="ring")
+    planted(monkeypatch, "absorb", lambda out, lse, found, level: (out.add_(found).div_(2), level)[1], strategy="ring")
     monkeypatch.undo()
     pass_on = parallel._pass_on
     planted(

@@ -133,7 +133,7 @@ def test_one_group_of_one_run_has_no_intervals_and_refutes_nothing():
     said = "lock-sparse attention is faster than PyTorch's dense attention below a density of 0.72"
     assert report.answer(frame).startswith(f"B{said} [")
     assert report.answer(one).startswith(f"No claim, for an interval is missing. By the points: b{said} [no interval]")
-    assert "at any density at 4096 keys (FA4)" in report.answer(planted(slope=0.8, overhead=0.005))
+    assert "at any density at 4096, 16384 and 65536 keys (FA4)" in report.answer(planted(slope=0.8, overhead=0.005))
     close = report.answer(planted(slope=0.98, overhead=0.005, noise=0.03))
     assert "below a density of 1.02 [0.99, 1.05] at 65536 keys" in close, "its interval holds 1"
     some = pd.concat([planted(slope=1.25, overhead=1.5, lengths=(4096,)), planted(overhead=0.1, lengths=(16384,))])
@@ -153,12 +153,18 @@ def test_figures_and_tables_say_what_was_planted_and_stand_without_records():
     assert "below a density of 0.72" in title(drawn) and len(drawn.axes) == 3
     assert "no claim" in drawn.alt or "d* = 0.72" in drawn.alt
     assert set(report.break_even(frame)["d*"].str[:4]) == {"0.72"}
-    assert "0.72 [0.72, 0.72] at 65536 keys" in report.answer(frame)
+    assert "0.72 [0.72, 0.72] at 4096, 16384 and 65536 keys" in report.answer(frame)
     # At a density of 0.05 a kernel with an overhead of a tenth of dense computes a block at less than a third.
     assert "reach 31% to 74%" in title(drawn := plots.share_of_dense(frame))
     assert [ax.get_title("left") for ax in drawn.axes] == ["forward", "backward"]
     table = report.times(frame)
-    assert {"faster", "slower"} <= set(table["vs dense"].str.split().str[-1])
+    assert {"faster", "slower"} <= set(table["vs dense"].str.split().str[-1]) and set(table["over"]) == {"SDPA dense"}
+    # A second dense kernel, twice as fast: it is what counts.
+    frame = planted(slope=1.25, overhead=0.1, more=[("dense_fa4", 0.3)], lengths=(4096,))
+    frame = frame[frame["case"].eq("4096 1.0")].assign(value=lambda x: x["value"].mask(x["metric"].eq("flops"), 1e9))
+    table = report.times(frame).set_index("method")
+    assert set(table["over"]) == {"FA4 dense"} and list(table["vs dense"].str[:4]) == ["0.40", "–", "0.30"]
+    assert table["share of dense"].to_list() == pytest.approx([0.405, 1, 0.3], rel=0.02)
     assert not [name for name in table if name.startswith("step")]
     assert [hypotheses.a1(frame.iloc[:0]).verdict, hypotheses.a2(frame.iloc[:0]).verdict] == ["undecided"] * 2
 

@@ -33,6 +33,11 @@ FEW = {"tensor_parallel": 0.0, "spd": 0.05}
             ["Time: ", "No record of gpt_training on these machines is shipped yet.", "at most 50.0% ["],
             ["## What a dropped"],
         ),
+        (
+            timed()[lambda rows: rows["group"].eq(0)],
+            ["Time: no claim, for an interval is missing; by the points at most 50.0% [no interval] of tensor"],
+            [],
+        ),
         (timed()[lambda rows: rows["method"].eq("tensor_parallel")], ["Not answered: no case holds valid times"], []),
         (both(), ["S3 fast: ", "384 wide, 3.28M tokens", "**After training**", "9 of 9 times"], ["No record"]),
         (both(device="cpu"), ["no claim about speed: CPU"], ["times that await their sums"]),
