@@ -24,7 +24,7 @@ from blockshock_lib.engine.timing import Work
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends, tune
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.kernels.attention.merge import merge
+from blockshock_lib.kernels.attention.merge import absorb
 from blockshock_lib.studies.attention import works
 from blockshock_lib.studies.attention.works import REPEATS, Backward
 
@@ -159,13 +159,14 @@ def parts(run: CaseRun, copies: Sequence[Runner]) -> list[Work]:
 
     found = [Work("own_call", [works.step(one) for one in own], eager=True, release=drop)]
     found.append(Work("moved_call", [one.layer.group.again for one in own], eager=True))
-    if sources := {"ring": range(len(runner.layer.needed)), "gather": ["needed"]}.get(runner.method.strategy):
+    group, method = runner.problem.group, runner.method
+    if sources := {"ring": range(group.world_size), "gather": (group.rank, "needed")}.get(method.strategy):
         seen = [runner.layer.part(source, *runner.operands, 1.0) is not None for source in sources]
-        lse = torch.zeros(runner.dout.shape[:3], device=runner.dout.device)
+        out, lse = (torch.zeros_like(x, dtype=torch.float32) for x in (runner.dout, runner.dout[..., 0]))
 
         def merges() -> None:
-            for _ in range(sum(seen)):
-                merge((runner.dout, runner.dout), (lse, lse))
+            for _ in range(sum(seen) - 1):  # of each part with those before it
+                absorb(out, lse, runner.dout, lse)
 
         found.append(Work("merged_call", [merges], eager=True))
     return found
