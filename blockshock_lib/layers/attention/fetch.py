@@ -16,16 +16,14 @@ from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.merge import absorb
 from blockshock_lib.layers.attention.placement import Placement
 
-Way = tuple[Sequence[Rows], Sequence[Rows], int]  # give, want and most of Group.start_pull
-
 
 class Routes(NamedTuple):
-    """`there`: of keys, whose rows are a rank's positions; `back`: of their gradients, whose rows are in the order in
-    which the keys came; `order`: of the rows that came, their places by rising position; `place`: the inverse.
+    """give, want and most of Group.start_pull for keys, `there`, and for their gradients, in the order in which they
+    came, `back`; `order`: of the rows that came, their places by rising position; `place`: the inverse.
     """
 
-    there: Way
-    back: Way
+    there: tuple[Sequence[Rows], Sequence[Rows], int]
+    back: tuple[Sequence[Rows], Sequence[Rows], int]
     order: Rows
     place: Rows
 
@@ -49,16 +47,20 @@ def _places(held: Tensor, some: Tensor) -> Rows:
     return slice(0, len(held)) if len(some) == len(held) else torch.searchsorted(held, some)  # all need no kernel
 
 
-def _start(x: Tensor, layer: nn.Module) -> Callable[[], Tensor]:
-    """Of a share [n, B, H, s, D]: what waits for the keys that this rank needs, and gives them in order."""
-    way = layer.routes()
-    arrive = layer.group.start_pull(x.movedim(3, 0), *way.there, layer.strategy != "send")
+def _start(k: Tensor, v: Tensor, layer: nn.Module) -> Callable[[], Tensor]:
+    """Of a share: what waits for the keys and values that this rank needs, and gives them in order, [2, B, H, S, D]."""
+    way, direct = layer.routes, layer.strategy != "send"
+    size = k.shape[2], 2, *k.shape[:2], k.shape[3]
+    place = layer.group.shared(way.there[2], 2 * k[:, :, 0].numel(), k.dtype, k.device) if direct else None
+    out = None if place is None else place[: size[0]].view(size)  # where it is read
+    x = torch.stack((k.movedim(2, 0), v.movedim(2, 0)), 1, out=out)
+    arrive = layer.group.start_pull(x, *way.there, direct)
     return lambda: arrive()[way.order].movedim(0, 3)
 
 
 def _start_back(grad: Tensor, layer: nn.Module) -> Callable[[], Tensor]:
     """Of gradients of what `_start` gave: what waits for those of this rank's share, and sums them by rank, in fp32."""
-    way = layer.routes()
+    way = layer.routes
     arrive = layer.group.start_pull(grad.movedim(3, 0)[way.place], *way.back, layer.strategy != "send")
 
     def total() -> Tensor:
@@ -73,28 +75,26 @@ def _start_back(grad: Tensor, layer: nn.Module) -> Callable[[], Tensor]:
 
 
 class Fetch(torch.autograd.Function):
-    """Shares [n, B, H, s, D] -> the keys that this rank needs, in order; gradients are summed in fp32 by rank."""
+    """Shares of k and v -> those that this rank needs, in order; gradients are summed in fp32 by rank."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, layer: nn.Module) -> Tensor:
+    def forward(ctx, k: Tensor, v: Tensor, layer: nn.Module) -> tuple[Tensor, ...]:
         ctx.layer = layer
-        return _start(x, layer)()
+        return _start(k, v, layer)().unbind()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        return _start_back(grad, ctx.layer)().to(grad.dtype), None
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        return *_start_back(torch.stack(grads), ctx.layer)().to(grads[0].dtype), None
 
 
 class Beside(torch.autograd.Function):
-    """Attention to this rank's own keys while those of the others travel, then to theirs, merged; in the backward their
-    gradients travel back while this rank's own are made.
-    """
+    """Attention to this rank's own keys while the others' travel, merged with that to theirs; the same backward."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, layer: nn.Module, scale: float) -> Tensor:
         ctx.layer, ctx.scale = layer, scale
-        arrive = _start(torch.stack((k, v)), layer)
+        arrive = _start(k, v, layer)
         if (own := layer.part(layer.group.rank, q, k, v, scale)) is None:
             out, lse = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
         else:

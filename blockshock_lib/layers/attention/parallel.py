@@ -11,7 +11,7 @@ comes to it by one of five strategies, and the gradients go back the same way:
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -79,10 +79,9 @@ class ContextParallelAttention(nn.Module):
         mine = torch.isin(visited[:, 0], self.placement.blocks[rank])
         return visited[mine, 1].unique()
 
+    @cached_property
     def routes(self) -> Routes:
-        if "routes" not in self.parts:
-            self.parts["routes"] = routes(self.placement, self.needed, self.group.rank)
-        return self.parts["routes"]
+        return routes(self.placement, self.needed, self.group.rank)
 
     def shard(self, x: Tensor, dim: int = 2) -> Tensor:
         """This rank's positions of a whole tensor, along `dim`."""
@@ -102,7 +101,7 @@ class ContextParallelAttention(nn.Module):
             return self.exchanged(q, k, v, partial(self._by_heads, scale=scale))
         if self.strategy in ("ring", "gather"):
             return (_Ring if self.strategy == "ring" else Beside).apply(q, k, v, self, scale)
-        k, v = Fetch.apply(torch.stack((k, v)), self)
+        k, v = Fetch.apply(k, v, self)
         return self._attend(Call(q, k, v, None, self.selected("needed"), scale))
 
     def _refuse_shapes(self, q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -55,8 +55,7 @@ class Replay:
 
     def __init__(self, group: Group):
         self.group, self.rank, self.world_size = group, group.rank, group.world_size
-        # Of each call: what moves all of it again, and what came then.
-        self.kept: list[tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]] = []
+        self.kept: list[tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]] = []  # what moves it again; what came
         self.sent = 0  # bytes that this rank gives to others in a step
         self.whole, self.at = False, 0
 
@@ -84,6 +83,9 @@ class Replay:
         self.kept.append((move, made := move()))
         self.sent += row_bytes(x) * sum(count(rows) for peer, rows in enumerate(give) if peer != self.rank)
         return lambda: made[0]
+
+    def shared(self, *size: Any) -> None:
+        """What travels again must lie in memory of its own."""
 
     def _then(self, shapes: list[torch.Size]) -> Sequence[Tensor]:
         _, then = self.kept[self.at % len(self.kept)]
@@ -120,9 +122,8 @@ def samples(runner: Runner) -> Iterator[Sample]:
         yield Sample("balance", statistics.mean(every) / max(every))
         yield Sample("sent_bytes", own.layer.group.sent)
     told = group.gather_objects(runner.peaks)
-    every = (
-        told[0] if len(told[0]) > 1 else [peak for one in told for peak in one]
-    )  # of a rank's own GPU, or all it used
+    # Of a rank's own GPU, or all it used.
+    every = told[0] if len(told[0]) > 1 else [peak for one in told for peak in one]
     for rank, peak in enumerate(every):
         if peak is not None:
             yield Sample("rank_peak_bytes", peak, rank, f"rank {rank}")
