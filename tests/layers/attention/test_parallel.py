@@ -236,6 +236,9 @@ def as_a_style(ctx):
     layer = model["attention"]
     out = layer.gather(layer(*map(layer.shard, made)))
     torch.testing.assert_close(out, right)
+    for strategy in ("pull", "gather"):
+        layer = attention.ContextParallelAttention(pattern, LENGTH, Group.of(), strategy, **OPTIONS)
+        torch.testing.assert_close(layer.gather(layer(*map(layer.shard, made))), right)
     with pytest.raises(UnsupportedError, match="shares a SparseAttention, not a Linear"):
         parallelize_module(nn.Sequential(nn.Linear(2, 2)), mesh, {"0": attention.ContextParallel(LENGTH)})
     for odd in (attention.window(9 + ctx.rank), attention.documents([1000, 900 + ctx.rank, 1100 - ctx.rank])):

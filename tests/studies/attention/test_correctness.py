@@ -8,7 +8,7 @@ import torch
 from blockshock_lib import studies
 from blockshock_lib.engine import experiment
 from blockshock_lib.kernels.attention import backends
-from blockshock_lib.layers.attention import parallel
+from blockshock_lib.layers.attention import fetch, parallel
 from blockshock_lib.params import load
 from blockshock_lib.studies.attention.params import expand
 from blockshock_lib.studies.attention.problem import AttentionProblem
@@ -68,5 +68,8 @@ def test_a_kernel_that_is_wrong_is_refused(name, pattern, words, monkeypatch):
 
 
 def test_ranks_whose_parts_are_averaged_are_refused(monkeypatch):
-    monkeypatch.setattr(parallel, "merge", lambda outs, lses: (sum(outs) / 2, torch.logaddexp(*lses)))
-    assert checks(("ring", "pull"), "causal")["ring"][0] == "failed"
+    averaged = lambda out, lse, found, level: (out.add_(found).div_(2), torch.logaddexp(lse, level))[1]  # noqa: E731
+    for place in (parallel, fetch):
+        monkeypatch.setattr(place, "absorb", averaged)
+    found = checks(("ring", "gather", "pull"), "causal")
+    assert [found[name][0] for name in ("ring", "gather", "pull")] == ["failed", "failed", "ok"]
