@@ -24,7 +24,10 @@ def trace(fn: Callable[[], object], device: torch.device, path: Path) -> list[tu
             torch.cuda.synchronize(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     seen.export_chrome_trace(str(path))
-    _hide_host(path)
+    written = json.loads(gzip.decompress(path.read_bytes()))
+    for name in ("traceName", "host_name"):  # a path on this machine, and the machine
+        written.pop(name, None)
+    path.write_bytes(gzip.compress(json.dumps(written).encode(), mtime=0))
     spent: dict[str, list[tuple[float, float]]] = {}
     for event in seen.events():
         us = event.self_device_time_total if cuda else event.self_cpu_time_total
@@ -40,10 +43,3 @@ def ms_a_call(spent: list[tuple[float, float]]) -> float:
     each = [us for _, us in sorted(spent)]
     first = 0 if len(each) % CALLS else len(each) // CALLS
     return sum(each[first:]) / 1e3 / (CALLS - bool(first))
-
-
-def _hide_host(path: Path) -> None:
-    trace = json.loads(gzip.decompress(path.read_bytes()))
-    for name in ("traceName", "host_name"):  # a path on this machine, and the machine
-        trace.pop(name, None)
-    path.write_bytes(gzip.compress(json.dumps(trace).encode(), mtime=0))

@@ -60,6 +60,7 @@ class Work:
     heavy: bool = False  # whether it leads in for itself and for what follows it in the method's turn
     recheck: Callable[[Any], Iterable[Check]] | None = None  # output (None on a rank that stands by) -> checks of it
     traced: bool = False
+    aside: bool = False  # a line beside the method's own: where it is wrong, it alone has no time
     owners: list[Any] = field(default_factory=list)  # objects whose attributes are put back after a capture
     release: Call | None = None  # frees what the calls made for themselves, once all is timed
     active: bool = True

@@ -3,10 +3,13 @@
 import pytest
 import torch
 
+from blockshock_lib.engine.case_run import judge
 from blockshock_lib.kernels.sparse24 import cslt, small
 from blockshock_lib.ranks import call
+from tests.gpu import reduce_tasks
 from tests.studies.linear import measuring
-from tests.studies.linear.measuring import asked, problem, rows_of
+from tests.studies.linear.measuring import asked, on_ranks, picked, problem, rows_of
+from tests.studies.linear.test_lines import fp8_forward
 
 METHODS = ("row_parallel", "block_shock", "block_shock_torch")
 
@@ -48,3 +51,31 @@ def test_two_gpus_time_their_graphs_their_cut_batches_and_their_all_reduces(spar
         if details(rows, "reduce_kernel", "row_parallel") & {"one-shot", "two-shot"}:
             shared = {row["rank"]: row["value"] for row in rows if row["metric"] == "shared_bytes"}
             assert set(shared) == {0, 1} and min(shared.values()) >= 1024 * 1024 * 2  # y
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("wrong", ["", "a lost row of W", "the other rank's columns", "the bias twice"])
+def test_an_fp8_product_is_right_and_a_wrong_one_is_refused(wrong):
+    device = torch.device("cuda", 0)
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        pytest.skip("no fp8")
+    fields = dict(in_features=256 if wrong else 16384, out_features=1024, batch=64, device="cuda")
+    for _, check in on_ranks(problem(on=device, **fields), lambda own: fp8_forward(own, wrong)):
+        assert bool(judge(check)[0]) == bool(wrong), judge(check)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+def test_two_gpus_time_the_reference_lines_or_say_why_not(tmp_path):
+    ranks = dict(processes=2, device="cuda", backend="nccl", logs=tmp_path, seconds=300)
+    why = {"fp8": "8.9" if torch.cuda.get_device_capability() < (8, 9) else ""}
+    why["fused"] = call(reduce_tasks.unsupported, **ranks)[0]
+    for rows in call(measuring.on_two_ranks, 1024, "bf16", ("row_parallel",), **ranks):
+        assert [row["status"] for row in picked(rows, "row_parallel", "check")] == ["ok"]
+        for line, reason in why.items():
+            calls, kernels = (picked(rows, "row_parallel", f"forward_{line}_{kind}") for kind in ("call", "kernel"))
+            assert {row["status"] for row in calls} == {"unsupported" if reason else "ok"}, calls
+            assert reason in calls[0]["reason"]
+            assert {row["status"] for row in kernels} <= {"ok", "unsupported"}
+        if not why["fp8"]:
+            (error,) = picked(rows, "row_parallel", "fp8_error_rms")
+            assert 0.01 < error["value"] < 0.06

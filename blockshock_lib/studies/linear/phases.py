@@ -31,10 +31,18 @@ PHASES = {
     )
 }
 
+LINES = {
+    "torch": "B1 by RowwiseParallel",
+    "fp8": "B1 in fp8 (other precision)",
+    "fused": "B1 fused (PyTorch's own)",
+}
+"""Reference lines of phase 1 -> what tables and figures call them; see lines.py."""
+
 WORKS = {
-    "call": ("forward", "forward_graph", "forward_torch", "pass", "step"),
+    "call": ("forward", "forward_graph", *(f"forward_{line}" for line in LINES), "pass", "step"),
     "kernel": (
         *("forward", "compute", "reduce", "dx", "reduce_dx", "backward", "pass", "dw"),
+        *(f"forward_{line}" for line in LINES),
         *("optimizer", "remask", "compress", "refresh", "step"),
         # Each way of a piece, named by the detail.
         *("dw_strategy", "backward_order", "product_by", "reduce_by", "compress_by", "forward_chunks"),
@@ -49,6 +57,7 @@ METRICS = CORE | {
     "host_us": Metric("us", zero=False),  # of the host, in one eager call of a product, the device idle before it
     # The floor of a collective is there only where something is sent.
     **{f"floor_{work}": Metric("ms", zero="reduce" not in work) for work in FLOORS},
+    "fp8_error_rms": Metric("1"),  # of the fp8 line from the float64 truth of what was not quantised, over its RMS
     "flops": Metric("FLOP"),
     **dict.fromkeys(("bytes_read", "bytes_written", "bytes_sent"), Metric("B")),
     **dict.fromkeys(("weight_bytes", "weight_bytes_formula", "peak_bytes_formula"), Metric("B")),

@@ -83,7 +83,7 @@ class LinearRunner(Runner):
             made["dx"] = layer.start_dgrad(partial).wait() if active else None
         return made
 
-    def compared(self, made: Made, reference: Reference | None = None, **how: bool | str) -> Iterator[Check]:
+    def compared(self, made: Made, reference: Reference | None = None, **how: bool | float | str) -> Iterator[Check]:
         """y and dX beside what the first weights give, or another reference's; `how` as in `Check`."""
         problem = self.problem
         reference = reference or problem.reference

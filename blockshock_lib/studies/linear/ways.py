@@ -4,11 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from torch import Tensor, nn
-from torch.distributed._functional_collectives import wait_tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+from torch import Tensor
 
 from blockshock_lib.engine.study import Runner
 from blockshock_lib.engine.timing import Work
@@ -67,16 +63,6 @@ def _graphed(copies: Sequence[Runner]) -> Work:
 
     calls = [partial(graph, x) for graph in graphs] or [lambda: None] * len(copies)
     return Work("forward_graph_call", calls, eager=True, release=release)
-
-
-def rowwise(layer: ShardedLinear, mesh: DeviceMesh) -> Callable[[Tensor], Tensor]:
-    """B1 as PyTorch ships it, on the layer's weight: nn.Linear under RowwiseParallel, given x [B, K] whole."""
-    linear = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-    for name, where in (("weight", Shard(1)), ("bias", Replicate())):
-        if (own := getattr(layer, name)) is not None:
-            setattr(linear, name, nn.Parameter(DTensor.from_local(own.detach(), mesh, [where])))
-    module = parallelize_module(linear, mesh, RowwiseParallel(input_layouts=Replicate()))
-    return lambda x: wait_tensor(module(x))  # as whatever read it would: the sum is only started
 
 
 def reductions(one: Runner) -> list[Work]:

@@ -5,13 +5,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Runner
 from blockshock_lib.engine.timing import Work
 from blockshock_lib.layers import BlockShockLinear, RowParallelLinear, ShardedLinear
-from blockshock_lib.studies.linear import ways
+from blockshock_lib.studies.linear import lines, ways
 from blockshock_lib.studies.linear.training import NEGLIGIBLE_LR, Trainer, eager_step
 
 ORDERS = {True: "overlapped", False: "in turn"}  # of dX's collective and dW
@@ -155,11 +154,8 @@ class Works:
 
     def ways(self, forward: list[Work]) -> list[Work]:
         found = ways.of_product(self.copies)
-        if isinstance(self.layer, RowParallelLinear) and self.layer.group.connected:
-            mesh = DeviceMesh.from_group(self.layer.group.handle, self.x.device.type)
-            torchs = {layer: ways.rowwise(layer, mesh) for layer in self.layers}
-            call = lambda one: torchs[one](self.x)  # noqa: E731
-            found.append(self.work("forward_torch_call", call, eager=True, recheck=self.made))
+        if isinstance(self.layer, RowParallelLinear) and self.run.once("reference lines"):
+            found += lines.works(self)
         if not self.problem.reduced and (each := ways.reductions(self.one)):
             self.problem.reduced.append(self.name)
             taken = next(work for work in forward if work.metric == "reduce_kernel")

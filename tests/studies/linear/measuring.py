@@ -1,15 +1,15 @@
 """Cases of the linear study measured in this process, their ranks as threads; and what two spawned ranks measure."""
 
 import copy
+from unittest import mock
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from blockshock_lib import params
 from blockshock_lib.comm import Group, local
 from blockshock_lib.engine import experiment
 from blockshock_lib.layers import RowParallelLinear
-from blockshock_lib.studies.linear import STUDY, ways
+from blockshock_lib.studies.linear import STUDY, lines
 from blockshock_lib.studies.linear.problem import LinearProblem
 from tests.cases import case, picked
 
@@ -67,7 +67,7 @@ def by_torch(ctx) -> bool:
     """Whether PyTorch's own row-parallel layer gives B1's y, and all of it."""
     layer = RowParallelLinear(torch.eye(128), torch.arange(128.0), group=Group.of())
     x = torch.arange(256.0).view(2, 128)
-    y = ways.rowwise(layer, DeviceMesh.from_group(layer.group.handle, "cpu"))(x)
+    y = lines.rowwise(layer, x)()
     return type(y) is torch.Tensor and torch.equal(y, layer.multiply(x))
 
 
@@ -77,3 +77,23 @@ def on_two_ranks(ctx, features: int = 128, dtype: str = "fp32", methods: tuple[s
     one = case(phase="phase1", methods=methods, emulated=False, bias=False, **fields)
     own = LinearProblem(one, asked("phase1"), device=ctx.device, group=Group.of())
     return rows_of(own)
+
+
+def lined(ctx, wrong: bool = False) -> list[dict]:
+    """The rows of B1 and its reference lines where this machine is said to have what they need; `wrong`: they are 0."""
+
+    def scattered(a, b, op, dim, name):
+        whole = a @ b
+        torch.distributed.all_reduce(whole)
+        return whole.chunk(ctx.world_size)[ctx.rank].contiguous()
+
+    def zero(make):
+        return lambda *given: lambda forward=make(*given): forward().mul_(not wrong)  # noqa: B008
+
+    one = case(phase="phase1", methods=("row_parallel",), emulated=False)
+    with (
+        mock.patch.object(lines, "unsupported", lambda *_: ""),
+        mock.patch.dict(lines.MAKERS, {line: zero(make) for line, make in lines.MAKERS.items()}),
+        mock.patch.object(torch.ops.symm_mem, "fused_matmul_reduce_scatter", scattered),
+    ):
+        return rows_of(LinearProblem(one, asked("phase1"), device=ctx.device, group=Group.of()))

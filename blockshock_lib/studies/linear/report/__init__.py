@@ -22,6 +22,7 @@ TABLES = {
     "speed": _shared("tables:speed_table"),
     "products": _own("tables:product_table"),
     "calls": _own("tables:call_table"),
+    "reference lines": _own("tables:lines_table"),
     "all-reduce": _own("tables:reduce_table"),
     "chunks": _own(
         *("tables:ways_table", "forward_chunks_kernel", "forward_kernel", "1", "2", "4"),
@@ -54,7 +55,7 @@ FIGURES = {
     "step over B1": _shared("plots:ratio_heatmap", metric="step_kernel"),
     "pass over B1": _shared("plots:ratio_heatmap", metric="pass_kernel"),
     "checks": _shared("plots:check_matrix"),
-    "time over B1": _shared("plots:time_over"),
+    "time over B1": _own("plots:forward_over"),
     "pass time over B1": _shared("plots:time_over", metric="pass_kernel"),
     "step time over B1": _shared("plots:time_over", metric="step_kernel"),
     "timeline": _shared("timeline:timeline"),

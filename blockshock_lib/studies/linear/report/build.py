@@ -8,6 +8,7 @@ import pandas as pd
 from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.tables import ABSENT, rounded
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
+from blockshock_lib.studies.linear.phases import LINES
 
 A, B1, C, OURS = "dense", "row_parallel", "masked_dense", "block_shock"
 T1, STOCK, D = "block_shock_recompress", "block_shock_torch", "permuted_dense"
@@ -30,6 +31,21 @@ PIECES = {
 def newcomers(frame: pd.DataFrame) -> list[str]:
     """The methods that are no shipped ones, in table order."""
     return [method for method in AXES.ordered(frame["method"]) if method not in SHIPPED]
+
+
+def with_lines(frame: pd.DataFrame) -> pd.DataFrame:
+    """`frame`, and each reference line of phase 1 that it has rows of as if it were a method, named by its label. Not
+    for what ranks methods: a line is no rival in the same precision, or by the same means.
+    """
+    rows = frames.complete(frame, AXES)
+    b1, parts = rows[rows["method"].eq(B1)], [rows]
+    for line, label in LINES.items():
+        names = {f"forward_{line}_{kind}": f"forward_{kind}" for kind in ("kernel", "call")}
+        names |= {f"{line}_error_rms": "error_rms"}
+        if (own := b1["metric"].isin(list(names))).any():
+            own |= b1["metric"].eq("check")
+            parts.append(b1[own].assign(method=label, metric=b1.loc[own, "metric"].replace(names)))
+    return pd.concat(parts, ignore_index=True) if parts[1:] else frame
 
 
 def stacked(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from blockshock_lib.report import figures, frames
 from blockshock_lib.report.axes import Look, Work
 from blockshock_lib.report.fastest import which_to_use
 from blockshock_lib.report.figures import FAINT, INK, MUTED
+from blockshock_lib.report.plots import time_over
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.report import build, law
 from blockshock_lib.studies.linear.report.build import B1, OURS, T1, A, C, listed
@@ -89,6 +90,11 @@ def law_figure(frame: pd.DataFrame) -> Figure:
         names = [f"{x}, {y}" for x, y in zip(AXES.x_text(table), table["batch"], strict=True)]
         figures.name_points(ax, table[["s", "ratio"]].to_numpy(float), names)
     return fig
+
+
+def forward_over(frame: pd.DataFrame) -> Figure:
+    """Time of a forward over B1's, of the reference lines too, which are named as what they are."""
+    return time_over(build.with_lines(frame), AXES)
 
 
 def where_figure(frame: pd.DataFrame) -> Figure:

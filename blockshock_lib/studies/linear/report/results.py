@@ -34,6 +34,7 @@ def page(frame: pd.DataFrame) -> str:
         s=_span(law.law_rows(frame)["s"]),
         which=_which(frame),
         tables=_tables(frame),
+        lines=markdown(lines) if "vs B1" in (lines := TABLES["reference lines"](forward)) else [],
         limits=[markdown(TABLES[name](forward)) for name in ("products", "all-reduce")],
     )
 

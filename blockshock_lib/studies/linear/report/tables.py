@@ -7,6 +7,7 @@ import pandas as pd
 from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.tables import rounded
 from blockshock_lib.studies.linear.axes import AXES
+from blockshock_lib.studies.linear.phases import LINES
 from blockshock_lib.studies.linear.report import build
 from blockshock_lib.studies.linear.report.build import B1, KEYS, OURS, PIECES, STOCK, micro, nothing, shown
 
@@ -61,13 +62,11 @@ def product_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def call_table(frame: pd.DataFrame) -> pd.DataFrame:
     """A forward called eagerly and through the layer's own CUDA graph, a row a (case, method): median µs of the
-    slowest rank. Below 1 of "eager / graph" the graph does not pay. Of B1 also PyTorch's own RowwiseParallel.
+    slowest rank. Below 1 of "eager / graph" the graph does not pay.
     """
     rows = frames.complete(frame, AXES)
     rows = rows[rows["method"].isin([B1, OURS, STOCK, *build.newcomers(rows)])]
     times = {"eager call": "forward_call", "graph call": "forward_graph_call", "kernel": "forward_kernel"}
-    if rows["metric"].eq("forward_torch_call").any():
-        times["RowwiseParallel"] = "forward_torch_call"
     table = frames.medians(rows, AXES, **times).dropna(subset="graph call")
     if table.empty:
         return nothing(frame, "forward through a CUDA graph", "there are no CUDA graphs on a CPU")
@@ -75,6 +74,26 @@ def call_table(frame: pd.DataFrame) -> pd.DataFrame:
     columns = {f"{name} (µs)": micro(table[name]) for name in times}
     columns["eager / graph"] = rounded(table["eager call"] / table["graph call"], 3)
     return shown(table, columns | {"graph, vs B1": table["speed"]})
+
+
+def lines_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """The reference lines of phase 1, which are no methods, a row a (case, line): median µs, speed over B1, the RMS
+    error of what is in another precision, and why a line was not timed, or only called eagerly.
+    """
+    rows = build.with_lines(frame)
+    rows = rows[rows["method"].isin([B1, *LINES.values()])]
+    lines = rows[rows["method"].ne(B1) & rows["metric"].ne("check")]
+    if lines.empty:
+        return nothing(frame, "reference lines", "no run on ranks holds any")
+    found = frames.medians(rows, AXES, kernel="forward_kernel", call="forward_call", error="error_rms")
+    table = lines.drop_duplicates(KEYS)[[*AXES.case_columns, "method"]].assign(size=AXES.size)
+    why = lines[lines["status"].ne("ok")].drop_duplicates(KEYS).rename(columns={"reason": "why"})
+    table = table.merge(found[[*KEYS, "kernel", "call", "error"]], on=KEYS, how="left")
+    table = table.merge(build.speeds(rows, B1, LINES.values(), "forward_kernel"), on=KEYS, how="left")
+    table = table.merge(why[[*KEYS, "why"]], on=KEYS, how="left")
+    columns = {"kernel (µs)": micro(table["kernel"]), "call (µs)": micro(table["call"]), "vs B1": table["speed"]}
+    columns["RMS error of y"] = build.text(table["error"], "{:.2%}")
+    return shown(table, columns | {"claim": table["claim"], "not timed": table["why"].astype(object)})
 
 
 def reduce_table(frame: pd.DataFrame) -> pd.DataFrame:
