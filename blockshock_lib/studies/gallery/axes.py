@@ -52,5 +52,11 @@ AXES = GalleryAxes(
 )
 SPEEDS = replace(AXES, settings=("pattern", "weight", "block"))  # of tables, whose rows may differ in all of them
 TOKENS = replace(
-    AXES, x="context", over="decode_searched", under="decode_24", times=TOKEN, settings=("weight",), checked=("weight",)
+    AXES,
+    x="context",
+    over="decode_searched_compiled",
+    under="decode_24_compiled",
+    times=TOKEN,
+    settings=("weight",),
+    checked=("weight",),
 )
