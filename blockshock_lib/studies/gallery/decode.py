@@ -172,7 +172,8 @@ class DecodeRunner(GalleryRunner):
             try:
                 self.make("token")[1].tolist()
             except Exception as error:  # of the compiler's own kinds, a lack of memory while it tries kernels too
-                raise UnsupportedError(f"it cannot be compiled: {first_line(error)}") from error
+                why = first_line(getattr(error, "inner_exception", error))
+                raise UnsupportedError(f"it cannot be compiled: {why}") from error
             self.seconds = time.perf_counter() - start
 
     def compared(self, part: str, made: tuple[Tensor, Tensor]) -> Iterator[Check]:
