@@ -1,6 +1,6 @@
 """Which setting of PyTorch's BSR product is the fastest on this GPU? The table that ships, for the MLP of ViT-L.
 
-    python benchmarks/bsr_table.py                   # 256 rows of x: about a minute on an H200
+    python benchmarks/bsr_table.py                   # 256 rows of x: eight searches, of which two compile
     python benchmarks/bsr_table.py --batches 50432   # 256 images of 197 tokens
     make gallery_speed ARGS="--sweep gallery_speed-vit"   # times it beside PyTorch's own settings, and beside dense
 
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[256], help="rows of x, multiples of 16")
     parser.add_argument("--blocks", type=int, nargs="+", default=SIDES)
     parser.add_argument("--sparsities", type=float, nargs="+", default=SPARSITIES)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of a search, after which it starts no candidate")
+    parser.add_argument("--seconds", type=float, default=tune.SECONDS, help="of a search")
     parser.add_argument("--table", type=Path, default=blocks.TABLE.path)
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
