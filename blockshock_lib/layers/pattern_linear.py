@@ -1,7 +1,5 @@
 """A pruned linear layer on one device in any pattern of kernels/patterns, for inference: its packed weight is fixed.
-
-Under `torch.compile` its product is the operator `blockshock::pattern`, one opaque step that finds the layer by a
-number, as in autograd.py.
+Under `torch.compile` its product is one operator, `blockshock::pattern`, which finds it by a number as in autograd.py.
 """
 
 import itertools

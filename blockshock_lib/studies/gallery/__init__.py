@@ -35,7 +35,7 @@ STUDY = Study(
     answers={
         **dict.fromkeys(("", "gallery_speed"), late("studies.gallery.report:answer")),
         "gallery_training": late("studies.gallery.steps:answer"),
-        "gallery_decode": late("report.answer:speed", TOKENS),
+        "gallery_decode": late("studies.gallery.report:decoded"),
         "gallery_accuracy": late("studies.gallery.losses:answer"),
     },
     results=late("studies.gallery.report:page"),

@@ -115,15 +115,11 @@ def p4(frame: pd.DataFrame) -> Verdict:
 
 def p4b(frame: pd.DataFrame) -> Verdict:
     claim = f"P4b: so does a compiled one, at least {LEAST_TOKENS}x as many as the faster compiled dense one."
-    return _tokens(frame, claim, _RULE_P4B, ("decode_compiled", "decode_searched_compiled"), "decode_24_compiled")
+    return _tokens(frame, claim, _RULE_P4B, report.COMPILED, TOKENS.under)
 
 
 def _tokens(frame: pd.DataFrame, claim: str, rule: str, rivals: Sequence[str], under: str) -> Verdict:
-    """Of the cases in which all rivals have times, each beside the fastest of them."""
-    frame = frames.complete(frame, AXES)
-    table = pd.concat([verdicts.ratio(frame, TOKENS, over, under) for over in rivals], ignore_index=True)
-    table = table[table.groupby("case")["case"].transform("size").eq(len(rivals))]
-    table = table.loc[table.groupby("case", sort=False)["ratio"].idxmin()]
+    table = report.beside(frame, rivals, under)
     table, asked = table.assign(cell=table["batch"]), dict.fromkeys(BATCHES, LEAST_TOKENS)
     right = table[list(LLAMA_8B)].eq(pd.Series(LLAMA_8B)).all(axis=1)
     if len(table) and not right.any():

@@ -249,7 +249,9 @@ def test_the_table_the_figure_and_the_answer_say_tokens_a_second():
     assert table["same"].eq(1).all() and len(table) == 12
     assert "1024 tokens before, B=16: 1.2" in STUDY.figures["tokens"](frame).alt
     answer = STUDY.answers["gallery_decode"]
-    assert answer(frame).startswith("Always here: faster than Dense, searched and compiled in all 2 cases")
+    assert answer(frame) == "Always here: faster than the fastest compiled dense model in all 2 cases, by 20 to 50%."
+    assert "slower" in answer(planted({1: 1.5}, rival=2.0))
+    assert "faster" in answer(frame[~frame["method"].eq("decode_compiled")])
     assert "CPU" in answer(planted({1: 1.5}, "cpu")) and "Not answered" in answer(frame.iloc[:0])
     (words,) = verdicts.twin_sentences(frame, AXES)
     assert words.startswith("dense again differs from dense in 0 of 2 cells")
