@@ -21,18 +21,20 @@ SMALL = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_at
 
 
 class Decoder:
-    """Greedy decoding with a static cache; on a GPU a step is one CUDA graph."""
+    """Greedy decoding with a static cache; on a GPU a step is one CUDA graph, compiled before if asked."""
 
-    def __init__(self, model, prompt, tokens):
+    def __init__(self, model, prompt, tokens, compiled=False):
         self.model, self.prompt, self.tokens = model, prompt, tokens
         self.length, device = prompt.shape[1] + tokens, prompt.device
+        how = {"mode": "max-autotune-no-cudagraphs"} if prompt.is_cuda else {"backend": "aot_eager"}
+        self.next = torch.compile(model, fullgraph=True, dynamic=False, **how) if compiled else model
         self.cache = StaticCache(config=model.config, max_cache_len=self.length)
         self.token, self.position = prompt[:, :1].clone(), torch.zeros(1, dtype=torch.long, device=device)
         self.places, self.graph = torch.arange(self.length, device=device), None
 
     def step(self):
         mask = (self.places <= self.position).expand(len(self.prompt), 1, 1, -1)
-        logits = self.model(
+        logits = self.next(
             input_ids=self.token,
             position_ids=self.position.expand(len(self.prompt), 1),
             attention_mask=mask,
@@ -108,6 +110,7 @@ def main(argv=None):
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--compile", action="store_true", help="the steps of both models by torch.compile")
     parser.add_argument("--calibration", type=int, default=128, help="rows of 256 tokens")
     parser.add_argument(
         "--text",
@@ -132,7 +135,8 @@ def main(argv=None):
     for module in sparse.modules():  # which 2:4 kernel is the fastest for this batch: searched once, and kept
         if device == "cuda" and hasattr(module, "tune"):
             module.tune(torch.randn(args.batch, module.in_features, device=device, dtype=dtype))
-    decoders = {"dense": Decoder(dense, prompt, args.tokens), "2:4": Decoder(sparse, prompt, args.tokens)}
+    models = {"dense": dense, "2:4": sparse}
+    decoders = {name: Decoder(model, prompt, args.tokens, args.compile) for name, model in models.items()}
     found, seconds = {}, {name: [] for name in decoders}
     for _ in range(args.repeats + 1):  # in turns; the first is thrown away
         for name, decoder in decoders.items():

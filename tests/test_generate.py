@@ -20,21 +20,22 @@ def example():
     return module
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_its_loop_gives_the_tokens_of_generate_again_and_again(example, batch):
+@pytest.mark.parametrize(("batch", "compiled"), [(1, False), (2, False), (2, True)])
+def test_its_loop_gives_the_tokens_of_generate_again_and_again(example, batch, compiled):
     model = example.loaded(None, "cpu", torch.float64)
     prompt = torch.randint(512, (batch, 9), generator=torch.Generator().manual_seed(batch))
     wanted = model.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)[:, 9:]
-    decoder = example.Decoder(model, prompt, 12)
-    for _ in range(2):
-        assert torch.equal(decoder()[0], wanted)
+    decoder = example.Decoder(model, prompt, 12, compiled)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(2):
+            assert torch.equal(decoder()[0], wanted)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["magnitude", "sparsegpt"])
 def test_it_prints_rates_perplexity_and_agreement_side_by_side(example, capsys, method, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    example.main(["--method", method, "--tokens", "4", "--repeats", "1"])
+    example.main(["--method", method, "--tokens", "4", "--repeats", "1", *["--compile"] * (method == "magnitude")])
     said = capsys.readouterr().out
     assert "14 of 14 layers converted" in said and "say nothing about speed" in said
     rows = re.findall(r"^(dense|2:4) +([\d.]+) tokens/s  perplexity ([\d.]+)$", said, re.M)

@@ -1,4 +1,9 @@
-"""A pruned linear layer on one device in any pattern of kernels/patterns, for inference: its packed weight is fixed."""
+"""A pruned linear layer on one device in any pattern of kernels/patterns, for inference: its packed weight is fixed.
+Under `torch.compile` its product is one operator, `blockshock::pattern`, which finds it by a number as in autograd.py.
+"""
+
+import itertools
+import weakref
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +27,11 @@ class PatternLinear(nn.Module):
         self.out_features, self.in_features = packed.shape
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
         self.register_forward_pre_hook(guards.called)
+        _register(self)
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        _register(self)  # or the operator would find the original of a copy
 
     @property
     def weight(self) -> Tensor:
@@ -33,7 +43,10 @@ class PatternLinear(nn.Module):
         x = input.reshape(-1, input.shape[-1])
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(self.packed.dtype)
-        y = _Product.apply(x, self.packed) if len(x) else x.new_empty(0, self.out_features)
+        if torch.compiler.is_compiling():
+            y = _Compiled.apply(x, self.handle, self.out_features)
+        else:
+            y = _Product.apply(x, self.packed) if len(x) else x.new_empty(0, self.out_features)
         return (y if self.bias is None else y + self.bias).reshape(*input.shape[:-1], self.out_features)
 
     def tune(self, x: Tensor) -> None:
@@ -77,6 +90,15 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return linear
 
 
+_layers: weakref.WeakValueDictionary[int, PatternLinear] = weakref.WeakValueDictionary()
+_handles = itertools.count(1)
+
+
+def _register(layer: PatternLinear) -> None:
+    layer.handle = next(_handles)
+    _layers[layer.handle] = layer
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, packed: Packed) -> Tensor:
@@ -86,3 +108,32 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, None]:
         return dy @ ctx.packed.dense(), None
+
+
+# As in autograd.py: shapes follow from the arguments, and a Function joins the operator to a gradient.
+_ops = torch.library.Library("blockshock", "FRAGMENT")
+_ops.define("pattern(Tensor rows, int handle, int features, bool turned) -> Tensor")
+
+
+@torch.library.impl(_ops, "pattern", "CompositeExplicitAutograd")
+def _pattern(rows, handle, features, turned):
+    packed = _layers[handle].packed
+    if turned:  # a gradient, for x
+        return rows @ packed.dense()
+    return packed.product(rows.contiguous()) if len(rows) else rows.new_empty(0, features)
+
+
+@torch.library.register_fake("blockshock::pattern", lib=_ops)
+def _(rows, handle, features, turned):
+    return rows.new_empty(rows.shape[0], features)
+
+
+class _Compiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, handle: int, features: int) -> Tensor:
+        ctx.handle, ctx.features = handle, x.shape[1]
+        return torch.ops.blockshock.pattern(x, handle, features, False)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, None, None]:
+        return torch.ops.blockshock.pattern(dy, ctx.handle, ctx.features, True), None, None

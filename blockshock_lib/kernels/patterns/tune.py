@@ -35,8 +35,7 @@ def choice(
     """The fastest right one of `ways`, by packed.by(way, x): from the file, or by a search that is then kept there. The
     first, with a warning, where none was right.
     """
-    (n, k), gpu = packed.shape, torch.cuda.get_device_name(x.device)
-    problem = {"N": n, "K": k, "B": len(x), "dtype": str(x.dtype).removeprefix("torch."), "gpu": gpu} | about
+    problem = problem_of(packed, x, about)
     sources = Path(__file__), Path(inspect.getfile(type(packed)))
     versions = store.versions(*sources, triton=needs.version("triton"))
     known = kept.path, *map(str, (problem, versions))
@@ -54,6 +53,11 @@ def choice(
         return _chosen.setdefault(known, ways[0])
     kept.keep(problem, versions, {best[0].way: best[0].ms})
     return _chosen.setdefault(known, best[0].way)
+
+
+def problem_of(packed: Packed, x: Tensor, about: dict) -> dict:
+    (n, k), gpu = packed.shape, torch.cuda.get_device_name(x.device)
+    return {"N": n, "K": k, "B": len(x), "dtype": str(x.dtype).removeprefix("torch."), "gpu": gpu} | about
 
 
 class Probe:

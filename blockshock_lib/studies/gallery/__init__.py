@@ -9,7 +9,7 @@ from blockshock_lib.studies.gallery.phases import METRICS, PHASES
 
 _HYPOTHESES = {
     "gallery_speed": tuple(late(f"studies.gallery.hypotheses:{name}") for name in ("p1", "p2a", "p2b", "p3")),
-    "gallery_decode": (late("studies.gallery.hypotheses:p4"),),
+    "gallery_decode": tuple(late(f"studies.gallery.hypotheses:{name}") for name in ("p4", "p4b")),
     "gallery_training": (late("studies.gallery.steps:p5"),),
     "gallery_accuracy": tuple(late(f"studies.gallery.losses:{name}") for name in ("p6a", "p6b")),
 }
@@ -35,7 +35,7 @@ STUDY = Study(
     answers={
         **dict.fromkeys(("", "gallery_speed"), late("studies.gallery.report:answer")),
         "gallery_training": late("studies.gallery.steps:answer"),
-        "gallery_decode": late("report.answer:speed", TOKENS),
+        "gallery_decode": late("studies.gallery.report:decoded"),
         "gallery_accuracy": late("studies.gallery.losses:answer"),
     },
     results=late("studies.gallery.report:page"),

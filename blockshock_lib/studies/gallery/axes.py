@@ -51,6 +51,5 @@ AXES = GalleryAxes(
     },
 )
 SPEEDS = replace(AXES, settings=("pattern", "weight", "block"))  # of tables, whose rows may differ in all of them
-TOKENS = replace(
-    AXES, x="context", over="decode_searched", under="decode_24", times=TOKEN, settings=("weight",), checked=("weight",)
-)
+_PAIR = {"over": "decode_searched_compiled", "under": "decode_24_compiled"}
+TOKENS = replace(AXES, x="context", times=TOKEN, settings=("weight",), checked=("weight",), **_PAIR)

@@ -50,12 +50,19 @@ _RULE_P3 = (
     f"{_OVER.format(of='the 2:4 product that Block-Shock chooses')}; cells: 8192x8192, 28672x8192 and 8192x28672, B of "
     f"1 and 16. Supported if every interval lies at or above {LEAST}; refuted if one lies below it. {_ELSE}"
 )
-_RULE_P4 = (
-    "speed = median t(dense model of the best searched products) / median t(the model that sparsify_ makes of it), "
+_TOKENS = (
+    "speed = median t({over}) / median t({under}), "
     "kernel time of a token of each sequence, attention and the head included and the same in both, in bf16, 99% "
     "intervals over whole runs, of a single run over its fresh groups of processes; cells: Llama-3-8B's shape after "
     f"1024 tokens, B of 1, 4 and 16. Supported if every interval lies at or above {LEAST_TOKENS}; refuted if one lies "
     f"below it; not applicable where only other models were measured. {_ELSE}"
+)
+_RULE_P4 = _TOKENS.format(
+    over="dense model of the best searched products", under="the model that sparsify_ makes of it"
+)
+_RULE_P4B = _TOKENS.format(
+    over="the faster of both dense models that torch.compile took, one with the best searched products",
+    under="the compiled model that sparsify_ makes of it",
 )
 
 
@@ -103,13 +110,22 @@ def p3(frame: pd.DataFrame) -> Verdict:
 
 def p4(frame: pd.DataFrame) -> Verdict:
     claim = f"P4: end to end a 2:4 model decodes at least {LEAST_TOKENS}x as many tokens a second as the dense one."
-    table = verdicts.ratio(frames.complete(frame, AXES), TOKENS, TOKENS.over, TOKENS.under)
+    return _tokens(frame, claim, _RULE_P4, ("decode_searched",), "decode_24")
+
+
+def p4b(frame: pd.DataFrame) -> Verdict:
+    claim = f"P4b: so does a compiled one, at least {LEAST_TOKENS}x as many as the faster compiled dense one."
+    return _tokens(frame, claim, _RULE_P4B, report.COMPILED, TOKENS.under)
+
+
+def _tokens(frame: pd.DataFrame, claim: str, rule: str, rivals: Sequence[str], under: str) -> Verdict:
+    table = report.beside(frame, rivals, under)
     table, asked = table.assign(cell=table["batch"]), dict.fromkeys(BATCHES, LEAST_TOKENS)
     right = table[list(LLAMA_8B)].eq(pd.Series(LLAMA_8B)).all(axis=1)
     if len(table) and not right.any():
         why = f"measured: {AXES.case(table.iloc[-1])}; judged on Llama-3-8B's shape in bf16"
-        return Verdict(claim, _RULE_P4, *[np.nan] * 3, verdicts.NOT_APPLICABLE, why, table)
-    return _reaches(claim, _RULE_P4, table[right & table["cell"].isin(asked)], asked)
+        return Verdict(claim, rule, *[np.nan] * 3, verdicts.NOT_APPLICABLE, why, table)
+    return _reaches(claim, rule, table[right & table["cell"].isin(asked)], asked)
 
 
 def _cells(frame: pd.DataFrame, methods: Sequence[str], cells: Sequence[tuple]) -> pd.DataFrame:

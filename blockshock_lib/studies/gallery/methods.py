@@ -12,6 +12,7 @@ class Method(Look):
     name: str = ""
     pattern: str = ""  # that it multiplies; "dense": all of the weight, in every case, as the time to beat
     kernel: str = ""
+    compiled: bool = False  # by torch.compile, as one graph
 
 
 _ROWS = (
@@ -73,6 +74,12 @@ _DECODERS = (
     Method("Dense, searched", "best dense", "#000000", "s", "decode_searched", "dense", "searched"),
     Method("2:4 (torch's op)", "2:4 torch", "#B2182B", "d", "decode_torch", "2:4", "torch"),
     Method("2:4 (sparsify_)", "2:4", "#882255", "p", "decode_24", "2:4", "auto"),
+    Method("Dense, compiled", "dense, compiled", "#999999", "v", "decode_compiled", "dense", "linear", True),
+    Method(
+        *("Dense, searched and compiled", "best dense, compiled", "#3F6FBF", "D", "decode_searched_compiled"),
+        *("dense", "searched", True),
+    ),
+    Method("2:4, compiled", "2:4, compiled", "#CC79A7", "^", "decode_24_compiled", "2:4", "auto", True),
 )
 DECODERS = {method.name: method for method in _DECODERS}
 

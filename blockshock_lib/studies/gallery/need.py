@@ -34,7 +34,8 @@ def decoded(case: Case) -> float:
     e, kv = 4 if case.dtype == "fp32" else 2, case.n // case.heads * case.kv_heads
     layer, head = case.n * (2 * case.n + 2 * kv + 3 * case.k), case.n * case.vocab
     shares = {"dense": e, "2:4": e / 2 + 1 / 8}  # bytes a weight of the layers
-    packed = [DECODERS[name].pattern for name in case.methods if DECODERS[name].kernel != "linear"]
+    kinds = dict.fromkeys((DECODERS[name].pattern, DECODERS[name].kernel) for name in case.methods)  # compiled or not
+    packed = [pattern for pattern, kernel in kinds if kernel != "linear"]
     held = e * (case.layers * layer + 2 * head) + sum(case.layers * layer * shares[one] + e * head for one in packed)
     cache = 2 * case.batch * kv * (case.context + 1)
     held += e * case.layers * cache * (len(case.methods) + 3) + 8 * cache

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report.answer import counted
 from blockshock_lib.report.interval import LEVEL
 from blockshock_lib.report.tables import ABSENT, markdown, rounded, shown, smallest_first, speed_table
 from blockshock_lib.report.verdicts import FASTER, SLOWER
@@ -13,6 +14,7 @@ from blockshock_lib.studies.gallery.axes import AXES, TOKENS
 from blockshock_lib.studies.gallery.methods import METHODS
 
 DENSE = AXES.over
+COMPILED = ("decode_compiled", TOKENS.over)  # dense models
 SPARSE = [name for name, method in METHODS.items() if method.pattern != "dense"]
 
 
@@ -75,6 +77,20 @@ def tokens(frame: pd.DataFrame) -> pd.DataFrame:
     table.insert(table.columns.get_loc("kernel (ms)"), "tokens/s", rounded(1e3 * table["B"] / table["kernel (ms)"]))
     same = smallest_first(frames.medians(frame, TOKENS, same="greedy"), TOKENS)
     return table.merge(shown(same, TOKENS, ["weight", "context", "batch", "method", "same"]), how="left")
+
+
+def beside(frame: pd.DataFrame, rivals: Sequence[str], under: str) -> pd.DataFrame:
+    """`verdicts.ratio` of `under` over the fastest of its rivals, of the cases in which all of them have times."""
+    frame = frames.complete(frame, AXES)
+    table = pd.concat([verdicts.ratio(frame, TOKENS, over, under) for over in rivals], ignore_index=True)
+    table = table[table.groupby("case")["case"].transform("size").eq(len(rivals))]
+    return table.loc[table.groupby("case", sort=False)["ratio"].idxmin()]
+
+
+def decoded(frame: pd.DataFrame) -> str:
+    """The answer of decoding."""
+    measured = [name for name in COMPILED if name in set(frame["method"])] or COMPILED
+    return counted(beside(frame, measured, TOKENS.under), "the fastest compiled dense model")
 
 
 def memory(frame: pd.DataFrame) -> pd.DataFrame:

@@ -2,14 +2,17 @@
 
 import contextlib
 import copy
+import json
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 
+from benchmarks import bsr_table
 from blockshock_lib.kernels.patterns import blocks, dense, tune
 from blockshock_lib.kernels.patterns.table import PATTERNS
+from blockshock_lib.kernels.tuning.store import SCHEMA
 
 MS = {(4, 4): 1.0, (2, 4): 0.5, (2, 1): 0.2}  # by SPLIT_N and GROUP_SIZE_ROW
 
@@ -60,6 +63,41 @@ def test_the_fastest_right_setting_is_found_kept_and_found_again(probed):
     with pytest.warns(UserWarning, match="nothing that was tried gave right values"):
         packed.by = lambda way, x: x * torch.nan
         assert tune.choice(blocks.STORE, ways, packed, x, {"block": 32}) == ways[0]
+
+
+def test_what_was_found_here_ships_and_is_what_a_weight_that_nobody_tuned_is_multiplied_by(
+    probed, monkeypatch, tmp_path
+):
+    pattern, draw = PATTERNS["blocks"], torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(size, generator=draw) for size in ((64, 64), (64, 64)))
+    packed, guess = Faked(weight, pattern.mask(weight.abs(), 0.5, 16), 16), blocks.settings(64, 16)[0]
+    packed.wrong_for, table = x, tmp_path / "shipped.json"
+    monkeypatch.setattr(blocks.Table, "path", table)
+    blocks.tabled.cache_clear()
+    assert packed.ways(x)[0] == guess
+    best = tune.choice(blocks.STORE, packed.ways(x), packed, x, packed.about, blocks._variants)
+    problem = tune.problem_of(packed, x, packed.about)
+    other = {
+        "problem": problem | {"gpu": "another"},
+        "versions": {},
+        "ways": [{"kind": "bsr", **guess._asdict(), "ms": 1.0}],
+    }
+    table.write_text(json.dumps({"schema": SCHEMA, "entries": [other]}))
+    for _ in range(2):  # again: in place of the first
+        (entry,) = bsr_table.ship([problem], table)
+        assert len(json.loads(table.read_text())["entries"]) == 2 and entry["versions"]
+    blocks.tabled.cache_clear()
+    assert best != guess and packed.ways(x) == [best, *blocks.settings(64, 16)]
+    assert packed.ways(x[:32])[0] == blocks.settings(32, 16)[0]  # of another batch
+    asked = []
+    packed.by = lambda way, x: asked.append(way) or x
+    with mock.patch.object(torch.Tensor, "device", SimpleNamespace(type="cuda")):
+        packed.product(x)
+    assert asked == [best]
+    table.write_text("{")
+    blocks.tabled.cache_clear()
+    assert packed.ways(x)[0] == guess
+    blocks.tabled.cache_clear()
 
 
 @pytest.mark.parametrize("batch", [16, 48, 256, 50432])

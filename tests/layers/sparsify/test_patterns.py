@@ -61,6 +61,24 @@ def test_a_model_in_any_pattern_computes_what_its_dense_form_does(config):
     assert zeros.item() == pytest.approx(config.sparsity, abs=0.01)
 
 
+def test_a_compiled_model_in_a_pattern_is_one_graph_and_a_copy_multiplies_its_own_weights():
+    model = Model()
+    sparsify_(model, BlockSparse(block=16, sparsity=0.125))
+    other = copy.deepcopy(model)
+    one, two = ({layer.handle for layer in every.modules() if hasattr(layer, "handle")} for every in (model, other))
+    assert len(one) == len(two) == len(ALL) and not one & two
+    del model.blocks[0].q.packed.tensors["values"]
+    fast = torch.compile(other.blocks, fullgraph=True, backend="aot_eager")
+    for x in (torch.randn(3, 5, 64), torch.randn(0, 5, 64)):
+        found = []
+        for run in (fast, other.blocks):
+            given = x.clone().requires_grad_()
+            (y := run(given)).sum().backward()
+            found.append([y, given.grad])
+        torch.testing.assert_close(*found)
+    assert found[0][0].shape == (0, 5, 64)
+
+
 @pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
 def test_calibrated_patterns_keep_by_its_scores(method):
     config = BlockSparse(block=16, sparsity=0.5, method=method)

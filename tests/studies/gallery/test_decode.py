@@ -21,7 +21,8 @@ from tests.report.frames import row
 
 STUDY = studies.load("gallery")
 QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01, "decode.batches": [2]}
-RUNS = ("decode_dense", "decode_searched", "decode_24")  # on a CPU
+COMPILED = ("decode_compiled", "decode_searched_compiled", "decode_24_compiled")
+RUNS = ("decode_dense", "decode_searched", "decode_24", *COMPILED)  # on a CPU
 
 
 def problem(**more):
@@ -51,6 +52,39 @@ def test_every_model_is_the_dense_one_of_the_same_weights_and_is_timed():
     blocks = 2 * 4 * (128 * (128 + 2 * 64) + 128 * 128 + 3 * 128 * 256)  # fp32
     assert value["packed_bytes", "decode_dense"] == blocks + 4 * 128 * 512
     assert value["packed_bytes", "decode_24"] == blocks / 4 * (4 / 2 + 1 / 8) + 4 * 128 * 512
+    took = rows[rows["metric"].eq("compile_time")].set_index("method")["value"]
+    assert [*took.index] == [*COMPILED] and took.gt(0).all()
+
+
+@pytest.mark.parametrize("method", COMPILED)
+def test_a_compiled_model_steps_on_as_the_eager_dense_one_in_one_graph_that_is_compiled_once(method):
+    one, _ = problem(**{"methods": [method]})
+    runner = decode.DecodeRunner(one, method)
+    tokens, caches, place = one.before, [cache.clone() for cache in one.caches], one.place
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+        for step in range(4):
+            logits = runner.step(tokens, runner.caches, place + step)
+            wanted = one.model(tokens, caches, place + step)
+            torch.testing.assert_close([logits, *runner.caches], [wanted, *caches], rtol=1e-5, atol=1e-5)
+            tokens = logits.argmax(-1)
+            assert torch.equal(tokens, wanted.argmax(-1))
+        with pytest.raises(torch._dynamo.exc.RecompileError):  # so would another length, and it is seen
+            runner.step(tokens, [cache[:, :, 1:] for cache in caches], place)
+
+
+def test_what_the_compiler_cannot_take_is_said_and_the_others_are_timed(monkeypatch):
+    def backend(graph, given):
+        raise torch.OutOfMemoryError("no memory is left")
+
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **how: compiled(model, **how | {"backend": backend}))
+    rows = measured(methods=["decode_dense", "decode_24", "decode_24_compiled"])
+    assert said(rows)["decode_24_compiled"] == "rank 0: it cannot be compiled: no memory is left"
+    assert set(rows["status"]) == {"ok", "unsupported"}
+    assert {*rows[rows["metric"].eq("token_call")]["method"]} == {"decode_dense", "decode_24", "twin"}
+    monkeypatch.setattr(decode, "copies_past_cache", lambda *_: 2)
+    one, _ = problem()
+    assert [bool(one.unsupported(name)) for name in RUNS] == [False] * 3 + [True] * 3
 
 
 def test_the_model_is_transformers_llama():
@@ -76,10 +110,10 @@ def test_the_model_is_transformers_llama():
         attention.q_proj.weight.data, attention.k_proj.weight.data, attention.v_proj.weight.data = q, k, v
         attention.o_proj.weight.data, mlp.down_proj.weight.data = layer.out.weight, layer.down.weight
         mlp.gate_proj.weight.data, mlp.up_proj.weight.data = layer.up.weight.chunk(2)
-    tokens, caches = torch.tensor([[3, 500], [77, 8]]), torch.zeros(2, 2, 2, kv, 8, layer.size)
+    tokens, caches = torch.tensor([[3, 500], [77, 8]]), torch.zeros(2, 2, 2 * kv, 8, layer.size)
     with torch.no_grad():
         for place in range(8):
-            logits = mine(tokens[:, place], caches, place)
+            logits = mine(tokens[:, place], [*caches[..., : place + 1, :]], torch.tensor([place]))
             torch.testing.assert_close(logits, theirs(tokens[:, : place + 1]).logits[:, -1], rtol=1e-4, atol=1e-4)
             if place:
                 tokens = torch.cat([tokens, logits.argmax(-1, keepdim=True)], 1)
@@ -101,7 +135,7 @@ def stale(patch):
     make = decode.DecodeRunner.make
 
     def forgets(self, part):
-        caches, self.caches = self.caches, self.caches.roll(1, -2)
+        caches, self.caches = self.caches, [one.roll(1, -2) for one in self.caches]
         made = make(self, part)
         self.caches = caches
         return made
@@ -125,9 +159,10 @@ def next_token(patch):
 )
 def test_planted_faults_are_refused_and_not_timed(plant, words, monkeypatch):
     plant(monkeypatch)
-    rows = measured(methods=["decode_dense", "decode_24"])
-    assert words in said(rows)["decode_24"]
-    assert not rows["method"].eq("decode_24").to_numpy()[rows["metric"].eq("token_call")].any()
+    rows = measured(methods=["decode_dense", "decode_24", "decode_24_compiled"])
+    for name in ("decode_24", "decode_24_compiled"):
+        assert words in said(rows)[name]
+        assert not rows["method"].eq(name).to_numpy()[rows["metric"].eq("token_call")].any()
 
 
 @pytest.mark.long
@@ -156,15 +191,19 @@ def test_shapes_that_2to4_or_the_heads_cannot_have_are_refused(settings, match):
         problem(**settings)
 
 
-def planted(speeds, device="cuda", metric="token_kernel", **other):
-    """Records of Llama-3-8B's shape: batch -> speed of 2:4 over the best dense model, of 8 ms a token."""
+def planted(speeds, device="cuda", metric="token_kernel", rival=4.0, **other):
+    """Records of Llama-3-8B's shape: batch -> speed of 2:4 over the best dense model, of 8 ms a token; compiled ones
+    take half as long, the one without searched products `rival` ms.
+    """
     rng, found = np.random.default_rng(0), []
     for batch, speed in speeds.items():
         shape = {"pattern": "Llama", **hypotheses.LLAMA_8B, "batch": batch, "sparsity": 0.5, "block": 0} | other
         about = columns(shape) | {"run": "a", "phase": "gallery_decode", "case": f"B={batch}", "seed": 0, "code": ""}
         about |= {"device": device, "emulated": False, "world_size": 1, "dtype": "bf16"}
         for group in range(3):
-            for name, ms in {"decode_searched": 8.0, "twin": 8.0, "decode_dense": 8.0, "decode_24": 8 / speed}.items():
+            every = {"decode_searched": 8.0, "twin": 8.0, "decode_dense": 8.0, "decode_24": 8 / speed}
+            every |= dict(zip(COMPILED, (rival, 4.0, 4 / speed), strict=True))
+            for name, ms in every.items():
                 rows = [row(name, "check", "bool", 1), row(name, "floor_token", "ms", 4), row(name, "greedy", "1", 1)]
                 each = ms * np.exp(rng.normal(0, 0.002, 4))
                 rows += [row(name, metric, "ms", value, at) for at, value in enumerate(each)]
@@ -187,19 +226,32 @@ def planted(speeds, device="cuda", metric="token_kernel", **other):
     ],
 )
 def test_a_whole_model_must_be_so_much_faster_at_every_batch(speeds, how, verdict, words):
-    found = hypotheses.p4(planted(speeds, **how))
-    assert found.verdict == verdict and words in found.why, found.why
+    for rule in (hypotheses.p4, hypotheses.p4b):
+        found = rule(planted(speeds, **how))
+        assert found.verdict == verdict and words in found.why, found.why
+
+
+def test_a_compiled_model_is_held_against_the_faster_of_both_compiled_dense_ones():
+    speeds = dict.fromkeys(hypotheses.BATCHES, 1.5)
+    assert hypotheses.p4b(planted(speeds, rival=3.0)).verdict == "refuted"
+    assert hypotheses.p4b(planted(speeds, rival=5.0)).verdict == "supported"
+    frame = planted(speeds)
+    assert hypotheses.p4b(frame[~frame["method"].eq("decode_compiled")]).verdict == "undecided"
 
 
 def test_the_table_the_figure_and_the_answer_say_tokens_a_second():
     frame = planted({1: 1.5, 16: 1.2})
     table = STUDY.tables["tokens"](frame).set_index(["B", "method"])
     assert table.loc[(16, DECODERS["decode_searched"].label), "tokens/s"] == pytest.approx(2000, rel=0.01)
-    assert table.loc[(1, DECODERS["decode_24"].label), "vs best dense"].startswith("1.5")
-    assert table["same"].eq(1).all() and len(table) == 6
+    vs = table["vs best dense, compiled"]
+    assert vs[1, DECODERS["decode_24_compiled"].label].startswith("1.5")
+    assert vs[1, DECODERS["decode_24"].label].startswith("0.75")
+    assert table["same"].eq(1).all() and len(table) == 12
     assert "1024 tokens before, B=16: 1.2" in STUDY.figures["tokens"](frame).alt
     answer = STUDY.answers["gallery_decode"]
-    assert answer(frame).startswith("Always here: faster than Dense, searched in all 2 cases")
+    assert answer(frame) == "Always here: faster than the fastest compiled dense model in all 2 cases, by 20 to 50%."
+    assert "slower" in answer(planted({1: 1.5}, rival=2.0))
+    assert "faster" in answer(frame[~frame["method"].eq("decode_compiled")])
     assert "CPU" in answer(planted({1: 1.5}, "cpu")) and "Not answered" in answer(frame.iloc[:0])
     (words,) = verdicts.twin_sentences(frame, AXES)
     assert words.startswith("dense again differs from dense in 0 of 2 cells")
@@ -209,4 +261,4 @@ def test_models_of_several_shapes_are_told_apart():
     frame = pd.concat([planted({1: 1.5, 16: 1.5}), planted({1: 1.5}, layers=4).replace({"case": {"B=1": "short"}})])
     assert "1 other setting not drawn" in STUDY.figures["tokens"](frame).alt
     assert hypotheses.p4(frame).verdict == "undecided"
-    assert len(STUDY.tables["tokens"](frame)) == 9
+    assert len(STUDY.tables["tokens"](frame)) == 18
