@@ -89,6 +89,10 @@ class Group(Ranks):
         """Bytes of symmetric memory of this rank's sums: no peak of PyTorch's allocator counts it. No collective."""
         return reducer.shared_bytes if (reducer := self._reducer(device)) else 0
 
+    def unshared(self, device: torch.device) -> str:
+        """Why these ranks share no memory, as far as they have tried to; "" where they do."""
+        return reducer.why if (reducer := self._reducer(device)) else "no call has asked for it"
+
     def tune(self, nbytes: int, device: torch.device) -> None:
         """Makes all_reduce take the fastest backend for that size: measured once, and kept on disk. Collective."""
         if self.connected:

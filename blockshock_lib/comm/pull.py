@@ -31,7 +31,7 @@ def start(one: Reducer, group: Ranks, x: Tensor, want: Sequence[Rows], most: int
     returns what waits and gives them in rank order. An x at the beginning of the workspace is not copied.
     """
     place = one.workspace(group, most, row_bytes(x) // x.itemsize, x.dtype)
-    if x.data_ptr() != place.data_ptr():
+    if x.data_ptr() != place.data_ptr() or not x.is_contiguous():
         place[: len(x)].view(x.shape).copy_(x)
     wide = next(each for each in _ELEMENTS if not row_bytes(x) % each.itemsize)
     size, counts = (most, row_bytes(x) // wide.itemsize, wide), list(map(count, want))

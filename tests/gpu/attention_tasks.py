@@ -57,7 +57,7 @@ def layer_of(ctx, group, strategy, placement="zigzag"):
 
 def drawn(ctx, seed, dtype=torch.bfloat16):
     draw = torch.Generator(ctx.device).manual_seed(seed)
-    sizes = [(2, heads, LENGTH, 64) for heads in (4, 2, 2, 4)]
+    sizes = [(2, heads, LENGTH, 64) for heads in (16, 8, 8, 16)]
     return [torch.randn(size, generator=draw, device=ctx.device).bfloat16().to(dtype) for size in sizes]
 
 

@@ -39,4 +39,5 @@ def _absorb(out: Tensor, lse: Tensor, found: Tensor, level: Tensor) -> Tensor:
 
 @cache
 def _compiled() -> Callable[..., Tensor]:
-    return torch.compile(_absorb)  # one pass over memory, where its operators make five
+    # One pass over memory, where its operators make five. Tuned, its first call would fill a cache's size of memory.
+    return torch.compile(_absorb, dynamic=True, options={"triton.autotune_pointwise": False})

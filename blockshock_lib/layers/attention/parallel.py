@@ -132,6 +132,12 @@ class ContextParallelAttention(nn.Module):
             self.parts[source] = self.lists.select(self.own, keys)
         return self.parts[source]
 
+    def shared_bytes(self, k: Tensor) -> int:
+        """Of a share of keys: of the memory that the peers read, which no peak of PyTorch's allocator counts."""
+        if self.strategy not in ("pull", "gather") or self.group.unshared(k.device):
+            return 0
+        return 2 * max(self.routes.there[2], self.routes.back[2]) * k[:, :, 0].numel() * k.element_size()
+
     def part(self, source: int | str, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Call | None:
         """Attention to the keys of `selected`; None if this rank's queries see none of them."""
         lists = self.selected(source)

@@ -20,7 +20,7 @@ NAMES = (
 """Those of patterns.PATTERNS, which needs torch."""
 _NAMED = ("alone", "auto", "dilated", "dilated_sdpa", "send")  # in no set of all kernels; on a CPU "send" is "pull"
 _PLAIN = [m for m in METHODS.values() if not m.layer and m.name == (m.strategy or m.name) and m.name not in _NAMED]
-_ONE = ("dense", "alone")
+_ONE = ("dense", "dense_fa4", "alone")
 SETS = {
     "all": tuple(m.name for m in _PLAIN if not (m.dense or m.tuned)),
     # The reference is an oracle: in plain torch it takes minutes where kernels take milliseconds.

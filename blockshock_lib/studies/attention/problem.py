@@ -198,7 +198,8 @@ class AttentionRunner(Runner):
     def checks(self, run: CaseRun) -> Iterator[Check]:
         with run.weighed():
             made = run.agree(self._all) if self.layer is None else self._all()
-        self.peaks = (run.peak,)
+        shared = 0 if self.layer is None else self.layer.shared_bytes(self.operands[1])
+        self.peaks = (None if run.peak is None else run.peak + shared,)
         yield from self.compared(self.whole(made))
 
     def compared(self, made: Mapping[str, torch.Tensor] | None, names: Sequence[str] = TENSORS) -> Iterator[Check]:

@@ -98,9 +98,12 @@ _SECTIONS = {  # phase, "" for all records: title: the table, and what it says
     "attention_scaling": {
         "Speed-up over ranks": (
             "speed-ups",
-            "Over one GPU with the same kernel, and over the best dense kernel on one.",
+            "Over one GPU with the same kernel, and over the fastest dense kernel on one.",
         ),
-        "The parts of a step": ("parts of a step", "Each measured alone; together they make up the step."),
+        "The parts of a step": (
+            "parts of a step",
+            "Each measured alone; together they make up the step. Ring and heads are sent, so their fellow is send.",
+        ),
         "Memory": ("memory", "The peak of a step by rank; the longest sequence is reckoned from it, not tried."),
         "Models": ("models", "One model of one attention: batches dealt to ranks, or its sequence."),
         "Gradients": ("gradients", "A hook pays where the link is slower than its break-even."),

@@ -48,6 +48,13 @@ def told(frame: pd.DataFrame, table: pd.DataFrame, over: str | pd.Series, work: 
     return [found.get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
 
 
+def fastest_dense(frame: pd.DataFrame, work: str) -> pd.Series:
+    """Case -> the fastest of the dense kernels on one device."""
+    table = frames.medians(frame, AXES, ms=frames.time_metric(frame, f"{work}_kernel"))
+    table = table[table["method"].isin(RIVALS)].dropna(subset="ms").sort_values("ms", kind="stable")
+    return table.drop_duplicates("case").set_index("case")["method"]
+
+
 def times(frame: pd.DataFrame) -> pd.DataFrame:
     """Median times, a row a (case, method), the shortest sequence first: kernel time (on a CPU plain calls) and call
     time of both works in ms; the forward's speed over the fastest dense kernel with its 99% interval; `share`: its
@@ -58,10 +65,10 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
     table = frames.medians(frame, AXES, **names, **floors)
     if table.empty:
         return pd.DataFrame({"times": ["none was measured"]})
+    rivals = fastest_dense(frame, "forward")
+    table["vs dense"] = told(frame, table, rivals, "forward")
+    table["over"] = table["case"].map(rivals).map(AXES.short, na_action="ignore")
     share = shares(frame, frames.time_metric(frame, "forward_kernel"))
-    rivals = share[share["method"].isin(RIVALS) & share["share"].eq(1)].drop_duplicates("case")
-    table["vs dense"] = told(frame, table, rivals.set_index("case")["method"], "forward")
-    table["over"] = table["case"].map(rivals.set_index("case")["method"]).map(AXES.short, na_action="ignore")
     table = table.merge(share[["case", "method", "share"]], "left")
     table["blocks visited"] = table["case"].map(law.densities(frame)).astype(float)
     made = {f"{name} (ms)": rounded(table[name]) for name in names}

@@ -120,7 +120,10 @@ def samples(runner: Runner) -> Iterator[Sample]:
         step = [works.clocked(runner.problem.device, works.step(own))[0] for _ in range(REPEATS + 1)]
         every = group.gather_objects(statistics.median(step[1:]))
         yield Sample("balance", statistics.mean(every) / max(every))
-        yield Sample("sent_bytes", own.layer.group.sent)
+        why = (
+            group.unshared(runner.problem.device) if runner.method.strategy in ("pull", "gather") else "by NCCL or gloo"
+        )
+        yield Sample("sent_bytes", own.layer.group.sent, detail=f"sent: {why}" if why else "read")
     told = group.gather_objects(runner.peaks)
     # Of a rank's own GPU, or all it used.
     every = told[0] if len(told[0]) > 1 else [peak for one in told for peak in one]
@@ -163,11 +166,12 @@ def parts(run: CaseRun, copies: Sequence[Runner]) -> list[Work]:
     group, method = runner.problem.group, runner.method
     if sources := {"ring": range(group.world_size), "gather": (group.rank, "needed")}.get(method.strategy):
         seen = [runner.layer.part(source, *runner.operands, 1.0) is not None for source in sources]
-        out, lse = (torch.zeros_like(x, dtype=torch.float32) for x in (runner.dout, runner.dout[..., 0]))
+        out = torch.zeros_like(runner.dout, dtype=torch.float32)
+        lse, level = (torch.zeros_like(out[..., 0]) for _ in range(2))
 
         def merges() -> None:
             for _ in range(sum(seen) - 1):  # of each part with those before it
-                absorb(out, lse, runner.dout, lse)
+                absorb(out, lse, runner.dout, level)
 
         found.append(Work("merged_call", [merges], eager=True))
     return found

@@ -1,5 +1,7 @@
 """Tables of attention over ranks, of models and of the hybrid block, from their records."""
 
+from collections.abc import Callable
+
 import pandas as pd
 
 from blockshock_lib.report import frames
@@ -7,7 +9,7 @@ from blockshock_lib.report.axes import CEILING
 from blockshock_lib.report.tables import ABSENT, GIB, rounded, shown, smallest_first
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.methods import METHODS
-from blockshock_lib.studies.attention.report import told
+from blockshock_lib.studies.attention.report import fastest_dense, told
 from blockshock_lib.studies.attention.scaling_hypotheses import best, where
 
 _CASE = ["k_len", "pattern", "world_size"]
@@ -19,11 +21,12 @@ _MODELS = tuple(name for name, method in METHODS.items() if method.layer == "mod
 
 def speeds(frame: pd.DataFrame) -> pd.DataFrame:
     """What several ranks add, a row a (case, strategy): the speed of a forward and of a step over one rank with the
-    same kernel, which is named, and over the best dense kernel on one, kernel time where both have it; 99% intervals.
+    same kernel, which is named, and over the fastest dense kernel on one, kernel time where both have it; 99%
+    intervals.
     """
     rows = frames.complete(frame, AXES)
     kernels = rows[rows["metric"].eq("kernel")].drop_duplicates("case").set_index("case")["detail"]
-    return _against(frame, STRATEGIES, {"one rank": "alone", "best dense": "dense"}, kernel=kernels)
+    return _against(frame, STRATEGIES, {"one rank": "alone", "best dense": fastest_dense}, kernel=kernels)
 
 
 def models(frame: pd.DataFrame) -> pd.DataFrame:
@@ -34,13 +37,12 @@ def models(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _against(
-    frame: pd.DataFrame, methods: tuple[str, ...], overs: dict[str, str], **of_case: pd.Series
+    frame: pd.DataFrame, methods: tuple[str, ...], overs: dict[str, str | Callable], **of_case: pd.Series
 ) -> pd.DataFrame:
-    """`of_case`: further columns, of each case."""
+    """`overs`: words -> a method, or what finds one for each case; `of_case`: further columns, of each case."""
     names = {f"{work} (ms)": f"{work}_call" for work in ("forward", "step")}
     names |= {"waiting (ms)": "wait_call"} if frames.complete(frame)["metric"].eq("wait_call").any() else {}
-    table = frames.medians(where(frame, method=(*methods, *overs.values())), AXES, **names)
-    table = table[table["method"].isin(methods)]
+    table = frames.medians(where(frame, method=methods), AXES, **names)
     if table.empty:
         return pd.DataFrame({"speed-up": ["none was measured"]})
     columns = list(names)
@@ -50,7 +52,7 @@ def _against(
     for work in ("forward", "step"):
         for words, over in overs.items():
             columns.append(f"{work}, over {words}")
-            table[columns[-1]] = told(frame, table, over, work)
+            table[columns[-1]] = told(frame, table, over(frame, work) if callable(over) else over, work)
     return rounded(shown(smallest_first(table, AXES), AXES, [*_CASE, "method", *columns]))
 
 
@@ -71,11 +73,16 @@ def parts(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def waterfall(frame: pd.DataFrame) -> pd.DataFrame:
-    """`parts` for a reader; below 0: faster than the piece it is compared with, or within the spread."""
+    """`parts` for a reader; below 0: faster than the piece it is compared with, or within the spread. "keys are": read
+    from the peers' memory, or sent.
+    """
     table = parts(frame)
     if table.empty:
         return pd.DataFrame({"parts": ["none was measured"]})
     moved = {"communication alone": table["moved"], "mean / slowest rank": table["balance"].round(3)}
+    rows = frame[frame["metric"].eq("sent_bytes")].drop_duplicates(["case", "method"]).set_index(["case", "method"])
+    ways = rows["detail"].str.partition(":")[0]
+    moved["keys are"] = [ways.get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
     moved |= {"sent (MiB)": table["sent"] / 2**20, "a step": table["step"]}
     table = smallest_first(table.assign(**moved), AXES)
     return rounded(shown(table, AXES, [*_CASE, "method", "a step", *PARTS, *moved][:-1]))

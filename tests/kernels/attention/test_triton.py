@@ -211,6 +211,7 @@ def test_a_part_is_absorbed_as_parts_are_merged():
     outs, lses = torch.randn(3, 2, 5, 8, generator=draw).half(), torch.randn(3, 2, 5, generator=draw)
     outs[:, 0, :3], lses[:, 0, :3] = 0, -torch.inf  # no part sees a key
     outs[1, 1, 0], lses[1, 1, 0] = 0, -torch.inf
+    outs, lses = outs.to(DEVICE), lses.to(DEVICE)
     out, lse = outs[0].float(), lses[0]
     for found, level in zip(outs[1:], lses[1:], strict=True):
         lse = absorb(out, lse, found, level)

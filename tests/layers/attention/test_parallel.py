@@ -75,6 +75,23 @@ def test_ranks_that_read_each_other_s_memory_equal_one_and_those_that_send(strat
         assert held and all(map(torch.equal, read, sent))  # by the same kernels, and summed in the same order
 
 
+def test_the_memory_that_peers_read_is_told_of_who_reads_alone():
+    def on(group):
+        told = []
+        for strategy in parallel.STRATEGIES:
+            layer = attention.ContextParallelAttention(
+                PATTERNS["causal"], LENGTH, group, strategy, "contiguous", **OPTIONS
+            )
+            q, k, v = map(layer.shard, drawn()[:3])
+            layer(q, k, v)
+            told.append(layer.shared_bytes(k))
+        return dict(zip(parallel.STRATEGIES, told, strict=True))
+
+    # Keys and values, batch 2, 4 heads of 8 in float64: of 192 positions, of all that the second rank gives back.
+    row, none = 2 * 2 * 4 * 8 * 8, dict.fromkeys(parallel.STRATEGIES, 0)
+    assert fake_symm.run(2, on)[0] == none | {"gather": 192 * row, "pull": LENGTH * row} and local.run(2, on)[1] == none
+
+
 def test_a_rank_that_reads_the_wrong_peer_is_seen(monkeypatch):
     peer = fake_symm.Seen.peer
     monkeypatch.setattr(fake_symm.Seen, "peer", lambda self, rank, *size: peer(self, rank ^ 1, *size))

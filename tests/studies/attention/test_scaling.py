@@ -90,6 +90,7 @@ def test_strategies_and_the_block_are_checked_timed_and_drawn(ranks):
         return
     for name in ("speed-ups", "parts of a step", "hybrid"):
         assert len(STUDY.tables[name](frame)) >= 1
+    assert set(STUDY.tables["parts of a step"](frame)["keys are"]) == {"sent"}
     assert {verdict(frame).verdict for verdict in STUDY.hypotheses["attention_scaling"]} == {"not applicable"}
     assert "CPU" in scaling_report.answer(frame)
 
@@ -327,6 +328,8 @@ def test_tables_say_what_was_planted_and_figures_stand_without_records():
     assert (
         "1.50 steps" in title(scaling_plots.speed_up(frame)) and "slower" in table.loc["Model: DDP, fp16", "over DDP"]
     )
+    both = planted(lambda p, k: {"dense": 1.0, "dense_fa4": 2.0, "pull": 3.0}, (4096,), (2,))
+    assert scaling_report.speeds(both)["step, over best dense"].str.startswith("1.5").all(), "the faster one counts"
     for name in ("speed-ups", "parts of a step", "memory", "models", "gradients", "hybrid"):
         assert len(STUDY.tables[name](frame.iloc[:0])) == 1
     page = promises.page(frame)
