@@ -171,7 +171,9 @@ class DecodeRunner(GalleryRunner):
             start = time.perf_counter()
             try:
                 self.make("token")[1].tolist()
-            except Exception as error:  # of the compiler's own kinds, a lack of memory while it tries kernels too
+            except (torch.OutOfMemoryError, torch.AcceleratorError):  # of a kernel, which may be our own
+                raise
+            except Exception as error:  # of the compiler's own kinds
                 why = first_line(getattr(error, "inner_exception", error))
                 raise UnsupportedError(f"it cannot be compiled: {why}") from error
             self.seconds = time.perf_counter() - start

@@ -14,7 +14,7 @@ from blockshock_lib.studies.gallery.axes import AXES, TOKENS
 from blockshock_lib.studies.gallery.methods import METHODS
 
 DENSE = AXES.over
-COMPILED = ("decode_compiled", TOKENS.over)  # dense models
+DECODE_DENSE = ("decode_dense", "decode_searched", "decode_compiled", TOKENS.over)
 SPARSE = [name for name, method in METHODS.items() if method.pattern != "dense"]
 
 
@@ -88,9 +88,11 @@ def beside(frame: pd.DataFrame, rivals: Sequence[str], under: str) -> pd.DataFra
 
 
 def decoded(frame: pd.DataFrame) -> str:
-    """The answer of decoding."""
-    measured = [name for name in COMPILED if name in set(frame["method"])] or COMPILED
-    return counted(beside(frame, measured, TOKENS.under), "the fastest compiled dense model")
+    """The answer of decoding: of the compiled 2:4 model, where none has times of the eager one."""
+    timed = frames.samples(frame, frames.time_metric(frame, f"{TOKENS.stem}_kernel"))["method"].unique()
+    measured = [name for name in DECODE_DENSE if name in timed] or DECODE_DENSE
+    under = next((name for name in (TOKENS.under, "decode_24") if name in timed), TOKENS.under)
+    return counted(beside(frame, measured, under), "the fastest dense model")
 
 
 def memory(frame: pd.DataFrame) -> pd.DataFrame:

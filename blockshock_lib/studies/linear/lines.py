@@ -54,7 +54,7 @@ def rowwise(layer: ShardedLinear, x: Tensor) -> Callable[[], Tensor]:
     return lambda: wait_tensor(module(x))  # as whatever read it would: the sum is only started
 
 
-def quantised(t: Tensor) -> tuple[Tensor, Tensor]:
+def quantized(t: Tensor) -> tuple[Tensor, Tensor]:
     """t [m, n] in bf16 -> e4m3 [m, n] and their one scale, fp32: t is about e4m3 * scale. A scale is a power of two, so
     bf16 holds what e4m3 holds exactly; the largest entry is at most 256 of them.
     """
@@ -64,11 +64,11 @@ def quantised(t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fp8(layer: ShardedLinear, x: Tensor) -> Callable[[], Tensor]:
-    """B1 in e4m3 into bf16, and then its own all-reduce: x is quantised in each call, the weight was before."""
-    weight, of_weight = quantised(layer.weight)  # [N, k]
+    """B1 in e4m3 into bf16, and then its own all-reduce: x is quantized in each call, the weight was before."""
+    weight, of_weight = quantized(layer.weight)  # [N, k]
 
     def product() -> Tensor:
-        mine, scale = quantised(layer.columns(x))
+        mine, scale = quantized(layer.columns(x))
         how = {"scale_a": scale, "scale_b": of_weight, "out_dtype": x.dtype, "out": layer.workspace(x)}
         return torch._scaled_mm(mine, weight.t(), **how)
 
@@ -100,7 +100,8 @@ def _calls(line: str, problem: Problem, layers: list[ShardedLinear]) -> dict[Sha
         return {layer: MAKERS[line](layer, problem.x) for layer in layers}
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
+    # What PyTorch's own Python says of shapes it does not take, or what its release lacks, ends no other method.
+    except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
         raise UnsupportedError(first_line(error)) from error
 
 
@@ -109,7 +110,7 @@ def fp8_reference(problem: Problem, name: str) -> Reference:
     weight, x = problem.weight.clone(), problem.x.clone()
     for part in problem.parts(name):
         for whole in (weight, x):
-            kept, scale = quantised(whole[:, part.cols])
+            kept, scale = quantized(whole[:, part.cols])
             whole[:, part.cols] = kept.to(whole.dtype) * scale
     return Reference(weight, problem.bias, x, None, None)
 

@@ -57,7 +57,7 @@ METRICS = CORE | {
     "host_us": Metric("us", zero=False),  # of the host, in one eager call of a product, the device idle before it
     # The floor of a collective is there only where something is sent.
     **{f"floor_{work}": Metric("ms", zero="reduce" not in work) for work in FLOORS},
-    "fp8_error_rms": Metric("1"),  # of the fp8 line from the float64 truth of what was not quantised, over its RMS
+    "fp8_error_rms": Metric("1"),  # of the fp8 line from the float64 truth of what was not quantized, over its RMS
     "flops": Metric("FLOP"),
     **dict.fromkeys(("bytes_read", "bytes_written", "bytes_sent"), Metric("B")),
     **dict.fromkeys(("weight_bytes", "weight_bytes_formula", "peak_bytes_formula"), Metric("B")),

@@ -27,7 +27,8 @@ def library(monkeypatch):
         y = x.t().double() @ weight.double().t()
         return faults.get(alg_id, lambda y: y)(y).to(out_dtype)
 
-    monkeypatch.setattr(torch, "_scaled_mm", lambda x, w, scale_a, scale_b, out_dtype: scaled(x, w, scale_a, scale_b))
+    multiplied = lambda x, w, scale_a, scale_b, **how: scaled(x, w, scale_a, scale_b)  # noqa: E731
+    monkeypatch.setattr(torch, "_scaled_mm", multiplied)
     monkeypatch.setattr(torch, "_cslt_compress", lambda weight: weight)
     monkeypatch.setattr(torch, "_cslt_sparse_mm", multiply)
     monkeypatch.setattr(eight_bits, "settings", lambda *_: [(1, 1, -1), (0, 1, -1)])
@@ -54,10 +55,10 @@ def test_on_a_cpu_the_dense_products_are_right_and_the_sparse_ones_are_refused_b
 
 
 def test_the_fastest_right_algorithm_counts_and_one_that_is_wrong_has_no_time(library):
-    taken = iter([*[1.0] * 4, *[1.0] * 2, 3.0, 3.0, 2.0, 2.0, *[1.0] * 2, 3.0, 3.0, 2.0, 2.0])
+    taken = iter([*[1.0] * 4, 3.0, 3.0, 1.5, 1.5, 3.0, 3.0, 2.0, 2.0, *[1.0] * 2, 3.0, 3.0, 2.0, 2.0])
     found = measured(lambda calls: next(taken))
     assert [found[kind, "2:4"]["ms"] for kind in ("fp8", "int8")] == [2.0, 2.0]
-    assert found["int8", "2:4"]["setting"] == (0, 1, -1)
+    assert found["int8", "2:4"]["setting"] == (0, 1, -1) and found["fp8", "dense"]["ms"] == 1.5
     library[0] = lambda y: y.index_fill(1, torch.tensor([5]), 0)
     assert {measured()[kind, "2:4"]["setting"] for kind in ("fp8", "int8")} == {(1, 1, -1)}
 

@@ -45,9 +45,9 @@ def test_a_wrong_fp8_product_is_refused(wrong):
         assert judge(check)[0].startswith("y: ")
 
 
-def test_what_is_quantised_is_exact_in_bf16_and_within_e4m3():
+def test_what_is_quantized_is_exact_in_bf16_and_within_e4m3():
     t = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).mul(30).to(torch.bfloat16)
-    kept, scale = lines.quantised(t)
+    kept, scale = lines.quantized(t)
     assert torch.equal((kept.to(torch.bfloat16) * scale).double(), kept.double() * scale.double())
     assert 128 < kept.float().abs().max() <= 256 and torch.frexp(scale).mantissa == 0.5
     assert ((kept.float() * scale - t.float()).abs() <= 2**-4 * t.float().abs() + 2**-10 * scale).all()
