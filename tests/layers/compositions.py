@@ -518,7 +518,7 @@ def unequal_later(method):
     _, model = twins(method)
     for step in range(2):
         model(batch(step)[0])
-    alone = {"all_reduce": lambda _, x, *__: x, "all_gather": lambda _, x: x.repeat(4, 1)}
+    alone = {"all_reduce": lambda _, x, *__: x, "all_gather": lambda _, x, *__: x.repeat(4, 1)}
     with mock.patch.multiple(Group, **alone):
         model[0](torch.ones(4 + (dist.get_rank() == 3), FEATURES, dtype=F64))
     with warnings.catch_warnings(record=True, action="always") as caught:

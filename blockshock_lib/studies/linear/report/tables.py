@@ -80,7 +80,7 @@ def lines_table(frame: pd.DataFrame) -> pd.DataFrame:
     """The reference lines of phase 1, which are no methods, a row a (case, line): median µs, speed over B1, the RMS
     error of what is in another precision, and why a line was not timed, or only called eagerly.
     """
-    rows = build.with_lines(frame)
+    rows = build.with_lines(frames.complete(frame, AXES))
     rows = rows[rows["method"].isin([B1, *LINES.values()])]
     lines = rows[rows["method"].ne(B1) & rows["metric"].ne("check")]
     if lines.empty:
