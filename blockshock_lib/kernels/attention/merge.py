@@ -23,6 +23,11 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
     return out.to(outs[0].dtype), (total.masked_fill(none, 1).log() + most).masked_fill(none, -torch.inf)
 
 
+def wide(x: Tensor) -> Tensor:
+    """In fp32 or wider, to be added to and rounded once, at the end."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def absorb(out: Tensor, lse: Tensor, found: Tensor, level: Tensor) -> Tensor:
     """Merges one more part, `found` [..., D] and its `level` [...], into `out`, which is fp32 or wider, in place and
     without a gradient; returns the logsumexp of both. Where no part saw a key they stay 0 and -inf.

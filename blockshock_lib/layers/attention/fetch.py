@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from blockshock_lib.comm.pull import Rows
 from blockshock_lib.kernels.attention import backends
-from blockshock_lib.kernels.attention.merge import absorb
+from blockshock_lib.kernels.attention.merge import absorb, wide
 from blockshock_lib.layers.attention.placement import Placement
 
 
@@ -101,7 +101,7 @@ class Beside(torch.autograd.Function):
             out, lse = backends.explicit(layer.backend, own).forward(own)
         others = arrive()
         if (rest := layer.part("needed", q, *others, scale)) is not None:
-            out = out.to(torch.promote_types(q.dtype, torch.float32))
+            out = wide(out)
             lse = absorb(out, lse, *backends.explicit(layer.backend, rest).forward(rest))
             out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, others, out, lse)

@@ -24,7 +24,7 @@ from blockshock_lib.errors import UnsupportedError, allowed
 from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
-from blockshock_lib.kernels.attention.merge import absorb
+from blockshock_lib.kernels.attention.merge import absorb, wide
 from blockshock_lib.kernels.attention.pattern import Pattern
 from blockshock_lib.layers.attention.fetch import Beside, Fetch, Routes, routes
 from blockshock_lib.layers.attention.placement import placed
@@ -226,7 +226,7 @@ class _Ring(torch.autograd.Function):
         for call, arrive in _round(torch.stack((k, v)), q, layer, scale):
             if call is not None:
                 found, level = backends.explicit(layer.backend, call).forward(call)
-                out, lse = (_wide(found), level) if out is None else (out, absorb(out, lse, found, level))
+                out, lse = (wide(found), level) if out is None else (out, absorb(out, lse, found, level))
             arrive()
         if out is None:  # it sees nothing
             out, lse = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
@@ -245,19 +245,14 @@ class _Ring(torch.autograd.Function):
             come()  # what the ranks before found for these keys travels while this rank makes its own
             if each is not None:
                 mine = torch.stack(each[1:])
-                dq = _wide(each[0]) if dq is None else dq.add_(each[0])
-                moving = _wide(mine) if moving is None else moving.add_(mine)
+                dq = wide(each[0]) if dq is None else dq.add_(each[0])
+                moving = wide(mine) if moving is None else moving.add_(mine)
             elif moving is None:
-                moving = torch.zeros_like(_wide(held))
+                moving = torch.zeros_like(wide(held))
             # The last to add rounds, as the owner would.
             moving, come = _pass_on(moving if step < last else moving.to(k.dtype), layer, step)
         come()
         return torch.zeros_like(q) if dq is None else dq.to(q.dtype), *moving, None, None
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In fp32 or wider, to be rounded once, at the end."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _round(held: Tensor, q: Tensor, layer: ContextParallelAttention, scale: float):
