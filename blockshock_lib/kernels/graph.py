@@ -105,7 +105,8 @@ class Graph:
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.device) -> None:
     """Ends a capture that failed. PyTorch's own end raises before its allocator hears of it, which then keeps back all
-    memory that several streams have used, until the capture ends: each later call takes more, until none is left.
+    memory that several streams have used, until the capture ends: each later call takes more, until none is left. Nor
+    does the generator hear of it, which then refuses every draw, until another capture has ended well.
     """
     try:
         graph.capture_end()
@@ -114,6 +115,10 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.d
         with contextlib.suppress(RuntimeError, AttributeError):  # should a later PyTorch tell its allocator
             torch._C._cuda_endAllocateToPool(index, pool)
             torch._C._cuda_releasePool(index, pool)
+        with contextlib.suppress(RuntimeError):
+            one, well = torch.zeros((), device=device), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(well, stream=torch.cuda.current_stream(device), capture_error_mode="thread_local"):
+                one += 1
 
 
 def try_capture(call: Callable[[], object], device: torch.device) -> None:
