@@ -177,7 +177,7 @@ def _resumed(study: Study, phase: str, text: str, out: Path, card: dict | None, 
         raise
     facts = {"status": "running", "code": run.context["code"], "machine": card}
     if not lock.borrowed(folder):
-        once = {"at": now(), "finished": len(run.finished()), "again": dict(again)}
+        once = {"at": now(), "finished": len(run.finished()), "again": dict(again), "from": earlier["machine"]["title"]}
         facts["resumed"] = [*earlier.get("resumed", []), once]
     facts |= dict.fromkeys(("reason", "verdict", "ended", "files", "figures"))
     left = reference.differs(earlier, facts["code"], card) or "torchrun's ranks take kept kernels" * job

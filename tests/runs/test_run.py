@@ -1,5 +1,7 @@
 """A run that is stopped says so; resumed, it repeats nothing that stands, and everything that does not."""
 
+from dataclasses import replace
+
 import pytest
 
 from blockshock_lib import files
@@ -163,6 +165,18 @@ def test_a_record_that_does_not_stand_is_measured_again(why, outputs, quick):
     assert record.read(spoilt)["context"] == again.context and again.lost() == ""
     again.conclude()
     assert manifest.read(run.folder)["status"] == "completed"
+
+
+@pytest.mark.parametrize("portable", [True, False])
+def test_a_phase_that_is_portable_goes_on_on_another_machine_with_the_same_libraries(outputs, quick, portable):
+    run = opened(outputs).measure(progress=False)
+    phases = run.study.phases | {"phase0": replace(run.study.phases["phase0"], portable=portable)}
+    run.study = replace(run.study, phases=phases)
+    one, other, *_ = sorted(run.folder.glob("records/*.json"))
+    rewritten(one, machine=OTHER)
+    rewritten(other, machine=OTHER, libraries={"torch": "0"})
+    assert len(run.finished()) == 2 + portable
+    assert other.stem not in {f"{case}-{group}" for case, group in run.finished()}
 
 
 def test_the_same_command_resumes_and_one_that_asks_for_something_else_is_refused(half, outputs):

@@ -37,6 +37,7 @@ PHASES = {
         reached=lambda case, row: (
             row["repeat"] * case.batch * case.context / 1e6 if row["metric"] == "train_loss" else 0
         ),
+        portable=True,
     ),
 }
 WORKS = ("forward", "dx")

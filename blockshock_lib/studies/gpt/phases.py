@@ -21,6 +21,7 @@ PHASES = {
         reached=lambda case, row: (
             row["repeat"] * case.batch * case.context / 1e6 if row["metric"] == "train_loss" else 0
         ),
+        portable=True,
     ),
     "gpt_latency": Phase(
         "gpt_latency",
