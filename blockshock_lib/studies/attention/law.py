@@ -12,7 +12,7 @@ from blockshock_lib.studies.attention.methods import METHODS
 
 KEYS = ["k_len", "shape", "block", "dtype"]
 """Cases alike in these differ in their pattern alone."""
-RIVALS = tuple(name for name, method in METHODS.items() if method.dense)
+RIVALS = tuple(name for name, method in METHODS.items() if method.dense and not method.strategy)
 DENSE = RIVALS[0]
 DOWN_TO = 0.1
 

@@ -47,6 +47,10 @@ _ROWS = (
     Method("Ranks: pull by send and receive", "send", "#CC6677", "v", name="send", strategy="send"),
     Method("Ranks: ring", "ring", "#F0E442", "*", name="ring", strategy="ring"),
     Method("Ranks: heads (Ulysses)", "heads", "#009E73", "p", name="heads", strategy="heads", placement="contiguous"),
+    Method(
+        *("Ranks: heads, FlashAttention 4, dense", "heads FA4", "#004D80", "8", "heads_fa4", "fa4", "heads"),
+        **dict(placement="contiguous", dense=True),
+    ),
     Method("One rank, the same kernel", "alone", "#555555", "d", name="alone"),
     *(
         Method(f"Ranks: {of}, {place}", f"{of} {place}", colour, mark, f"{of}_{place}", strategy=of, placement=place)

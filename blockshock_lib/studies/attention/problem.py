@@ -100,8 +100,10 @@ class AttentionProblem(Problem):
             return "it is one pattern, LongNet's"
         if of.layer and (why := models.unsupported(self, of)):
             return why
-        if not (of.strategy or of.layer):  # without gradients a method's forward is timed, alone
-            return self.refusal(method, grad=not self.phase.timed)
+        # Without gradients a method's forward is timed, alone.
+        why = "" if of.layer or (of.strategy and of.backend == "auto") else self.refusal(method, not self.phase.timed)
+        if why or not (of.strategy or of.layer):
+            return why
         if self.case.q_len != self.case.k_len:
             return "ranks share a sequence of as many queries as keys"
         ranks, heads = self.group.world_size, (self.case.heads, self.case.kv_heads)
@@ -162,7 +164,7 @@ class AttentionRunner(Runner):
             case = problem.case
             options = {"scale": problem.scale, "block": case.block, "device": problem.device}
             self.layer = ContextParallelAttention(
-                *(problem.pattern, case.k_len, group, self.method.strategy, self.method.placement, self.backend),
+                *(self.pattern, case.k_len, group, self.method.strategy, self.method.placement, self.backend),
                 **options,
             )
             operands = tuple(map(self.layer.shard, operands))

@@ -38,12 +38,12 @@ def against(frame: pd.DataFrame, over: str, methods: Iterable[str], work: str = 
     return pd.concat([one for one in found if len(one)] or [none], ignore_index=True)
 
 
-def told(frame: pd.DataFrame, table: pd.DataFrame, over: str | pd.Series, work: str) -> list[str]:
-    """Of each row of `table` the speed of its method over `over`, a method, or of each case its own."""
-    overs = over if isinstance(over, pd.Series) else pd.Series(over, index=table["case"].unique())
+def told(frame: pd.DataFrame, table: pd.DataFrame, over: str | dict | pd.Series, work: str) -> list[str]:
+    """Of each row of `table` the speed of its method over `over`: a method, each case's (a Series) or each method's."""
+    overs = over if isinstance(over, str) else table["case" if isinstance(over, pd.Series) else "method"].map(over)
     found = {}
-    for name, own in overs.groupby(overs, observed=True):
-        rows = against(frame[frame["case"].isin(own.index)], name, set(table["method"]), work).to_dict("records")
+    for name, own in table.assign(over=overs).groupby("over", observed=True):
+        rows = against(frame[frame["case"].isin(own["case"])], name, set(own["method"]), work).to_dict("records")
         found |= {(row["case"], row["method"]): f"{verdicts.interval_text(row)} {row['outcome']}" for row in rows}
     return [found.get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
 

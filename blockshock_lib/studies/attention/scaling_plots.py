@@ -12,7 +12,8 @@ from blockshock_lib.report.figures import INK, milliseconds
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.plots import _legend, _look
 from blockshock_lib.studies.attention.report import against
-from blockshock_lib.studies.attention.scaling_report import PARTS, STRATEGIES, answer, parts
+from blockshock_lib.studies.attention.scaling_hypotheses import ONE, over_one
+from blockshock_lib.studies.attention.scaling_report import PARTS, answer, parts
 
 _COLOURS = dict(zip(PARTS, ("#3B6FA0", "#8FB4D9", "#882255", "#BBBBBB", "#E6A23C"), strict=True))
 _DOT = dict(linestyle="", markersize=8, markeredgewidth=0.3)
@@ -48,10 +49,10 @@ def _drawn(
     return fig
 
 
-def speed_up(frame: pd.DataFrame, over: str = "alone") -> Figure:
+def speed_up(frame: pd.DataFrame, over: str = "") -> Figure:
     """Speed of a step over a method of one rank, by default with the same kernel, against length, a line a strategy."""
-    title, (chosen, setting) = f"Speed-up of a step over: {AXES.label(over)}", _setting(frame)
-    table = against(chosen, over, STRATEGIES)
+    title, (chosen, setting) = f"Speed-up of a step over: {AXES.label(over or 'alone')}", _setting(frame)
+    table = against(chosen, over, ONE) if over else over_one(chosen)
     if table.empty:
         return figures.empty(title, "no case holds valid times of a strategy and of one rank")
     top = table.loc[table["ratio"].idxmax()]
@@ -70,7 +71,7 @@ def speed_up(frame: pd.DataFrame, over: str = "alone") -> Figure:
         ax.grid(True, axis="y")
 
     return _drawn(
-        *(table, panel, _dots(table), title if over != "alone" or frames.no_claim(table) else answer(chosen), setting),
+        *(table, panel, _dots(table), title if over or frames.no_claim(table) else answer(chosen), setting),
         alt=f"Lines of speed-up over length, a panel a pattern. The most is {said}.",
         note="Bars: 99% intervals. Level: as many times as there are ranks. Kernel time where it could be captured.",
     )

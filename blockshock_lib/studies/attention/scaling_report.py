@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import frames
@@ -10,11 +11,10 @@ from blockshock_lib.report.tables import ABSENT, GIB, rounded, shown, smallest_f
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.report import fastest_dense, told
-from blockshock_lib.studies.attention.scaling_hypotheses import best, where
+from blockshock_lib.studies.attention.scaling_hypotheses import ONE, best, where
 
 _CASE = ["k_len", "pattern", "world_size"]
 PARTS = ("a share of one rank's time", "pieces", "merges", "imbalance", "exposed communication")
-STRATEGIES = tuple(name for name, method in METHODS.items() if method.strategy)
 _HOOKED = tuple(name for name, method in METHODS.items() if method.dealt == "batch")
 _MODELS = tuple(name for name, method in METHODS.items() if method.layer == "model")
 
@@ -26,7 +26,7 @@ def speeds(frame: pd.DataFrame) -> pd.DataFrame:
     """
     rows = frames.complete(frame, AXES)
     kernels = rows[rows["metric"].eq("kernel")].drop_duplicates("case").set_index("case")["detail"]
-    return _against(frame, STRATEGIES, {"one rank": "alone", "best dense": fastest_dense}, kernel=kernels)
+    return _against(frame, tuple(ONE), {"one rank": ONE, "best dense": fastest_dense}, kernel=kernels)
 
 
 def models(frame: pd.DataFrame) -> pd.DataFrame:
@@ -37,7 +37,7 @@ def models(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _against(
-    frame: pd.DataFrame, methods: tuple[str, ...], overs: dict[str, str | Callable], **of_case: pd.Series
+    frame: pd.DataFrame, methods: tuple[str, ...], overs: dict[str, str | dict | Callable], **of_case: pd.Series
 ) -> pd.DataFrame:
     """`overs`: words -> a method, or what finds one for each case; `of_case`: further columns, of each case."""
     names = {f"{work} (ms)": f"{work}_call" for work in ("forward", "step")}
@@ -63,9 +63,10 @@ def parts(frame: pd.DataFrame) -> pd.DataFrame:
     """
     metrics = dict(step="step_call", own="own_call", merging="merged_call", moved="moved_call", balance="balance")
     table = frames.medians(frame, AXES, sent="sent_bytes", **metrics)
-    alone = table[table["method"].eq("alone")].set_index("case")["step"]
-    table = table[table["method"].isin(STRATEGIES)].dropna(subset=["own", "step"])
-    share = table["case"].map(alone).astype(float) / table["world_size"].astype(float)  # of no rows it is of no type
+    alone = table.set_index(["case", "method"])["step"].to_dict()
+    table = table[table["method"].isin(ONE)].dropna(subset=["own", "step"])
+    alone = [alone.get(key, np.nan) for key in zip(table["case"], table["method"].map(ONE), strict=True)]
+    share = np.array(alone, float) / table["world_size"].astype(float)  # of no rows it is of no type
     merges = table["merging"].fillna(0.0)
     mean = table["own"] * table["balance"]
     made = (share, mean - merges - share, merges, table["own"] - mean, table["step"] - table["own"])

@@ -1,6 +1,7 @@
 """The scaling phase: its parts are what they are called, wrong methods get no time, and its verdicts follow rules."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,9 @@ from blockshock_lib.params import load
 from blockshock_lib.report.frames import COLUMNS
 from blockshock_lib.studies.attention import models, promises, scaling, scaling_plots, scaling_report, works
 from blockshock_lib.studies.attention import scaling_hypotheses as rules
+from blockshock_lib.studies.attention.axes import AXES
+from blockshock_lib.studies.attention.law import RIVALS
+from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.params import columns, expand
 from blockshock_lib.studies.attention.problem import AttentionProblem
 from tests.report.frames import row, title
@@ -102,6 +106,22 @@ def test_one_kernel_serves_all_strategies_though_a_dense_one_was_the_fastest(mon
     whole = Call(problem.q, problem.k, problem.v, problem.pattern, problem.lists, problem.scale)
     assert backends.chosen("auto", whole) is backends.explicit("auto", whole) is sdpa
     assert problem.backend("alone") == problem.backend("ring") == "reference"
+
+
+def test_heads_by_a_dense_kernel_compute_dense_attention_and_stand_beside_that_kernel_on_one_rank(monkeypatch):
+    rows = measured(["heads_fa4"])[1]
+    assert "Hopper" in next(one["reason"] for one in rows if one["status"] == "unsupported")
+    monkeypatch.setitem(METHODS, "heads_fa4", replace(METHODS["heads_fa4"], backend="reference"))
+    frame = framed(*measured(["dense", "heads_fa4"], pattern="strided"))  # causal, which holds it
+    assert outcomes(frame) == {"dense": "ok", "heads_fa4": "ok"}
+    frame = planted(lambda p, k: {"alone": 1.0, "heads": 1.7, "dense_fa4": 2.0, "heads_fa4": 3.6}, (4096,), (2,))
+    table = scaling_report.speeds(frame).set_index("method")
+    assert table["step, over one rank"].str[:4].to_dict() == {
+        AXES.label("heads"): "1.70",
+        AXES.label("heads_fa4"): "1.80",
+    }
+    assert rules.best(frame)["method"].tolist() == ["heads_fa4"] and "1.80 steps" in scaling_report.answer(frame)
+    assert "heads_fa4" not in RIVALS
 
 
 @pytest.mark.parametrize("fails", [False, True])
