@@ -7,6 +7,7 @@ from blockshock_lib.report.tables import ABSENT, markdown, shown, smallest_first
 from blockshock_lib.studies.attention import hypotheses, report, scaling_report
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.report import WORKS
+from blockshock_lib.studies.attention.scaling_hypotheses import NONE
 
 GOOD, FAIR = 0.97, 0.9  # of the fastest single backend's speed
 RUNS = 3  # whole ones, that a headline cell needs
@@ -132,7 +133,10 @@ def page(frame: pd.DataFrame) -> str:
     from blockshock_lib.studies.attention import STUDY  # its tables and rules by name
 
     rules = {phase: STUDY.hypotheses.get(phase, ()) for phase in verdicts.phases(frame)}
-    lines = ["## The answer", "", answer(frame), "", *verdicts.claims(frame, rules)]
+    said = verdicts.claims(frame, rules)
+    rest = [one[4:].split(":")[0] for one in said if one.endswith(f" {NONE}.")]  # a line together
+    lines = ["## The answer", "", answer(frame), "", *(one for one in said if not one.endswith(f" {NONE}."))]
+    lines += [f"- Not asked of these records: {', '.join(rest)}."] * bool(rest)
     for phase, sections in _SECTIONS.items():
         rows = frame[frame["phase"].eq(phase)] if phase else frame
         if phase and rows.empty:

@@ -45,7 +45,7 @@ _RULE_A5 = (
     f"A step under DDP with a hook over one without ({_OVER}; cells of A4). Supported if one hook is faster in every "
     f"cell, refuted if every hook is slower in one cell at least and faster in none, {_ELSE}."
 )
-_NONE = "no record of these cells"
+NONE = "no record of these cells"
 
 
 def real(frame: pd.DataFrame) -> pd.DataFrame:
@@ -152,7 +152,7 @@ def _verdict(frame: pd.DataFrame, claim: str, rule: str, verdict: str, why: str,
     if no_claim := frames.no_claim(frames.complete(frame)):
         verdict, why = NOT_APPLICABLE, no_claim
     elif table.empty:
-        verdict, why = UNDECIDED, _NONE
+        verdict, why = UNDECIDED, NONE
     last = dict.fromkeys(("ratio", "low", "high"), np.nan) if table.empty else table.iloc[-1]
     return Verdict(claim, rule, last["ratio"], last["low"], last["high"], verdict, why, table, frame["run"].nunique())
 
