@@ -6,22 +6,27 @@ call. Embedding, attention, head and the choice of the largest logit are part of
 method's first call is not, and is said as `compile_time`.
 """
 
+import contextlib
 import copy
 import time
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from blockshock_lib.engine import roofline
-from blockshock_lib.engine.study import Check, Problem
+from blockshock_lib.engine.case_run import CaseRun
+from blockshock_lib.engine.study import Check, Problem, Sample
 from blockshock_lib.engine.timing import copies_past_cache
 from blockshock_lib.errors import UnsupportedError, first_line
+from blockshock_lib.kernels.attention.sdpa import ORDER
 from blockshock_lib.kernels.patterns.pattern import Cost
 from blockshock_lib.kernels.patterns.table import PATTERNS
+from blockshock_lib.kernels.tuning.clock import Clock
 from blockshock_lib.layers import Linear24
 from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify import Sparse24, sparsify_
@@ -108,6 +113,21 @@ class DecodeProblem(Problem):
         self.place = torch.tensor([case.context], device=self.device)
         for linear in linears(self.model.layers):
             linear.weight *= Sparse24().kept(linear.weight)
+        self.attention = ORDER if self.device.type == "cpu" else [self._attention()]
+
+    def _attention(self) -> SDPBackend:
+        """The fastest of PyTorch's kernels here, which all methods take: a kernel that does not share out the keys
+        leaves most of a GPU idle when one query a head asks for them.
+        """
+        kv_heads, found, clock = self.case.kv_heads, {}, Clock(self.device)
+        q = self.caches[0][:, :kv_heads, : self.case.heads // kv_heads]
+        calls = [partial(F.scaled_dot_product_attention, q, *one.chunk(2, 1)) for one in self.caches]
+        for kernel in ORDER:
+            with contextlib.suppress(RuntimeError), sdpa_kernel(kernel):  # as PyTorch says that it has none for this
+                calls[0]()
+                with clock.timed(calls) as sample:
+                    found[kernel] = min(sample() for _ in range(3))
+        return min(found, key=found.get)
 
     def unsupported(self, method: str) -> str:
         of = DECODERS[method]
@@ -160,7 +180,8 @@ class DecodeRunner(GalleryRunner):
 
     def make(self, part: str) -> tuple[Tensor, Tensor]:
         """Logits [B, vocab] and the next tokens [B]."""
-        logits = self.step(self.problem.before, self.caches, self.problem.place)
+        with sdpa_kernel(self.problem.attention):
+            logits = self.step(self.problem.before, self.caches, self.problem.place)
         return logits, logits.argmax(-1)
 
     def tune(self) -> None:
@@ -187,6 +208,10 @@ class DecodeRunner(GalleryRunner):
         fault = "a next token is not the dense model's" if bool((behind > doubt).any()) else ""
         depth = 4 * self.problem.case.layers
         yield Check("logits", logits, base, truth, "", looser=LOOSER, fault=fault, depth=depth)
+
+    def samples(self, run: CaseRun, done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+        if self.name == self.problem.case.methods[0] and not done:
+            yield Sample("attention", 1.0, detail=" or ".join(kernel.name for kernel in self.problem.attention))
 
     def weigh(self) -> dict[str, float]:
         took = {"compile_time": self.seconds} if self.of.compiled else {}

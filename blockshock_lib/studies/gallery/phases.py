@@ -55,6 +55,7 @@ METRICS = CORE | {
     "teacher_loss": NATS,  # of the truth on the validation pairs
     "corpus": Metric("token"),  # trained on once over; `detail` is the digest of the corpus
     "token_rate": Metric("token/s", zero=False),  # of training, without validation and what compiles
+    "attention": Metric("1"),  # `detail`: PyTorch's kernels of it, one of which all methods of a decoding case take
     "compile_time": Metric("s", zero=False),  # of a compiled model's first call, in no time of it; less once on disk
     "prune_time": Metric("s", zero=False),  # of `sparsify_` with its calibration
 }

@@ -354,7 +354,11 @@ def test_tables_say_what_was_planted_and_figures_stand_without_records():
         assert len(STUDY.tables[name](frame.iloc[:0])) == 1
     page = promises.page(frame)
     assert "| ranks |" in page and "world_size" not in page
-    assert "At 4096 keys 2 GPUs take 1.50 steps" in page and "## Speed-up over ranks" in page and "- **A4k: " in page
+    assert (
+        "At 4096 keys 2 GPUs take 1.50 steps" in page
+        and "## Speed-up over ranks" in page
+        and "- Not asked of these records: A4a, " in page
+    )
     assert "No record of attention_speed on these machines is shipped yet." in page and "- **A1: " not in page
     empty = pd.DataFrame(columns=COLUMNS)
     assert {verdict(empty).verdict for verdict in STUDY.hypotheses["attention_scaling"]} == {"undecided"}

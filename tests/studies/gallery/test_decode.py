@@ -1,9 +1,12 @@
 """The decoding phase: the model is transformers' Llama, planted faults are refused; its rule, table and figure."""
 
+import contextlib
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from blockshock_lib import studies
 from blockshock_lib.comm import Group
@@ -54,6 +57,27 @@ def test_every_model_is_the_dense_one_of_the_same_weights_and_is_timed():
     assert value["packed_bytes", "decode_24"] == blocks / 4 * (4 / 2 + 1 / 8) + 4 * 128 * 512
     took = rows[rows["metric"].eq("compile_time")].set_index("method")["value"]
     assert [*took.index] == [*COMPILED] and took.gt(0).all()
+
+
+def test_all_methods_take_the_kernel_of_attention_that_is_the_fastest_where_it_runs(monkeypatch):
+    one, params = problem()
+    times, seen = iter([3.0, 2.0, 1.0]), []  # of those that a CPU has
+
+    @contextlib.contextmanager
+    def timed(self, calls):
+        seen.append(len(calls))
+        ms = next(times)
+        yield lambda: ms
+
+    monkeypatch.setattr(decode.Clock, "timed", timed)
+    monkeypatch.setattr(decode, "ORDER", [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
+    one.attention = [one._attention()]
+    assert one.attention == [SDPBackend.MATH] and seen == [2, 2]  # over the caches of both layers; cuDNN is none here
+    asked = []
+    monkeypatch.setattr(decode, "sdpa_kernel", lambda kernels: asked.append(kernels) or contextlib.nullcontext())
+    rows = pd.DataFrame(experiment.measure(one, params, STUDY))
+    assert set(said(rows).values()) >= {"ok"} and all(kernels == one.attention for kernels in asked) and asked
+    assert rows.loc[rows["metric"].eq("attention"), "detail"].tolist() == ["MATH"]
 
 
 @pytest.mark.parametrize("method", COMPILED)
