@@ -64,6 +64,7 @@ class Bsr(Packed):
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int):
         self.shape, self.dtype, self.block, self.chosen = tuple(weight.shape), weight.dtype, block, {}
+        self.guessed: dict[int, Setting] = {}
         kept = kept_blocks(mask, block)
         crow = F.pad(kept.sum(1).cumsum(0), (1, 0)).int()
         values = torch.where(tiled(mask, block)[kept], tiled(weight, block)[kept], 0)
@@ -77,7 +78,9 @@ class Bsr(Packed):
         if x.device.type == "cpu":
             return multiplied(partial(torch.addmm, mat1=self.matrix(), mat2=x.t(), beta=0), x, self.shape[0])
         rows, x = x.shape[0], padded(x, LEAST)
-        return self.by(self.chosen.get(len(x)) or self.ways(x)[0], x)[:rows]
+        if not (way := self.chosen.get(len(x)) or self.guessed.get(len(x))):
+            way = self.guessed[len(x)] = self.ways(x)[0]
+        return self.by(way, x)[:rows]
 
     def ways(self, x: Tensor) -> list[Setting]:
         """Those to try for x, the first of them where nobody tries any."""
