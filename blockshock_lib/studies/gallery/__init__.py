@@ -33,7 +33,8 @@ STUDY = Study(
     presets=PRESETS,
     defaults={"methods": "all", "profile": "none"},
     answers={
-        **dict.fromkeys(("", "gallery_speed"), late("studies.gallery.report:answer")),
+        "": late("studies.gallery.results:answer"),
+        "gallery_speed": late("studies.gallery.report:answer"),
         "gallery_training": late("studies.gallery.steps:answer"),
         "gallery_decode": late("studies.gallery.report:decoded"),
         "gallery_accuracy": late("studies.gallery.losses:answer"),

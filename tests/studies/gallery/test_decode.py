@@ -15,7 +15,7 @@ from blockshock_lib.errors import ParamsError
 from blockshock_lib.layers import Linear24
 from blockshock_lib.params import load
 from blockshock_lib.report import verdicts
-from blockshock_lib.studies.gallery import decode, hypotheses
+from blockshock_lib.studies.gallery import decode, hypotheses, results
 from blockshock_lib.studies.gallery.accuracy import opened
 from blockshock_lib.studies.gallery.axes import AXES
 from blockshock_lib.studies.gallery.methods import DECODERS
@@ -283,6 +283,14 @@ def test_the_table_the_figure_and_the_answer_say_tokens_a_second():
     assert "CPU" in answer(planted({1: 1.5}, "cpu")) and "Not answered" in answer(frame.iloc[:0])
     (words,) = verdicts.twin_sentences(frame, AXES)
     assert words.startswith("dense again differs from dense in 0 of 2 cells")
+
+
+def test_the_study_says_how_many_tokens_a_whole_model_makes_behind_what_its_products_say():
+    said = results.answer(planted({16: 1.2, 1: 1.5}, rival=3.0))  # ms of the fastest dense one: 4 / 3 of it
+    assert said.startswith("Not answered: no case") and said.count("over the fastest dense one's: 1.1") == 1
+    assert said.index("at B=1,") < said.index("0.9") < said.index("at B=16.")
+    assert results.answer(planted({1: 1.5}, "cpu")).endswith("A whole model: no claim about speed: CPU.")
+    assert results.decoded(planted({1: 1.5}).iloc[:0]) == "A whole model: no case holds valid times."
 
 
 def test_models_of_several_shapes_are_told_apart():
