@@ -191,25 +191,21 @@ def _before_wrapped(wrapper: nn.Module, _: str, model: nn.Module | None) -> None
             refuse_same_ranks(layer, "DistributedDataParallel", ranks)
 
 
-def _judged(own: Callable) -> Callable:
-    @functools.wraps(own)
-    def add_param_group(optimizer, param_group):
-        own(optimizer, param_group)
-        kind, shared = type(optimizer), list(_shared(optimizer.param_groups[-1]["params"]).values())
-        if not shared:
-            return
-        whole = kind.__module__.startswith("torch.") and kind.__name__ in WHOLE
-        how = f"{kind.__name__} {'does' if whole else 'may'} not work entry by entry, and each rank holds a part of "
-        how += f"{describe(shared[0])}; SGD, AdamW and the like train it as the dense layer"
-        if whole:
-            raise UnsupportedError(how)
-        if kind not in ENTRYWISE:
-            warnings.warn(how, stacklevel=4)
-        if _named_by_rank not in optimizer._optimizer_state_dict_post_hooks.values():
-            optimizer.register_state_dict_post_hook(_named_by_rank)
-            optimizer.register_load_state_dict_pre_hook(_named_plainly)
-
-    return add_param_group
+def _judged(own: Callable, optimizer: Optimizer, param_group: dict) -> None:
+    own(optimizer, param_group)
+    kind, shared = type(optimizer), list(_shared(optimizer.param_groups[-1]["params"]).values())
+    if not shared:
+        return
+    whole = kind.__module__.startswith("torch.") and kind.__name__ in WHOLE
+    how = f"{kind.__name__} {'does' if whole else 'may'} not work entry by entry, and each rank holds a part of "
+    how += f"{describe(shared[0])}; SGD, AdamW and the like train it as the dense layer"
+    if whole:
+        raise UnsupportedError(how)
+    if kind not in ENTRYWISE:
+        warnings.warn(how, stacklevel=5)
+    if _named_by_rank not in optimizer._optimizer_state_dict_post_hooks.values():
+        optimizer.register_state_dict_post_hook(_named_by_rank)
+        optimizer.register_load_state_dict_pre_hook(_named_plainly)
 
 
 def _named_by_rank(optimizer: Optimizer, state: dict) -> dict:
@@ -253,48 +249,41 @@ def _renamed(optimizer: Optimizer, state: dict, rename: Callable[[str, str], str
     return state | {"state": state["state"] | changed}
 
 
-def _skipping_alike(own: Callable) -> Callable:
-    @functools.wraps(own)
-    def unscale_grads(scaler, optimizer, *args, **kwargs):
-        """An infinity in one rank's share makes all ranks of the layer skip the step."""
-        found = own(scaler, optimizer, *args, **kwargs)
-        for group in dict.fromkeys(layer.group for layer in _shared(_parameters(optimizer)).values()):
-            for infinite in found.values():
-                dist.all_reduce(infinite, dist.ReduceOp.MAX, group.handle)
-        return found
-
-    return unscale_grads
+def _skipping_alike(own: Callable, scaler: GradScaler, optimizer: Optimizer, *args, **kwargs) -> dict:
+    """An infinity in one rank's share makes all ranks of the layer skip the step."""
+    found = own(scaler, optimizer, *args, **kwargs)
+    for group in dict.fromkeys(layer.group for layer in _shared(_parameters(optimizer)).values()):
+        for infinite in found.values():
+            dist.all_reduce(infinite, dist.ReduceOp.MAX, group.handle)
+    return found
 
 
-def _refusing(own):
-    @functools.wraps(own)
-    def total_norm(tensors, *args, **kwargs):
-        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        for layer in _shared(tensors, lambda layer: layer.weight.grad).values():
-            raise UnsupportedError(
-                f"torch.nn.utils.clip_grad_norm_ sees this rank's share of the gradient of {describe(layer)} and "
-                "would clip each rank differently: use blockshock_lib.clip_grad_norm_(model, max_norm)"
-            )
-        return own(tensors, *args, **kwargs)
-
-    return total_norm
+def _refusing(own: Callable, tensors: Tensor | Iterable[Tensor], *args, **kwargs) -> Tensor:
+    tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    for layer in _shared(tensors, lambda layer: layer.weight.grad).values():
+        raise UnsupportedError(
+            f"torch.nn.utils.clip_grad_norm_ sees this rank's share of the gradient of {describe(layer)} and "
+            "would clip each rank differently: use blockshock_lib.clip_grad_norm_(model, max_norm)"
+        )
+    return own(tensors, *args, **kwargs)
 
 
-def _not_over_parts(own: Callable) -> Callable:
-    @functools.wraps(own)
-    def average_parameters(params, process_group):
-        params = list(params)
-        for layer in _shared(params).values():
-            refuse_same_ranks(layer, "model averaging", dist.get_process_group_ranks(process_group))
-        return own(iter(params), process_group)
+def _not_over_parts(own: Callable, params: Iterable[nn.Parameter], process_group: dist.ProcessGroup) -> None:
+    params = list(params)
+    for layer in _shared(params).values():
+        refuse_same_ranks(layer, "model averaging", dist.get_process_group_ranks(process_group))
+    return own(iter(params), process_group)
 
-    return average_parameters
+
+def _around(own: Callable, how: Callable) -> Callable:
+    """What stands in the place of torch's `own`: `how`, which is given that first."""
+    return functools.wraps(own)(lambda *args, **kwargs: how(own, *args, **kwargs))
 
 
 register_module_module_registration_hook(_before_wrapped)
-averaging.average_parameters = _not_over_parts(averaging.average_parameters)
-Optimizer.add_param_group = _judged(Optimizer.add_param_group)
-GradScaler._unscale_grads_ = _skipping_alike(GradScaler._unscale_grads_)
+averaging.average_parameters = _around(averaging.average_parameters, _not_over_parts)
+Optimizer.add_param_group = _around(Optimizer.add_param_group, _judged)
+GradScaler._unscale_grads_ = _around(GradScaler._unscale_grads_, _skipping_alike)
 # What torch's clip_grad_norm_ calls, so that one that was imported before this is checked too.
 if own := getattr(clip_grad, "_get_total_norm", None):
-    clip_grad._get_total_norm = nn.utils.get_total_norm = _refusing(own)
+    clip_grad._get_total_norm = nn.utils.get_total_norm = _around(own, _refusing)
