@@ -2,9 +2,9 @@
 
 import contextlib
 import functools
-import importlib
 import importlib.metadata
 import os
+import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,8 +51,7 @@ def lacks(package: str, extra: str, module: str) -> str:
     if not version(package):
         return f"{package} is not installed (the extra `{extra}`)"
     try:
-        place, _, name = module.partition(":")
-        getattr(importlib.import_module(place), name)
+        pkgutil.resolve_name(module)
     except Exception as error:  # a beta may ask for what is not there, in its own words
         return f"{package} cannot be imported: {first_line(error)}"
     return ""

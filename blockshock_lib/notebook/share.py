@@ -9,7 +9,6 @@ import datetime as dt
 import hashlib
 import io
 import json
-import os
 import shutil
 import stat
 import subprocess
@@ -137,13 +136,11 @@ def pack(folder: Path | str, target: Path | str | None = None) -> Path:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(one for one in folders if not (Path(place) / one / manifest.FILE).exists())
-        for path in (Path(place) / one for one in (*folders, *sorted(names))):
-            if path.is_symlink():
-                raise ShareError(f"{shown(folder)}: {path.relative_to(folder)} is a link: a run is shared without")
-            if path.is_file() and archive.is_kind(path.relative_to(folder).as_posix()):
-                yield path
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise ShareError(f"{shown(folder)}: {path.relative_to(folder)} is a link: a run is shared without")
+        if path.is_file() and archive.is_kind(path.relative_to(folder).as_posix()):
+            yield path
 
 
 def unpack(path: Path | str, into: Path | str) -> Path:

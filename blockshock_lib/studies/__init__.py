@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 from typing import TYPE_CHECKING
 
 from blockshock_lib.errors import ParamsError, allowed
@@ -28,7 +28,7 @@ def load(name: str) -> Study:
     """The study of that name. ParamsError where there is none."""
     if name not in (table := _table()):
         raise ParamsError(f"{name!r} is no study; {allowed(name, table)}")
-    return getattr(importlib.import_module(module_of(name)), table[name].partition(":")[2])
+    return pkgutil.resolve_name(table[name])
 
 
 def module_of(name: str) -> str:

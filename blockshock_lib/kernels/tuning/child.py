@@ -10,8 +10,8 @@ or a step and its "trial" by turns, at the end "done", or else "failed" or "brok
 import atexit
 import contextlib
 import ctypes
-import importlib
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -164,8 +164,7 @@ def main() -> None:
     def say(what: str, told: object = "") -> None:
         pipe.send((what, told))
 
-    module, _, attribute = name.partition(":")
-    search: Search = getattr(importlib.import_module(module), attribute)
+    search: Search = pkgutil.resolve_name(name)
     if device.startswith("cuda"):
         import torch
 

@@ -5,7 +5,7 @@ Symbols: B batch, N out_features, K in_features, e bytes an element, w ranks. A 
 term of k = 2 K / w input columns.
 """
 
-import importlib
+import pkgutil
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -111,8 +111,7 @@ class Method:
 
     def load(self) -> Any:
         """The layer's class, a `layers.ShardedLinear`; imports torch."""
-        module, name = self.layer.split(":")
-        return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(self.layer)
 
     def options(self, chosen: str, frozen: bool = True, dw: str = "auto") -> dict[str, str | bool]:
         """Keyword arguments for the layer: `chosen` is the parameters' 2:4 backend, `dw` their strategy for dW."""
