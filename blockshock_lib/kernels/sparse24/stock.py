@@ -9,7 +9,7 @@ import warnings
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.sparse import SparseSemiStructuredTensor, to_sparse_semi_structured
+from torch.sparse import SparseSemiStructuredTensorCUSPARSELT
 
 from blockshock_lib.kernels.sparse24 import cslt
 from blockshock_lib.kernels.sparse24.packing import Packed, check_input, check_weight, contiguous_aligned
@@ -28,15 +28,10 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
 def compress(kept: Tensor) -> Packed:
     """Compress a weight [N, K] that is masked already: what training by the public interface repeats each step."""
     cslt.require(kept.shape, name="torch")
-    forced = SparseSemiStructuredTensor._FORCE_CUTLASS
-    try:
-        # PyTorch's CUTLASS kernels run on compute capability 8.x only.
-        SparseSemiStructuredTensor._FORCE_CUTLASS = False
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The PyTorch API of SparseSemiStructuredTensor is in prototype")
-            wrapper = to_sparse_semi_structured(kept.detach().contiguous())
-    finally:
-        SparseSemiStructuredTensor._FORCE_CUTLASS = forced
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of SparseSemiStructuredTensor is in prototype")
+        # What to_sparse_semi_structured makes, unless told to take CUTLASS, whose kernels run on capability 8.x only.
+        wrapper = SparseSemiStructuredTensorCUSPARSELT.from_dense(kept.detach().contiguous())
     return Packed("torch", tuple(kept.shape), kept.dtype, (wrapper.packed,), wrapper)
 
 
