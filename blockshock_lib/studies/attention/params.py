@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -123,7 +123,6 @@ class Case(study.Case):
     k_len: int
     block: int
     tuned: bool = False
-    later: ClassVar = {"tuned": False}
 
     @property
     def label(self) -> str:

@@ -152,9 +152,6 @@ class Case(study.Case):
     batches of `batch` sequences.
     """
 
-    later: ClassVar[Mapping[str, Any]] = dict.fromkeys(("layers", "heads", "kv_heads", "vocab", "context", "tokens"), 0)
-    later |= {"recipe": ""}
-
     pattern: str
     n: int
     k: int
@@ -243,6 +240,6 @@ def words(row: Mapping[str, Any]) -> str:
 def columns(case: Mapping[str, Any]) -> dict[str, Any]:
     """A record's `case` -> the study's own columns of a records frame."""
     own = {key: case[key] for key in ("pattern", "n", "k", "batch", "sparsity", "block")}
-    own |= {key: case.get(key, Case.later[key]) for key in LATER} | {"trained": case.get("tokens", 0)}
+    own |= {key: case.get(key, getattr(Case, key)) for key in LATER} | {"trained": case.get("tokens", 0)}
     own["weight"] = f"{case['n']} wide" if own["trained"] else f"{case['n']}x{case['k']}"
     return own | ({"weight": f"{own['layers']} layers of {own['weight']}"} if case["pattern"] == LLAMA else {})

@@ -142,8 +142,6 @@ class Case(study.Case):
     `work` of `length`: "prefill" of so many tokens, "decode" behind so many, "step" of so many.
     """
 
-    later: ClassVar[Mapping[str, Any]] = {"work": "", "layers": LAYERS, "length": 0, "link": "fast", "recipe": ""}
-
     width: int
     heads: int
     vocab: int
@@ -201,12 +199,12 @@ def weights(width: int, vocab: int) -> int:
     return LAYERS * (12 * width**2 + 13 * width) + 2 * width + vocab * width
 
 
-LATER = tuple(Case.later)
+LATER = ("work", "layers", "length", "link", "recipe")
 COLUMNS = ("width", "heads", "vocab", "context", "ranks", "batch")
 
 
 def columns(case: Mapping[str, Any]) -> dict[str, Any]:
     """A record's `case` -> the study's own columns of a records frame."""
     own = {key: case[key] for key in COLUMNS} | {"trained": case["tokens"]}
-    own |= {key: case.get(key, default) for key, default in Case.later.items()}
+    own |= {key: case.get(key, getattr(Case, key)) for key in LATER}
     return own | {"timed": f"{own['work']} {own['length']}" if own["work"] else ""}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
@@ -180,8 +180,6 @@ class Case(study.Case):
     product: str
     optimizer: str = ""
     dw: str = "auto"
-
-    later: ClassVar[Mapping[str, Any]] = {"optimizer": "", "dw": "auto"}
 
     @property
     def label(self) -> str:
