@@ -49,10 +49,6 @@ class Corpus:
         """The shards of "train" or "val", mapped: what `shards.Batches` and `shards.fixed` take."""
         return [shards.read(self.folder / path) for path in getattr(self, part)]
 
-    def bits_per_byte(self, nats: float) -> float | None:
-        """Of a loss in nats a token."""
-        return nats / float(np.log(2)) / self.bytes_per_token if self.bytes_per_token else None
-
 
 def opened(digest: str) -> Corpus:
     """The corpus of that digest. DataError where it is not here, or is no longer what the digest was taken of."""
