@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from blockshock_lib.engine import study
 from blockshock_lib.errors import allowed
 from blockshock_lib.files import ROOT, canonical, sha256
-from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, wrong
+from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, known, wrong
 from blockshock_lib.studies.gallery.methods import ACTS, ARMS, DECODERS, DENSE, METHODS, PATTERNS, PRUNED, WAYS
 from blockshock_lib.studies.gallery.phases import PHASES, WORKS
 
@@ -121,15 +121,11 @@ class Params(RunParams):
             raise wrong(needed, f"{self.phase} asks for it")
         if PHASES[self.phase].timed and self.hardware.world_size > 1:
             raise wrong("hardware.world_size", f"{self.phase} measures one device; allowed: 1")
-        for place, name in enumerate(self.methods):
-            if name not in table:
-                raise wrong(f"methods.{place}", f"{name!r} is not allowed; {allowed(name, table)}")
-            if name in self.methods[:place]:
-                raise wrong("methods", f"{name!r} is listed twice; keep one of them")
+        known("methods", self.methods, table)
         for pattern in self.sweep.patterns if needed == "sweep" else ():
             if (pattern in ACTS) != (table is WAYS):
-                known = allowed(pattern, ACTS if table is WAYS else PATTERNS)
-                raise wrong("sweep.patterns", f"{pattern!r} is none of {self.phase}; {known}")
+                near = allowed(pattern, ACTS if table is WAYS else PATTERNS)
+                raise wrong("sweep.patterns", f"{pattern!r} is none of {self.phase}; {near}")
         if table is ARMS and DENSE not in self.methods:
             raise wrong("methods", f"every arm is held against {DENSE!r}: add it")
         if table is ARMS and any(ARMS[name].method == "sparsegpt" for name in self.methods):

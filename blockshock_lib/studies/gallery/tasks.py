@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from blockshock_lib.files import seed
 from blockshock_lib.layers.gpt import corpus, shards
 from blockshock_lib.layers.sparsify import Sparse24
-from blockshock_lib.studies.gallery.problem import seed
 
 Pair = tuple[Tensor, Tensor]  # tokens and targets, int64 [B, S]
 PEAK = 4.0  # deviation of the teacher's logits, about: flat ones say nothing, and peaked ones leave nothing to learn

@@ -19,13 +19,14 @@ from blockshock_lib.comm import Group, Pending
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Problem, Runner
 from blockshock_lib.engine.timing import Work
+from blockshock_lib.files import seed
 from blockshock_lib.layers.gpt import GPT, Cache, GPTConfig, named
 from blockshock_lib.layers.gpt.ranks import Sum
 from blockshock_lib.layers.gpt.schedule import Step
 from blockshock_lib.studies.gpt import truth
 from blockshock_lib.studies.gpt.methods import METHODS
 from blockshock_lib.studies.gpt.params import Case, Params, Training
-from blockshock_lib.studies.gpt.problem import DTYPES, LOOSER, GPTProblem, seed
+from blockshock_lib.studies.gpt.problem import DTYPES, LOOSER, GPTProblem
 
 NEGLIGIBLE_LR = 1e-12  # no weight moves, so a timed step can be checked; its time is any rate's
 CHECKED = 64  # positions of a step that is held to the equation, gradients and all

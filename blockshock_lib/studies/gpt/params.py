@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from blockshock_lib.engine import study
-from blockshock_lib.errors import allowed
 from blockshock_lib.files import ROOT, canonical, sha256
-from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, wrong
+from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, known, wrong
 from blockshock_lib.studies.gpt.methods import METHODS
 from blockshock_lib.studies.gpt.phases import PHASES
 
@@ -105,11 +104,8 @@ class Params(RunParams):
 
     @model_validator(mode="after")
     def _known_methods(self) -> "Params":
+        known("methods", self.methods, METHODS)
         for place, name in enumerate(self.methods):
-            if name not in METHODS:
-                raise wrong(f"methods.{place}", f"{name!r} is not allowed; {allowed(name, METHODS)}")
-            if name in self.methods[:place]:
-                raise wrong("methods", f"{name!r} is listed twice; keep one of them")
             if METHODS[name].bound and self.phase != "gpt_latency":
                 raise wrong(f"methods.{place}", f"{name!r} is a bound of time; allowed: in gpt_latency alone")
         return self

@@ -1,7 +1,6 @@
 """One case of the gpt study on one rank: a GPT that must equal its schedule's equation, and what is then asked."""
 
 import copy
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.engine.timing import Timer
 from blockshock_lib.errors import first_line
+from blockshock_lib.files import seed
 from blockshock_lib.layers.gpt import GPT, GPTConfig, Schedule, corpus, shards
 from blockshock_lib.layers.gpt.training import Trainer
 from blockshock_lib.studies.gpt import after, truth
@@ -228,10 +228,6 @@ def parted(logits: torch.Tensor, loss: torch.Tensor, grads: Mapping[str, torch.T
 def used(grads: Mapping[str, torch.Tensor]) -> float:
     """The share of all weights whose gradient is not 0. Tokens that no batch holds train by the tied head."""
     return sum(float(grad.count_nonzero()) for grad in grads.values()) / sum(grad.numel() for grad in grads.values())
-
-
-def seed(*parts: Any) -> int:
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:7])
 
 
 @torch.no_grad()
