@@ -50,6 +50,18 @@ class Corpus:
         return [shards.read(self.folder / path) for path in getattr(self, part)]
 
 
+class Text:
+    """What a GPT learns of a corpus: `at`, (tokens, targets) of a step, as of `shards.Batches`; `held_out`, those of
+    the validation. `case` says batch, context and seed, `settings` the `validation_tokens`.
+    """
+
+    def __init__(self, corpus: Corpus, case: Any, settings: Any):
+        self.digest, self.count = corpus.digest, corpus.tokens["train"]
+        self.at = shards.Batches(corpus.read("train"), case.batch, case.context, case.seed).at
+        asked = min(settings.validation_tokens, corpus.tokens["val"] - case.context)
+        self.held_out = shards.fixed(corpus.read("val"), asked, case.batch, case.context)
+
+
 def opened(digest: str) -> Corpus:
     """The corpus of that digest. DataError where it is not here, or is no longer what the digest was taken of."""
     try:

@@ -3,16 +3,17 @@
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from blockshock_lib.engine import study
 from blockshock_lib.errors import allowed
 from blockshock_lib.files import ROOT, canonical, sha256
-from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, known, wrong
+from blockshock_lib.params.models import Count, Frozen, RunParams, by_name, known, wrong
 from blockshock_lib.studies.gallery.methods import ACTS, ARMS, DECODERS, DENSE, METHODS, PATTERNS, PRUNED, WAYS
 from blockshock_lib.studies.gallery.phases import PHASES, WORKS
+from blockshock_lib.studies.gpt.params import Recipe
 
 SETS = {
     "all": tuple(METHODS),
@@ -45,14 +46,11 @@ class Sweep(Frozen):
         return self
 
 
-class Accuracy(Frozen):
-    """GPTs trained on `tokens` by AdamW as in the gpt study, with `seeds` seeds from `seed` on. Their `task` is
-    the corpus of all installed packages, of a few, or what a teacher with 2:4 weights says; or the shards in the folder
-    `data`. `calibration`: sequences; `block`: the side of blocks.
+class Accuracy(Recipe):
+    """GPTs trained as in the gpt study, with `seeds` seeds from `seed` on. Their `task` is the corpus of all installed
+    packages, of a few, or what a teacher with 2:4 weights says; or the shards in the folder `data`. `calibration`:
+    sequences; `block`: the side of blocks.
     """
-
-    betas: ClassVar[tuple[float, float]] = (0.9, 0.95)  # AdamW's
-    final: ClassVar[float] = 0.1  # of the learning rate, at the last step
 
     task: Literal["packages", "nano", "teacher"] = "packages"
     data: str = ""
@@ -61,15 +59,6 @@ class Accuracy(Frozen):
     heads: Count
     vocab: Annotated[int, Field(strict=True, ge=2, le=1 << 16)]
     context: Count
-    tokens: Annotated[int, Field(strict=True, ge=1, le=1 << 40)]
-    batch: Count
-    learning_rate: Positive
-    warmup: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.1
-    weight_decay: NotNegative = 0.1
-    clip: Positive = 1.0
-    validations: Count = 10
-    validation_tokens: Count = 1 << 19
-    compiled: Flag = True
     seeds: Count = 1
     calibration: Count = 128
     block: Count = 16

@@ -41,12 +41,10 @@ class Size(Frozen):
         return self
 
 
-class Training(Frozen):
+class Recipe(Frozen):
     """`tokens` are trained on in batches of `batch` sequences, by AdamW at `learning_rate` after a rise over `warmup`
     of the steps, falling to a tenth of it; too short a rise spoils schedules unequally (docs/gpt.md). `validations`:
-    how often the loss on `validation_tokens` is taken, the last time at the end. `after`: whether the syncs of the
-    trained tensor-parallel model are dropped one by one, and half of them made up for by distillation on
-    `distill_tokens`.
+    how often the loss on `validation_tokens` is taken, the last time at the end.
     """
 
     betas: ClassVar[tuple[float, float]] = (0.9, 0.95)  # AdamW's
@@ -61,6 +59,13 @@ class Training(Frozen):
     validations: Count = 10
     validation_tokens: Count = 1 << 19
     compiled: Flag = True
+
+
+class Training(Recipe):
+    """`after`: whether the syncs of the trained tensor-parallel model are dropped one by one, and half of them made up
+    for by distillation on `distill_tokens`.
+    """
+
     after: Flag = True
     distill_tokens: Count = 5_000_000
 
@@ -168,13 +173,12 @@ def expand(params: Params) -> tuple[Case, ...]:
     """
     hardware, size, train = params.hardware, params.size.model_dump(), params.training
     general = {"phase": params.phase, "dtype": params.dtype, "device": hardware.device, "ranks": params.ranks} | size
+    place = {"world_size": hardware.world_size, "emulated": hardware.emulated, "seed": params.seed}
     if params.phase == "gpt_correctness":
-        place = {"world_size": hardware.world_size, "emulated": hardware.emulated, "seed": params.seed}
         return (Case(**general, **place, methods=params.methods, batch=CHECK_BATCH, tokens=0),)
     if params.phase == "gpt_latency":
-        general |= {"world_size": hardware.world_size, "emulated": hardware.emulated, "seed": params.seed, "tokens": 0}
-        general |= {"methods": params.methods, "layers": params.latency.layers, "link": hardware.link}
-        return tuple(Case(**general | _timed(params.latency, *row)) for row in params.latency.rows())
+        place |= {"methods": params.methods, "layers": params.latency.layers, "link": hardware.link, "tokens": 0}
+        return tuple(Case(**general | place | _timed(params.latency, *row)) for row in params.latency.rows())
     how = train.model_dump(exclude={"validations", "after", "batch", "tokens"})
     how |= {"betas": train.betas, "final": train.final}
     how |= {"compiled": train.compiled and hardware.device == "cuda", "device": hardware.device}
