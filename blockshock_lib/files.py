@@ -86,6 +86,11 @@ def sha256(what: Path | bytes | str) -> str:
     return hashlib.sha256(what.encode() if isinstance(what, str) else what).hexdigest()
 
 
+def seed(*parts: object) -> int:
+    """Of a random generator: 56 bits that hang on the text of all parts."""
+    return int(sha256("/".join(map(str, parts)))[:14], 16)
+
+
 def short_digest(*paths: Path) -> str:
     """12 hex digits that change with the content of any of these files."""
     return sha256(b"".join(path.read_bytes() for path in paths))[:12]

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from blockshock_lib.files import canonical, sha256
 
@@ -78,7 +78,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to check and measure by several methods. A study adds its fields in a subclass."""
+    """One thing to check and measure by several methods. A study adds its fields in a subclass; a later one has a
+    default and is left out of `as_dict` at that value, so that older ids stay what they are.
+    """
 
     phase: str
     methods: tuple[str, ...]
@@ -87,9 +89,6 @@ class Case:
     world_size: int
     emulated: bool
     seed: int
-
-    # Name -> default of later fields: left out of `as_dict` at that value, so that older ids stay what they are.
-    later: ClassVar[Mapping[str, Any]] = {}
 
     @cached_property
     def id(self) -> str:
@@ -102,8 +101,7 @@ class Case:
         raise NotImplementedError
 
     def as_dict(self) -> dict[str, Any]:
-        plain = {one.name: getattr(self, one.name) for one in fields(self)}
-        plain = {name: value for name, value in plain.items() if value != self.later.get(name, MISSING)}
+        plain = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
         return json.loads(json.dumps(plain, default=vars))
 
 

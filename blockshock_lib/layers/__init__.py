@@ -1,4 +1,5 @@
 """A class a method: how its ranks share y = x W^T + b, and how the shares make y."""
+# ruff: noqa: F401
 
 from blockshock_lib.layers.block_shock import BlockShockLinear
 from blockshock_lib.layers.dense import (
@@ -11,15 +12,3 @@ from blockshock_lib.layers.dense import (
 from blockshock_lib.layers.graphed import Graphed
 from blockshock_lib.layers.linear24 import Linear24
 from blockshock_lib.layers.sharded import ShardedLinear
-
-__all__ = [
-    "BlockShockLinear",
-    "ColumnParallelLinear",
-    "DenseLinear",
-    "Graphed",
-    "Linear24",
-    "MaskedDenseLinear",
-    "PermutedDenseLinear",
-    "RowParallelLinear",
-    "ShardedLinear",
-]

@@ -1,6 +1,6 @@
 """What every study's parameters have, to which it adds its own in a subclass; and pydantic's errors as sentences."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -34,6 +34,15 @@ def by_name(kind: str, table: Mapping[str, Any]) -> Callable[[Any], Any]:
         return table[value]
 
     return look_up
+
+
+def known(key: str, names: Sequence[str], table: Collection[str]) -> None:
+    """Complains of a name that `table` has not, and of one that is listed twice."""
+    for place, name in enumerate(names):
+        if name not in table:
+            raise wrong(f"{key}.{place}", f"{name!r} is not allowed; {allowed(name, table)}")
+        if name in names[:place]:
+            raise wrong(key, f"{name!r} is listed twice; keep one of them")
 
 
 class Frozen(BaseModel):

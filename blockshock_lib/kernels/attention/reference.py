@@ -8,6 +8,7 @@ from torch import Tensor
 
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists, unpack
+from blockshock_lib.kernels.attention.merge import wide
 
 
 def refuse(call: Call) -> str:
@@ -21,7 +22,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     """
     lists, scale, (batch, heads) = call.lists, call.scale, call.q.shape[:2]
     # A row of work for each head: [B * H, S, D].
-    q, k, v = (_wide(x).repeat_interleave(heads // x.shape[1], 1).flatten(0, 1) for x in (call.q, call.k, call.v))
+    q, k, v = (wide(x).repeat_interleave(heads // x.shape[1], 1).flatten(0, 1) for x in (call.q, call.k, call.v))
     lost_q, lost_k = ~q.isfinite().all(-1), ~(k.isfinite() & v.isfinite()).all(-1)
     q, k, v = q.masked_fill(lost_q[..., None], 0), *(x.masked_fill(lost_k[..., None], 0) for x in (k, v))
     plane = lists.plane.expand(batch, heads).flatten()
@@ -47,8 +48,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 def backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv by their formulas; `out` and `lse` may be those over more keys than these."""
     batch, heads, lists = *call.q.shape[:2], call.lists
-    q, dout, out = (_wide(x).flatten(0, 1) for x in (call.q, dout, out))
-    k, v = (_wide(x).repeat_interleave(heads // x.shape[1], 1).flatten(0, 1) for x in (call.k, call.v))
+    q, dout, out = (wide(x).flatten(0, 1) for x in (call.q, dout, out))
+    k, v = (wide(x).repeat_interleave(heads // x.shape[1], 1).flatten(0, 1) for x in (call.k, call.v))
     lse = lse.flatten(0, 1).to(q.dtype)
     delta = (dout * out).sum(-1) - (0 if dlse is None else dlse.flatten(0, 1))
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
@@ -66,10 +67,6 @@ def backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | 
         dv[seen] += weights.mT @ dout[at]
     dk, dv = (x.unflatten(0, (batch, call.k.shape[1], -1)).sum(2) for x in (dk, dv))
     return tuple(x.to(call.q.dtype) for x in (dq.unflatten(0, (batch, heads)), dk, dv))
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _seen(lists: BlockLists, row: int) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,6 @@ blocks are kept there. The idea of Shfl-BW (Huang et al., DAC 2022, arXiv 2203.0
 The mask alone tells the order: rows of one row of blocks keep the same columns.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -16,10 +14,10 @@ from blockshock_lib.kernels.patterns.pattern import Counts, Kernel, Packed, Patt
 class Shuffled(Packed):
     """A weight in shuffled order packed in blocks, and both orders: x's columns and y's are moved in every call."""
 
-    def __init__(self, weight: Tensor, mask: Tensor, block: int, inner: Callable[..., Packed] = blocks.Bsr):
+    def __init__(self, weight: Tensor, mask: Tensor, block: int):
         self.shape, self.dtype = tuple(weight.shape), weight.dtype
         rows, columns = order(mask, block), order(mask.t(), block)
-        self.inner = inner(weight[rows][:, columns], mask[rows][:, columns], block)
+        self.inner = blocks.Bsr(weight[rows][:, columns], mask[rows][:, columns], block)
         own = {"rows": rows.argsort().int(), "columns": columns.int()}
         self.tensors = self.inner.tensors | {f"{name}_order": one for name, one in own.items()}
 

@@ -7,6 +7,16 @@ from torch.autograd.function import once_differentiable
 from blockshock_lib.comm import Group, Pending
 
 
+class Silent(Group):
+    """Ranks whose sums are left out: what one gives comes back as it is."""
+
+    def all_reduce(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        return x
+
+    def start_all_reduce(self, x: Tensor) -> Pending:
+        return Pending(x)
+
+
 class Sum:
     """One all-reduce of a forward, and one of its gradients: begun where the sum landed, awaited where it started.
 

@@ -49,9 +49,17 @@ class Corpus:
         """The shards of "train" or "val", mapped: what `shards.Batches` and `shards.fixed` take."""
         return [shards.read(self.folder / path) for path in getattr(self, part)]
 
-    def bits_per_byte(self, nats: float) -> float | None:
-        """Of a loss in nats a token."""
-        return nats / float(np.log(2)) / self.bytes_per_token if self.bytes_per_token else None
+
+class Text:
+    """What a GPT learns of a corpus: `at`, (tokens, targets) of a step, as of `shards.Batches`; `held_out`, those of
+    the validation. `case` says batch, context and seed, `settings` the `validation_tokens`.
+    """
+
+    def __init__(self, corpus: Corpus, case: Any, settings: Any):
+        self.digest, self.count = corpus.digest, corpus.tokens["train"]
+        self.at = shards.Batches(corpus.read("train"), case.batch, case.context, case.seed).at
+        asked = min(settings.validation_tokens, corpus.tokens["val"] - case.context)
+        self.held_out = shards.fixed(corpus.read("val"), asked, case.batch, case.context)
 
 
 def opened(digest: str) -> Corpus:

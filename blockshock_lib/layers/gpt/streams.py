@@ -1,11 +1,16 @@
 """What the ranks read: the sum that all know, and beside it what each has made by itself and is not summed yet."""
 
+from functools import partial, reduce
+from operator import add
+
 import torch
 from torch import Tensor
 
 from blockshock_lib.comm import Group
 from blockshock_lib.layers.gpt.ranks import Sum
 from blockshock_lib.layers.gpt.schedule import Schedule
+
+_total = partial(reduce, add)  # of a list, which is not empty, in its order
 
 
 class Streams:
@@ -72,13 +77,6 @@ class Streams:
         over_ranks, started = self.sums.pop(i)
         self.shared = self.shared + (over_ranks.land(started) if over_ranks else started)
         self.own = {key: own for key, own in self.own.items() if key[0] != self.schedule.syncs[i].lands}
-
-
-def _total(parts: list[Tensor]) -> Tensor:
-    total, *others = parts
-    for other in others:
-        total = total + other
-    return total
 
 
 def _over_tracks(parts: list[Tensor]) -> list[Tensor]:

@@ -8,22 +8,15 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from blockshock_lib.errors import DataError
 from blockshock_lib.layers.sparsify.fake import FakeSparse
-
-
-class Progress(NamedTuple):
-    step: int  # that were made
-    loss: float  # in nats a token, mean over the steps since the last one said
-    validated: float  # on the validation text
-    seconds: float  # that these steps took, without the validation
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: float, final: float) -> float:
@@ -36,22 +29,13 @@ def learning_rate(step: int, steps: int, peak: float, warmup: float, final: floa
 
 
 class Trainer:
-    """`batch`: step -> tokens and targets, int64 [B, S], the same for every arm of a seed. `held_out`: the batches of
-    the validation text, the same at each validation. bf16 on weights of fp32, or plain fp32. `model`: tokens and
-    targets -> the mean cross-entropy; the schedules of its FakeSparse layers go with the steps.
+    """`task`: as `store.Text`, whose `at` is the same for every arm of a seed, and `held_out` at each validation.
+    bf16 on weights of fp32, or plain fp32. `model`: tokens and targets -> the mean cross-entropy; the schedules of its
+    FakeSparse layers go with the steps.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        settings: Any,
-        steps: int,
-        batch: Callable[[int], tuple[Tensor, Tensor]],
-        held_out: Callable[[], Iterator[tuple[Tensor, Tensor]]],
-        dtype: torch.dtype,
-    ):
-        self.model, self.settings, self.steps, self.step = model, settings, steps, 0
-        self.batch, self.held_out = batch, held_out
+    def __init__(self, model: nn.Module, settings: Any, steps: int, task: Any, dtype: torch.dtype):
+        self.model, self.settings, self.steps, self.task, self.step = model, settings, steps, task, 0
         self.device = next(model.parameters()).device
         self.dtype, self.size = dtype, 0  # tokens of a batch
         self.fakes = [module for module in model.modules() if isinstance(module, FakeSparse)]
@@ -61,41 +45,42 @@ class Trainer:
             torch.compiler.reset()  # a process trains many models; past eight PyTorch compiles none, without a word
             self.loss = torch.compile(model, dynamic=False, fullgraph=True)
 
-    def autocast(self) -> contextlib.AbstractContextManager:
-        half = self.dtype in (torch.bfloat16, torch.float16)
-        return torch.autocast(self.device.type, self.dtype) if half else contextlib.nullcontext()
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype.itemsize < 4)
 
-    def course(self, path: Path | None, corpus: str, validations: int) -> Iterator[tuple[str, float, int]]:
-        """(metric, value, step) of all of it, from where an earlier process has left the model in `path`; last, where
-        it took some, the tokens a second. ArithmeticError: a loss is not finite.
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Tokens and targets, int64 [B, S], where the model is."""
+        return tuple(x.to(self.device, non_blocking=True) for x in self.task.at(step))
+
+    def course(self, path: Path | None) -> Iterator[tuple[str, float, int]]:
+        """(metric, value, step) of all of it, from where an earlier process has left the model in `path`: in nats a
+        token at each validation the mean loss of the steps since the last one, and that on the validation text; last,
+        where it took some, the tokens a second. ArithmeticError: a loss is not finite.
         """
         if path is not None and path.exists():
-            self.load(path, corpus)
-        first, seconds = None, 0.0
+            self.load(path)
         if not self.step:
             yield "validation_loss", self.validate(), 0
-        for one in self.run(validations):
-            # The steps up to this process's first validation compile: they do not count.
-            first, seconds = (one.step, 0.0) if first is None else (first, seconds + one.seconds)
-            yield "train_loss", one.loss, one.step
-            yield "validation_loss", one.validated, one.step
-            if path is not None:
-                self.save(path, corpus)
-        if seconds:
-            yield "token_rate", (self.step - first) * self.size / seconds, 0
-
-    def run(self, validations: int) -> Iterator[Progress]:
-        """Steps up to the last; says its progress at each validation. ArithmeticError where the loss is not finite."""
-        every = [round((i + 1) * self.steps / validations) for i in range(validations)]
-        total, since, started = torch.zeros((), device=self.device), self.step, time.perf_counter()
+        count = self.settings.validations
+        every = [round((i + 1) * self.steps / count) for i in range(count)]
+        first, seconds, total = None, 0.0, torch.zeros((), device=self.device)
+        since, started = self.step, time.perf_counter()
         while self.step < self.steps:
             total += self.one_step()
-            if self.step in every:
-                mean, seconds = total.item() / (self.step - since), time.perf_counter() - started
-                if not math.isfinite(mean):
-                    raise ArithmeticError(f"the loss is {mean} within the steps {since} to {self.step}")
-                yield Progress(self.step, mean, self.validate(), seconds)
-                total, since, started = torch.zeros_like(total), self.step, time.perf_counter()
+            if self.step not in every:
+                continue
+            mean, took = total.item() / (self.step - since), time.perf_counter() - started
+            if not math.isfinite(mean):
+                raise ArithmeticError(f"the loss is {mean} within the steps {since} to {self.step}")
+            # The steps up to this process's first validation compile: they do not count.
+            first, seconds = (self.step, 0.0) if first is None else (first, seconds + took)
+            yield "train_loss", mean, self.step
+            yield "validation_loss", self.validate(), self.step
+            if path is not None:
+                self.save(path)
+            total, since, started = torch.zeros_like(total), self.step, time.perf_counter()
+        if seconds:
+            yield "token_rate", (self.step - first) * self.size / seconds, 0
 
     def one_step(self) -> Tensor:
         """The loss before the step."""
@@ -122,21 +107,21 @@ class Trainer:
 
     def validate(self) -> float:
         self.reach(self.step)
-        return validate(self.model, self.held_out, self.autocast)
+        return validate(self.model, self.task.held_out, self.autocast)
 
-    def save(self, path: Path, corpus: str) -> None:
-        """What the next process needs to go on; whole, or not there. corpus: the digest of what it was trained on."""
+    def save(self, path: Path) -> None:
+        """What the next process needs to go on; whole, or not there."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step}
-        state |= {"corpus": corpus, "fakes": [(module.kept, module.scale) for module in self.fakes]}
+        state |= {"corpus": self.task.digest, "fakes": [(module.kept, module.scale) for module in self.fakes]}
         part = path.with_suffix(".tmp")
         torch.save(state, part)
         os.replace(part, path)
 
-    def load(self, path: Path, corpus: str) -> None:
+    def load(self, path: Path) -> None:
         """DataError where it was trained on another corpus."""
         state = torch.load(path, map_location=self.device, weights_only=True)
-        if state["corpus"] != corpus:
-            raise DataError(f"the training was stopped on corpus {state['corpus']}, this is {corpus}: begin a new run")
+        if (was := state["corpus"]) != self.task.digest:
+            raise DataError(f"the training was stopped on corpus {was}, this is {self.task.digest}: begin a new run")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
@@ -159,13 +144,14 @@ def is_plain(name: str) -> bool:
 
 @torch.no_grad()
 def validate(
-    model: Callable[..., Tensor],
-    held_out: Callable[[], Iterator[tuple[Tensor, Tensor]]],
+    model: nn.Module,
+    held_out: Iterable[tuple[Tensor, Tensor]],
     autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> float:
     """Mean cross-entropy of the validation text, in nats a token."""
-    total, count = 0.0, 0
+    total, count, device = 0.0, 0, next(model.parameters()).device
     with autocast():
-        for tokens, targets in held_out():
-            total, count = total + model(tokens, targets).double() * targets.numel(), count + targets.numel()
+        for tokens, targets in held_out:
+            loss = model(tokens.to(device), targets.to(device))
+            total, count = total + loss.double() * targets.numel(), count + targets.numel()
     return float(total) / count

@@ -19,6 +19,7 @@ from blockshock_lib.engine.timing import Work
 from blockshock_lib.layers.attention import BlockSparseAttention, ContextParallelAttention, HybridTransformerBlock
 from blockshock_lib.layers.attention.hybrid import summed
 from blockshock_lib.layers.attention.top_k import TopK, top_k
+from blockshock_lib.layers.gpt.ranks import Silent
 from blockshock_lib.ranks.worker import use_loopback
 from blockshock_lib.studies.attention import scaling, truth
 from blockshock_lib.studies.attention.methods import METHODS
@@ -256,10 +257,3 @@ class LayerRunner(Runner):
         if self.method.dealt:
             found["reduce"] = lambda: [summed(x, self.group) for _ in range(2)]
         return [Work(f"{name}_call", [torch.no_grad()(call)], eager=True) for name, call in found.items()]
-
-
-class Silent(Group):
-    """Ranks whose sums are left out."""
-
-    def all_reduce(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        return x

@@ -3,13 +3,13 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from blockshock_lib.engine import study
 from blockshock_lib.errors import allowed
-from blockshock_lib.params.models import Count, DType, Frozen, Positive, RunParams, by_name, wrong
+from blockshock_lib.params.models import Count, DType, Frozen, Positive, RunParams, by_name, known, wrong
 from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.phases import PHASES
 
@@ -102,11 +102,7 @@ class Params(RunParams):
         places = {"methods": self.methods, "sweep.methods": self.sweep.methods}
         places |= {f"more.{i}.methods": one.methods for i, one in enumerate(self.more)}
         for where, names in places.items():
-            for place, name in enumerate(names):
-                if name not in METHODS:
-                    raise wrong(f"{where}.{place}", f"{name!r} is not allowed; {allowed(name, METHODS)}")
-                if name in names[:place]:
-                    raise wrong(where, f"{name!r} is listed twice; keep one of them")
+            known(where, names, METHODS)
         return self
 
 
@@ -123,7 +119,6 @@ class Case(study.Case):
     k_len: int
     block: int
     tuned: bool = False
-    later: ClassVar = {"tuned": False}
 
     @property
     def label(self) -> str:

@@ -13,13 +13,14 @@ from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.layers import sparsify
+from blockshock_lib.layers.gpt import corpus, store
 from blockshock_lib.layers.gpt.training import Trainer, validate
 from blockshock_lib.layers.sparsify.fake import soft_threshold
 from blockshock_lib.studies.gallery.decode import DecodeProblem, linears
 from blockshock_lib.studies.gallery.methods import ARMS, Arm
 from blockshock_lib.studies.gallery.params import HALF, Case, Params
 from blockshock_lib.studies.gallery.problem import DTYPES, GalleryProblem
-from blockshock_lib.studies.gallery.tasks import GPT, Pair, Teacher, Text, drawn
+from blockshock_lib.studies.gallery.tasks import GPT, Teacher, drawn
 from blockshock_lib.studies.gallery.training import TrainingProblem
 
 CHECKED = 64  # positions that are checked
@@ -46,22 +47,19 @@ class AccuracyProblem(Problem):
     def __init__(self, case: Case, params: Params, **place: Any):
         super().__init__(case, params, **place)
         self.dtype, self.settings, self.trained = DTYPES[case.dtype], params.accuracy, None
-        self.task = (Teacher if self.settings.task == "teacher" else Text)(case, self.settings)
+        asked = self.settings
+        if asked.task == "teacher":
+            self.task = Teacher(case, asked)
+        else:
+            self.task = store.Text(corpus.chosen(asked.data, asked.task, case.vocab), case, asked)
         self.steps = max(1, case.tokens // (case.batch * case.context))
-        self.tokens = self.batch(0)[0][:1, :CHECKED]
+        self.tokens = self.task.at(0)[0][:1, :CHECKED].to(self.device)
 
     def build(self, method: str) -> Runner:
         return (Pruned if ARMS[method].method else Trained)(self, ARMS[method])
 
     def drawn(self) -> GPT:
         return drawn(self.case, "weights").to(self.device)
-
-    def batch(self, step: int) -> Pair:
-        return tuple(x.to(self.device, non_blocking=True) for x in self.task.at(step))
-
-    def validation(self) -> Iterator[Pair]:
-        for pair in self.task.held_out:
-            yield tuple(x.to(self.device) for x in pair)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype.itemsize < 4)
@@ -86,8 +84,7 @@ class Trained(Runner):
             gradient = "sparse" if arm.schedule == "once" else "straight-through"
             schedule = sparsify.PruneSchedule(arm.schedule, steps, gradient)
             sparsify.fake_sparsify_(self.model, sparsify.Sparse24(), schedule=schedule)
-        given = self.model, problem.settings, problem.steps, problem.batch, problem.validation, problem.dtype
-        self.trainer = Trainer(*given)
+        self.trainer = Trainer(self.model, problem.settings, problem.steps, problem.task, problem.dtype)
 
     def checks(self, run: CaseRun) -> Iterator[Check]:
         """As they are trained, at the end of the schedule, against the weights by its formula."""
@@ -113,8 +110,8 @@ class Trained(Runner):
         yield Sample("corpus", task.count, detail=task.digest)
         if isinstance(task, Teacher):
             teacher = copy.deepcopy(task.model).to(problem.device)
-            yield Sample("teacher_loss", validate(teacher, problem.validation))
-        for name, *one in self.trainer.course(problem.state, task.digest, problem.settings.validations):
+            yield Sample("teacher_loss", validate(teacher, task.held_out))
+        for name, *one in self.trainer.course(problem.state):
             yield Sample(name, *one)
 
 
@@ -134,7 +131,8 @@ class Pruned(Runner):
         """A sparse copy in the case's dtype. UnsupportedError where a layer of it would stay dense."""
         problem, model = self.problem, copy.deepcopy(whole).to(self.problem.dtype)
         count = -(-problem.settings.calibration // problem.case.batch)
-        texts = [problem.batch(problem.steps + i)[0] for i in range(count)]  # behind those of the training
+        steps = range(problem.steps, problem.steps + count)  # behind those of the training
+        texts = [problem.task.at(step)[0].to(problem.device) for step in steps]
         try:
             report = sparsify.sparsify_(model, self.config, None, None if self.arm.method == "magnitude" else texts)
         except ValueError as error:
@@ -180,7 +178,7 @@ class Pruned(Runner):
         for module, of in zip(linears(pruned), linears(model), strict=True):
             module.weight.copy_(of.weight)
         yield Sample("prune_time", seconds)
-        yield Sample("validation_loss", validate(pruned, problem.validation, problem.autocast), problem.steps)
+        yield Sample("validation_loss", validate(pruned, problem.task.held_out, problem.autocast), problem.steps)
 
 
 def expected(weight: Tensor, schedule: str) -> Tensor:

@@ -3,16 +3,17 @@
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from blockshock_lib.engine import study
 from blockshock_lib.errors import allowed
 from blockshock_lib.files import ROOT, canonical, sha256
-from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, wrong
+from blockshock_lib.params.models import Count, Frozen, RunParams, by_name, known, wrong
 from blockshock_lib.studies.gallery.methods import ACTS, ARMS, DECODERS, DENSE, METHODS, PATTERNS, PRUNED, WAYS
 from blockshock_lib.studies.gallery.phases import PHASES, WORKS
+from blockshock_lib.studies.gpt.params import Recipe
 
 SETS = {
     "all": tuple(METHODS),
@@ -45,14 +46,11 @@ class Sweep(Frozen):
         return self
 
 
-class Accuracy(Frozen):
-    """GPTs trained on `tokens` by AdamW as in the gpt study, with `seeds` seeds from `seed` on. Their `task` is
-    the corpus of all installed packages, of a few, or what a teacher with 2:4 weights says; or the shards in the folder
-    `data`. `calibration`: sequences; `block`: the side of blocks.
+class Accuracy(Recipe):
+    """GPTs trained as in the gpt study, with `seeds` seeds from `seed` on. Their `task` is the corpus of all installed
+    packages, of a few, or what a teacher with 2:4 weights says; or the shards in the folder `data`. `calibration`:
+    sequences; `block`: the side of blocks.
     """
-
-    betas: ClassVar[tuple[float, float]] = (0.9, 0.95)  # AdamW's
-    final: ClassVar[float] = 0.1  # of the learning rate, at the last step
 
     task: Literal["packages", "nano", "teacher"] = "packages"
     data: str = ""
@@ -61,15 +59,6 @@ class Accuracy(Frozen):
     heads: Count
     vocab: Annotated[int, Field(strict=True, ge=2, le=1 << 16)]
     context: Count
-    tokens: Annotated[int, Field(strict=True, ge=1, le=1 << 40)]
-    batch: Count
-    learning_rate: Positive
-    warmup: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.1
-    weight_decay: NotNegative = 0.1
-    clip: Positive = 1.0
-    validations: Count = 10
-    validation_tokens: Count = 1 << 19
-    compiled: Flag = True
     seeds: Count = 1
     calibration: Count = 128
     block: Count = 16
@@ -121,15 +110,11 @@ class Params(RunParams):
             raise wrong(needed, f"{self.phase} asks for it")
         if PHASES[self.phase].timed and self.hardware.world_size > 1:
             raise wrong("hardware.world_size", f"{self.phase} measures one device; allowed: 1")
-        for place, name in enumerate(self.methods):
-            if name not in table:
-                raise wrong(f"methods.{place}", f"{name!r} is not allowed; {allowed(name, table)}")
-            if name in self.methods[:place]:
-                raise wrong("methods", f"{name!r} is listed twice; keep one of them")
+        known("methods", self.methods, table)
         for pattern in self.sweep.patterns if needed == "sweep" else ():
             if (pattern in ACTS) != (table is WAYS):
-                known = allowed(pattern, ACTS if table is WAYS else PATTERNS)
-                raise wrong("sweep.patterns", f"{pattern!r} is none of {self.phase}; {known}")
+                near = allowed(pattern, ACTS if table is WAYS else PATTERNS)
+                raise wrong("sweep.patterns", f"{pattern!r} is none of {self.phase}; {near}")
         if table is ARMS and DENSE not in self.methods:
             raise wrong("methods", f"every arm is held against {DENSE!r}: add it")
         if table is ARMS and any(ARMS[name].method == "sparsegpt" for name in self.methods):
@@ -151,9 +136,6 @@ class Case(study.Case):
     of width n with MLPs of k that decodes after `context` tokens; or a GPT of width n = k, trained on `tokens` in
     batches of `batch` sequences.
     """
-
-    later: ClassVar[Mapping[str, Any]] = dict.fromkeys(("layers", "heads", "kv_heads", "vocab", "context", "tokens"), 0)
-    later |= {"recipe": ""}
 
     pattern: str
     n: int
@@ -243,6 +225,6 @@ def words(row: Mapping[str, Any]) -> str:
 def columns(case: Mapping[str, Any]) -> dict[str, Any]:
     """A record's `case` -> the study's own columns of a records frame."""
     own = {key: case[key] for key in ("pattern", "n", "k", "batch", "sparsity", "block")}
-    own |= {key: case.get(key, Case.later[key]) for key in LATER} | {"trained": case.get("tokens", 0)}
+    own |= {key: case.get(key, getattr(Case, key)) for key in LATER} | {"trained": case.get("tokens", 0)}
     own["weight"] = f"{case['n']} wide" if own["trained"] else f"{case['n']}x{case['k']}"
     return own | ({"weight": f"{own['layers']} layers of {own['weight']}"} if case["pattern"] == LLAMA else {})

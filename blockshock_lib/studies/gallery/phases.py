@@ -1,8 +1,8 @@
 """The phases of the gallery: its notebooks, and what their records hold."""
 
-from blockshock_lib.engine.study import CORE, Metric, Phase
+from blockshock_lib.engine.study import Metric, Phase
+from blockshock_lib.studies.gpt.phases import LOSSES, NATS, TRAINED
 
-NATS = Metric("nat")
 PHASES = {
     "gallery_speed": Phase(
         "gallery_speed",
@@ -32,17 +32,12 @@ PHASES = {
         "How much of a model's loss does each pattern cost, pruned after training or trained so?",
         False,
         figures=("nats lost",),
-        unit="M tokens",
-        amount=lambda case: case.tokens / 1e6,
-        reached=lambda case, row: (
-            row["repeat"] * case.batch * case.context / 1e6 if row["metric"] == "train_loss" else 0
-        ),
-        portable=True,
+        **TRAINED,
     ),
 }
 WORKS = ("forward", "dx")
 STEP = ("sparsify", "forward", "backward", "step")  # the pieces of a training step, and all of it
-METRICS = CORE | {
+METRICS = LOSSES | {
     **{f"{work}_{kind}": Metric("ms", zero=False) for work in (*WORKS, *STEP, "token") for kind in ("kernel", "call")},
     **{f"floor_{work}": Metric("ms") for work in (*WORKS, "token")},
     "greedy": Metric("1"),  # share of the sequences whose next token is the dense model's
@@ -51,10 +46,7 @@ METRICS = CORE | {
     "flops": Metric("FLOP"),  # of a forward, of the weights that are kept
     **dict.fromkeys(("packed_bytes", "packed_bytes_formula"), Metric("B")),  # as the kernel holds the weight
     **dict.fromkeys(("kept", "rows_kept"), Metric("1")),  # weights; outputs with a weight
-    **dict.fromkeys(("train_loss", "validation_loss"), NATS),  # `repeat`: the optimizer step after which it was taken
     "teacher_loss": NATS,  # of the truth on the validation pairs
-    "corpus": Metric("token"),  # trained on once over; `detail` is the digest of the corpus
-    "token_rate": Metric("token/s", zero=False),  # of training, without validation and what compiles
     "attention": Metric("1"),  # `detail`: PyTorch's kernels of it, one of which all methods of a decoding case take
     "compile_time": Metric("s", zero=False),  # of a compiled model's first call, in no time of it; less once on disk
     "prune_time": Metric("s", zero=False),  # of `sparsify_` with its calibration

@@ -1,6 +1,5 @@
 """One case of the gallery on one rank: a random weight, its mask by magnitude, and each kernel's product with it."""
 
-import hashlib
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from blockshock_lib.engine.roofline import Ceilings
 from blockshock_lib.engine.study import Check, Problem, Runner
 from blockshock_lib.engine.timing import Work
 from blockshock_lib.errors import UnsupportedError, first_line
+from blockshock_lib.files import seed
 from blockshock_lib.kernels.graph import try_capture
 from blockshock_lib.kernels.patterns import pattern as patterns
 from blockshock_lib.kernels.patterns.pattern import Kernel, Packed, Pattern
@@ -31,10 +31,6 @@ LOOSER = {torch.float32: 3.0}
 NO_CASE = re.compile(r"\bunsupported|not.?(yet.)?(supported|implemented)|multiples? of", re.I)  # in PyTorch's words
 LIBRARIES = ("triton", "nvmath", "cuda")  # that compile; a broken context fails the next call too
 TURNED = {"rows": "columns", "columns": "rows"}  # pattern -> that of the transposed weight, where it is another
-
-
-def seed(*parts: Any) -> int:
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:7])
 
 
 class Product(NamedTuple):

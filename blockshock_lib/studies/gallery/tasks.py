@@ -1,4 +1,4 @@
-"""The GPTs of gallery_accuracy and what they learn: a corpus, or a teacher whose loss no student can go below."""
+"""The GPTs of gallery_accuracy, and what they may learn in a corpus's place: a teacher whose loss none can go below."""
 
 from functools import cached_property
 from typing import Any
@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blockshock_lib.layers.gpt import corpus, shards
+from blockshock_lib.files import seed
 from blockshock_lib.layers.sparsify import Sparse24
-from blockshock_lib.studies.gallery.problem import seed
 
 Pair = tuple[Tensor, Tensor]  # tokens and targets, int64 [B, S]
 PEAK = 4.0  # deviation of the teacher's logits, about: flat ones say nothing, and peaked ones leave nothing to learn
@@ -61,18 +60,6 @@ def drawn(case: Any, what: str) -> GPT:
     with torch.random.fork_rng([]):
         torch.manual_seed(seed(case.seed, what))
         return GPT(case.layers, case.n, case.heads, case.vocab, case.context)
-
-
-class Text:
-    def __init__(self, case: Any, settings: Any):
-        self.corpus = corpus.chosen(settings.data, settings.task, case.vocab)
-        self.digest, self.count = self.corpus.digest, self.corpus.tokens["train"]
-        self.order = shards.Batches(self.corpus.read("train"), case.batch, case.context, case.seed)
-        asked = min(settings.validation_tokens, self.corpus.tokens["val"] - case.context)
-        self.held_out = shards.fixed(self.corpus.read("val"), asked, case.batch, case.context)
-
-    def at(self, step: int) -> Pair:
-        return self.order.at(step)
 
 
 class Teacher:

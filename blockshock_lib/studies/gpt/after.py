@@ -8,7 +8,7 @@ makes there of the same input (block-to-block distillation).
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -23,17 +23,12 @@ RATE = 1e-4  # AdamW's in distillation, falling to 0
 ROUNDS = 8  # of dealing neurons to heads and heads to neurons
 
 
-def samples(
-    trainer: Trainer,
-    validation: Callable[[], Iterator[tuple[Tensor, Tensor]]],
-    batches: Callable[[int], tuple[Tensor, Tensor]],
-    tokens: int,
-) -> Iterator[Sample]:
+def samples(trainer: Trainer, tokens: int) -> Iterator[Sample]:
     """Sensitivities, losses by how many syncs are dropped, and of half of them with heads grouped and after
     distillation on `tokens`, which goes on in the order of the training's batches.
     """
     model, end = trainer.model, trainer.model.schedule.end
-    loss = lambda model, dropped: validate(without(model, dropped), validation, trainer.autocast)  # noqa: E731
+    loss = lambda model, dropped: validate(without(model, dropped), trainer.task.held_out, trainer.autocast)  # noqa: E731
     base = loss(model, ())
     alone = {s: loss(model, (s,)) - base for s in range(end - 1)}  # the last sync feeds the head
     for s, cost in alone.items():
@@ -43,7 +38,7 @@ def samples(
         yield Sample("dropped_loss", loss(model, order[:count]), count)
     half = order[: end // 2]
     yield Sample("affinity_loss", loss(by_affinity(model), half), len(half))
-    student = distilled(trainer, half, batches, tokens)
+    student = distilled(trainer, half, tokens)
     yield Sample("distilled_loss", loss(student, half), len(half))
 
 
@@ -60,19 +55,17 @@ def pieces(schedule: Schedule) -> list[tuple[int, int]]:
     return list(zip([0, *ends], ends, strict=False))
 
 
-def distilled(
-    trainer: Trainer, dropped: list[int], batches: Callable[[int], tuple[Tensor, Tensor]], tokens: int
-) -> GPT:
+def distilled(trainer: Trainer, dropped: list[int], tokens: int) -> GPT:
     """A copy of the model whose pieces without all syncs were taught by the model's own."""
     teacher = trainer.model
     student = without(copy.deepcopy(teacher), dropped)
     taught = [(first, end) for first, end in pieces(student.schedule) if set(range(first, end)) & set(dropped)]
     learning = [p for first, end in taught for module in student.sublayers[first:end] for p in module.parameters()]
     optimizer = torch.optim.AdamW(learning, lr=RATE, weight_decay=0.0, fused=learning[0].is_cuda)
-    x, _ = batches(trainer.steps)
+    x, _ = trainer.batch(trainer.steps)
     steps = max(1, tokens // x.numel())
     for step in range(steps):
-        x, _ = batches(trainer.steps + step)
+        x, _ = trainer.batch(trainer.steps + step)
         optimizer.param_groups[0]["lr"] = RATE * (1 - step / steps)
         with torch.enable_grad(), trainer.autocast():
             loss = matched(teacher, student, taught, x)

@@ -4,7 +4,6 @@ All schedules run the same weights. A forward, of a prompt or of one token behin
 case's dtype; a training step is whole, embeddings and head too, with weights of fp32 under autocast, as in training.
 """
 
-import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -15,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from blockshock_lib.comm import Group, Pending
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Problem, Runner
 from blockshock_lib.engine.timing import Work
+from blockshock_lib.files import seed
 from blockshock_lib.layers.gpt import GPT, Cache, GPTConfig, named
-from blockshock_lib.layers.gpt.ranks import Sum
+from blockshock_lib.layers.gpt.ranks import Silent, Sum
 from blockshock_lib.layers.gpt.schedule import Step
 from blockshock_lib.studies.gpt import truth
 from blockshock_lib.studies.gpt.methods import METHODS
 from blockshock_lib.studies.gpt.params import Case, Params, Training
-from blockshock_lib.studies.gpt.problem import DTYPES, LOOSER, GPTProblem, seed
+from blockshock_lib.studies.gpt.problem import DTYPES, LOOSER, GPTProblem
 
 NEGLIGIBLE_LR = 1e-12  # no weight moves, so a timed step can be checked; its time is any rate's
 CHECKED = 64  # positions of a step that is held to the equation, gradients and all
@@ -78,9 +77,9 @@ class LatencyProblem(Problem):
         model.schedule = named(METHODS[method].schedule, self.case.layers)
         return silent(model) if METHODS[method].bound else model
 
-    def autocast(self) -> contextlib.AbstractContextManager:
-        half = self.trains and self.dtype != torch.float32
-        return torch.autocast(self.device.type, self.dtype, cache_enabled=False) if half else contextlib.nullcontext()
+    def autocast(self, half: bool = True) -> torch.autocast:
+        half = half and self.trains and self.dtype != torch.float32
+        return torch.autocast(self.device.type, self.dtype, enabled=half, cache_enabled=False)
 
     def expected(self, method: str) -> tuple[dict, dict]:
         """The truth by the method's equation and the same in the dtype of what is timed, on this rank."""
@@ -101,7 +100,7 @@ class LatencyProblem(Problem):
             new = 1 if case.work == "decode" else case.length
             return {"stream": streams(self.x.to(state.dtype))[self.group.rank][:, -new:].flatten(0, 1)}
         ids = self.ids[:1, : CHECKED + 1]
-        with torch.enable_grad(), self.autocast() if half else contextlib.nullcontext():
+        with torch.enable_grad(), self.autocast(half):
             places = self.whole.positions.weight[: ids.shape[1] - 1].to(state.dtype).detach().requires_grad_()
             stream = streams(state["tokens.weight"][ids[:, :-1]] + places)[self.group.rank]
             logits = truth.logits(state, stream).flatten(0, 1)
@@ -233,16 +232,6 @@ class Cast(dict):
 
     def __missing__(self, name: str) -> Tensor:
         return self.weights[name].detach().to(self.dtype)
-
-
-class Silent(Group):
-    """Ranks whose sums are left out: what one gives comes back as it is."""
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def start_all_reduce(self, x: Tensor) -> Pending:
-        return Pending(x)
 
 
 def silent(model: GPT) -> GPT:

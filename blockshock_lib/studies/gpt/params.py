@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from blockshock_lib.engine import study
-from blockshock_lib.errors import allowed
 from blockshock_lib.files import ROOT, canonical, sha256
-from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, wrong
+from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, known, wrong
 from blockshock_lib.studies.gpt.methods import METHODS
 from blockshock_lib.studies.gpt.phases import PHASES
 
@@ -42,12 +41,10 @@ class Size(Frozen):
         return self
 
 
-class Training(Frozen):
+class Recipe(Frozen):
     """`tokens` are trained on in batches of `batch` sequences, by AdamW at `learning_rate` after a rise over `warmup`
     of the steps, falling to a tenth of it; too short a rise spoils schedules unequally (docs/gpt.md). `validations`:
-    how often the loss on `validation_tokens` is taken, the last time at the end. `after`: whether the syncs of the
-    trained tensor-parallel model are dropped one by one, and half of them made up for by distillation on
-    `distill_tokens`.
+    how often the loss on `validation_tokens` is taken, the last time at the end.
     """
 
     betas: ClassVar[tuple[float, float]] = (0.9, 0.95)  # AdamW's
@@ -62,6 +59,13 @@ class Training(Frozen):
     validations: Count = 10
     validation_tokens: Count = 1 << 19
     compiled: Flag = True
+
+
+class Training(Recipe):
+    """`after`: whether the syncs of the trained tensor-parallel model are dropped one by one, and half of them made up
+    for by distillation on `distill_tokens`.
+    """
+
     after: Flag = True
     distill_tokens: Count = 5_000_000
 
@@ -105,11 +109,8 @@ class Params(RunParams):
 
     @model_validator(mode="after")
     def _known_methods(self) -> "Params":
+        known("methods", self.methods, METHODS)
         for place, name in enumerate(self.methods):
-            if name not in METHODS:
-                raise wrong(f"methods.{place}", f"{name!r} is not allowed; {allowed(name, METHODS)}")
-            if name in self.methods[:place]:
-                raise wrong("methods", f"{name!r} is listed twice; keep one of them")
             if METHODS[name].bound and self.phase != "gpt_latency":
                 raise wrong(f"methods.{place}", f"{name!r} is a bound of time; allowed: in gpt_latency alone")
         return self
@@ -142,8 +143,6 @@ class Case(study.Case):
     `work` of `length`: "prefill" of so many tokens, "decode" behind so many, "step" of so many.
     """
 
-    later: ClassVar[Mapping[str, Any]] = {"work": "", "layers": LAYERS, "length": 0, "link": "fast", "recipe": ""}
-
     width: int
     heads: int
     vocab: int
@@ -174,13 +173,12 @@ def expand(params: Params) -> tuple[Case, ...]:
     """
     hardware, size, train = params.hardware, params.size.model_dump(), params.training
     general = {"phase": params.phase, "dtype": params.dtype, "device": hardware.device, "ranks": params.ranks} | size
+    place = {"world_size": hardware.world_size, "emulated": hardware.emulated, "seed": params.seed}
     if params.phase == "gpt_correctness":
-        place = {"world_size": hardware.world_size, "emulated": hardware.emulated, "seed": params.seed}
         return (Case(**general, **place, methods=params.methods, batch=CHECK_BATCH, tokens=0),)
     if params.phase == "gpt_latency":
-        general |= {"world_size": hardware.world_size, "emulated": hardware.emulated, "seed": params.seed, "tokens": 0}
-        general |= {"methods": params.methods, "layers": params.latency.layers, "link": hardware.link}
-        return tuple(Case(**general | _timed(params.latency, *row)) for row in params.latency.rows())
+        place |= {"methods": params.methods, "layers": params.latency.layers, "link": hardware.link, "tokens": 0}
+        return tuple(Case(**general | place | _timed(params.latency, *row)) for row in params.latency.rows())
     how = train.model_dump(exclude={"validations", "after", "batch", "tokens"})
     how |= {"betas": train.betas, "final": train.final}
     how |= {"compiled": train.compiled and hardware.device == "cuda", "device": hardware.device}
@@ -201,12 +199,12 @@ def weights(width: int, vocab: int) -> int:
     return LAYERS * (12 * width**2 + 13 * width) + 2 * width + vocab * width
 
 
-LATER = tuple(Case.later)
+LATER = ("work", "layers", "length", "link", "recipe")
 COLUMNS = ("width", "heads", "vocab", "context", "ranks", "batch")
 
 
 def columns(case: Mapping[str, Any]) -> dict[str, Any]:
     """A record's `case` -> the study's own columns of a records frame."""
     own = {key: case[key] for key in COLUMNS} | {"trained": case["tokens"]}
-    own |= {key: case.get(key, default) for key, default in Case.later.items()}
+    own |= {key: case.get(key, getattr(Case, key)) for key in LATER}
     return own | {"timed": f"{own['work']} {own['length']}" if own["work"] else ""}

@@ -1,7 +1,6 @@
 """One case of the gpt study on one rank: a GPT that must equal its schedule's equation, and what is then asked."""
 
 import copy
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,8 @@ from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.engine.timing import Timer
 from blockshock_lib.errors import first_line
-from blockshock_lib.layers.gpt import GPT, GPTConfig, Schedule, corpus, shards
+from blockshock_lib.files import seed
+from blockshock_lib.layers.gpt import GPT, GPTConfig, Schedule, corpus, store
 from blockshock_lib.layers.gpt.training import Trainer
 from blockshock_lib.studies.gpt import after, truth
 from blockshock_lib.studies.gpt.methods import METHODS
@@ -117,11 +117,8 @@ class Checked(Runner):
         for name in ("syncs_forward", "syncs_backward"):
             if self.counts[name] != said:
                 return f"{name.replace('_', ' ')}: {self.counts[name]} were counted, the schedule says {said}"
-        return (
-            ""
-            if self.counts["weights_used"] > 0.999
-            else f"{1 - self.counts['weights_used']:.2%} of the weights are not trained"
-        )
+        share = self.counts["weights_used"]
+        return "" if share > 0.999 else f"{1 - share:.2%} of the weights are not trained"
 
     def samples(self, run: CaseRun, done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
         if not done:
@@ -135,21 +132,12 @@ class Trained(Runner):
         case, settings = problem.case, problem.params.training
         self.problem, self.model = problem, model.to(problem.device)
         self.steps = max(1, case.tokens // (case.batch * case.context))
-        self.order = shards.Batches(problem.corpus.read("train"), case.batch, case.context, case.seed)
-        asked = min(settings.validation_tokens, problem.corpus.tokens["val"] - case.context)
-        self.held_out = shards.fixed(problem.corpus.read("val"), asked, case.batch, case.context)
-        self.trainer = Trainer(self.model, settings, self.steps, self.batch, self.validation, problem.dtype)
-
-    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return tuple(x.to(self.problem.device, non_blocking=True) for x in self.order.at(step))
-
-    def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for pair in self.held_out:
-            yield tuple(x.to(self.problem.device) for x in pair)
+        text = store.Text(problem.corpus, case, settings)
+        self.trainer = Trainer(self.model, settings, self.steps, text, problem.dtype)
 
     def checks(self, run: CaseRun) -> Iterator[Check]:
         """The logits as they are trained, compiled and in 16 bits where asked, against the formula in float64."""
-        tokens = self.batch(0)[0][:1, :CHECKED]
+        tokens = self.trainer.batch(0)[0][:1, :CHECKED]
         with run.weighed(), self.trainer.autocast():
             made = self.trainer.loss(tokens)
         with self.trainer.autocast():
@@ -166,8 +154,7 @@ class Trained(Runner):
         except ArithmeticError as error:
             run.refuse(str(error))
         if self.problem.params.training.after and self.model.schedule.name == "tensor_parallel":
-            tokens = self.problem.params.training.distill_tokens
-            late = after.samples(self.trainer, self.validation, self.batch, tokens)
+            late = after.samples(self.trainer, self.problem.params.training.distill_tokens)
             try:
                 yield from (one for one in late if (one.metric, one.step, one.detail) not in told)
             except RuntimeError as error:  # memory runs out here first; the arm's own losses stand, others need them
@@ -180,9 +167,7 @@ class Trained(Runner):
         if made.bytes_per_token:
             yield Sample("bytes_per_token", made.bytes_per_token)
         name = ""  # a trainer that an earlier process has brought to the end says nothing
-        for name, *one in self.trainer.course(
-            self.problem.state, made.digest, self.problem.params.training.validations
-        ):
+        for name, *one in self.trainer.course(self.problem.state):
             yield Sample(name, *one)
         if name == "token_rate":
             timer = Timer(self.problem.device, self.problem.group, lead_in=(LEAD_IN_S, LEAD_IN_S), capture=False)
@@ -196,15 +181,13 @@ class Counting:
         self.group, self.syncs = group, 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.group, name)
+        own = getattr(self.group, name)
 
-    def all_reduce(self, *given: Any, **options: Any) -> torch.Tensor:
-        self.syncs += 1
-        return self.group.all_reduce(*given, **options)
+        def counted(*given: Any, **options: Any) -> Any:
+            self.syncs += 1
+            return own(*given, **options)
 
-    def start_all_reduce(self, *given: Any, **options: Any) -> Any:
-        self.syncs += 1
-        return self.group.start_all_reduce(*given, **options)
+        return counted if name in ("all_reduce", "start_all_reduce") else own
 
 
 def found(model: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -228,10 +211,6 @@ def parted(logits: torch.Tensor, loss: torch.Tensor, grads: Mapping[str, torch.T
 def used(grads: Mapping[str, torch.Tensor]) -> float:
     """The share of all weights whose gradient is not 0. Tokens that no batch holds train by the tied head."""
     return sum(float(grad.count_nonzero()) for grad in grads.values()) / sum(grad.numel() for grad in grads.values())
-
-
-def seed(*parts: Any) -> int:
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:7])
 
 
 @torch.no_grad()

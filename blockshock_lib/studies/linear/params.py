@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
 from blockshock_lib.engine import study
 from blockshock_lib.errors import allowed
 from blockshock_lib.kernels.sparse24.mask import MASKS, Mask
-from blockshock_lib.params.models import Count, DType, Flag, Frozen, Positive, RunParams, by_name, wrong
+from blockshock_lib.params.models import Count, DType, Flag, Frozen, Positive, RunParams, by_name, known, wrong
 from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.phases import PHASES
 
@@ -123,12 +123,8 @@ class Params(RunParams):
     def _can_run(self) -> "Params":
         if (ranks := self.hardware.world_size) not in (2, 4, 8):
             raise wrong("hardware.world_size", f"{ranks} ranks cannot share two terms; allowed: 2, 4, 8")
-        for place, name in enumerate(self.methods):
-            if name not in METHODS:
-                raise wrong(f"methods.{place}", f"{name!r} is not allowed; {allowed(name, METHODS)}")
-        for key, names in (("methods", self.methods), ("optimizers", self.optimizers)):
-            if twice := [name for name in names if names.count(name) > 1]:
-                raise wrong(key, f"{twice[0]!r} is listed twice; keep one of them")
+        known("methods", self.methods, METHODS)
+        known("optimizers", self.optimizers, ("sgd", "adamw"))
         if all(METHODS[name].periodic_only for name in self.methods) and not any(mask.periodic for mask in self.masks):
             alone, names = ", ".join(self.methods), ", ".join(mask.name for mask in self.masks)
             more = "allowed: a uniform or checkerboard mask, or another method beside it"
@@ -180,8 +176,6 @@ class Case(study.Case):
     product: str
     optimizer: str = ""
     dw: str = "auto"
-
-    later: ClassVar[Mapping[str, Any]] = {"optimizer": "", "dw": "auto"}
 
     @property
     def label(self) -> str:

@@ -1,7 +1,6 @@
 """A case of the linear study on one rank: inputs from independent seeds, and the truth that each method must reach."""
 
 import copy
-import hashlib
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import memory
 from blockshock_lib.engine.study import Problem
+from blockshock_lib.files import seed
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.layers.parts import Part, term_mask
 from blockshock_lib.layers.sharded import ShardedLinear
@@ -50,8 +50,7 @@ class LinearProblem(CaseCosts, Problem):
         return self.case == next((one for one in expand(self.params) if one.optimizer == self.case.optimizer), None)
 
     def _seed(self, what: str, draw: int = 0) -> torch.Generator:
-        digest = hashlib.sha256(f"{self.case.seed}/{what}/{draw}".encode()).digest()
-        return torch.Generator(self.device).manual_seed(int.from_bytes(digest[:7]))
+        return torch.Generator(self.device).manual_seed(seed(self.case.seed, what, draw))
 
     def _weight(self, what: str) -> torch.Tensor:
         n, k = self.case.out_features, self.case.in_features

@@ -85,7 +85,6 @@ def test_a_corpus_holds_the_text_of_its_files_and_lists_them(site):
     written = Tokenizer.from_file(str(found.folder / corpus.VOCABULARY)).decode(found.read("val")[0].tolist())
     assert written == "".join(code.decode() for code in texts(site, listed, "val"))
     assert found.bytes_per_token == text["val"] / found.tokens["val"]
-    assert found.bits_per_byte(np.log(2) * found.bytes_per_token) == pytest.approx(1)
     assert corpus.ready(SMALL, quiet) == found == store.opened(found.digest)
 
 
@@ -240,7 +239,7 @@ def own(tmp_path, monkeypatch):
 
 def test_shards_of_ones_own_are_a_corpus_with_a_digest(own, monkeypatch):
     found = store.given(own, 5000, quiet)
-    assert found.tokens == {"train": 5000, "val": 5000} and found.overlap == 0 and found.bits_per_byte(1.0) is None
+    assert found.tokens == {"train": 5000, "val": 5000} and found.overlap == 0 and found.bytes_per_token is None
     assert np.array_equal(found.read("val")[0], shards.read(own / "fineweb_val_000001.bin"))
     with monkeypatch.context() as patch:
         patch.setattr(shards, "overlap", None)  # it is read once

@@ -47,7 +47,7 @@ def said(rows, metric="check"):
 def test_a_teacher_is_2to4_already_and_loses_nothing_where_2to4_is_pruned_of_it():
     problem = opened(asked(DENSE))
     teacher = problem.trained = problem.task.model
-    best = training.validate(teacher, problem.validation)
+    best = training.validate(teacher, problem.task.held_out)
 
     class Run:
         agree, refuse = (
@@ -112,8 +112,8 @@ def test_a_stopped_training_goes_on_to_the_same_numbers(arm, tmp_path, monkeypat
     params, state, save = asked(DENSE, arm, validations=3), tmp_path / "state", training.Trainer.save
     apart = measured(params, 1)
 
-    def stop(self, path, corpus):
-        save(self, path, corpus)
+    def stop(self, path):
+        save(self, path)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training.Trainer, "save", stop)

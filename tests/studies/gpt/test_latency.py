@@ -52,7 +52,7 @@ def test_each_schedule_and_the_bound_are_checked_and_timed(work, monkeypatch):
 
 @pytest.mark.parametrize("work", ASKED)
 def test_a_sum_that_is_not_made_is_refused_but_of_the_bound(work, monkeypatch):
-    monkeypatch.setattr(ranks.Sum, "begin", lambda self, x: setattr(self, "pending", latency.Pending(x)) or x)
+    monkeypatch.setattr(ranks.Sum, "begin", lambda self, x: setattr(self, "pending", ranks.Pending(x)) or x)
     why, _ = measured(work, "tensor_parallel", "no_sync")
     assert "baseline's" in why["tensor_parallel"] or "off by" in why["tensor_parallel"]
     assert why["no_sync"] == ""

@@ -1,5 +1,7 @@
 """Correctness and training: right schedules pass, planted faults are refused, a stopped training goes on as it was."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -128,8 +130,8 @@ def test_a_stopped_training_goes_on_to_the_same_numbers(data, tmp_path, monkeypa
     assert series(whole, "validation_loss")[-1][1] < series(whole, "validation_loss")[0][1]
     state, save = tmp_path / "state", training.Trainer.save
 
-    def stop(self, path, corpus):
-        save(self, path, corpus)
+    def stop(self, path):
+        save(self, path)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training.Trainer, "save", stop)
@@ -252,18 +254,19 @@ def test_pieces_between_kept_syncs_are_the_model(model):
 
 
 def test_distillation_brings_the_pieces_to_their_teacher(model):
-    def batches(step):
-        tokens = torch.randint(40, (4, 9), generator=torch.Generator().manual_seed(step))
-        return tokens[:, :-1], tokens[:, 1:]
+    class Task:
+        def at(self, step):
+            tokens = torch.randint(40, (4, 9), generator=torch.Generator().manual_seed(step))
+            return tokens[:, :-1], tokens[:, 1:]
 
     teacher = problem.GPT(model.config, "tensor_parallel", 2)
     teacher.load_state_dict(model.state_dict())
     settings = asked("gpt_training").training
-    trainer = training.Trainer(teacher, settings, 1, batches, lambda: iter(()), torch.float32)
+    trainer = training.Trainer(teacher, settings, 1, Task(), torch.float32)
     dropped = (0, 2)
     taught = [(0, 2), (2, 4)]
     before = after.matched(teacher, after.without(teacher, dropped), taught, TOKENS)
-    student = after.distilled(trainer, list(dropped), batches, 40 * 32)
+    student = after.distilled(trainer, list(dropped), 40 * 32)
     assert after.matched(teacher, student, taught, TOKENS) < 0.9 * before
     assert all(torch.equal(a, b.float()) for a, b in zip(teacher.parameters(), model.parameters(), strict=True))
 
@@ -284,8 +287,10 @@ def test_only_what_multiplies_decays():
 
 def test_a_training_does_not_go_on_with_another_corpus(tmp_path):
     model = problem.GPT(problem.GPTConfig(16, 4, 300, 8), "spd", 2)
-    trainer = training.Trainer(model, asked("gpt_training").training, 1, None, None, torch.float32)
-    trainer.save(tmp_path / "state", "aaaa")
-    trainer.load(tmp_path / "state", "aaaa")
+    task = SimpleNamespace(digest="aaaa")
+    trainer = training.Trainer(model, asked("gpt_training").training, 1, task, torch.float32)
+    trainer.save(tmp_path / "state")
+    trainer.load(tmp_path / "state")
+    task.digest = "bbbb"
     with pytest.raises(DataError, match="stopped on corpus aaaa, this is bbbb"):
-        trainer.load(tmp_path / "state", "bbbb")
+        trainer.load(tmp_path / "state")

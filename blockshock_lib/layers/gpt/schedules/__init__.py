@@ -1,4 +1,4 @@
-"""The schedules that have a name: one file and one row each."""
+"""The schedules that have a name: one file each, by the name of its function."""
 
 import inspect
 import re
@@ -18,16 +18,8 @@ from blockshock_lib.layers.gpt.schedules.spd import spd
 from blockshock_lib.layers.gpt.schedules.tensor_parallel import tensor_parallel
 
 SCHEDULES: dict[str, Callable[..., tuple[Step, ...]]] = {
-    "tensor_parallel": tensor_parallel,
-    "parallel": parallel,
-    "spd": spd,
-    "desync": desync,
-    "grouped": grouped,
-    "ladder": ladder,
-    "delayed": delayed,
-    "selective": selective,
-    "dropped": dropped,
-    "none": none,
+    make.__name__: make
+    for make in (tensor_parallel, parallel, spd, desync, grouped, ladder, delayed, selective, dropped, none)
 }
 
 
