@@ -26,7 +26,7 @@ cases = pytest.mark.parametrize(("name", "mask", "changes"), CASES, ids=str)
 FEW = [case for case in CASES if case[0] == "column_parallel" or case[:2] == ("block_shock", "checkerboard")]
 WORLDS = [
     (name, mask, world)
-    for name in RUNNABLE
+    for name in [*RUNNABLE, "folded_dense"]
     for mask in (MASKS if METHODS[name].split == "terms" else MASKS[:1])
     for world in (2, 4, 8)
     if Mask.named(mask).periodic or not METHODS[name].periodic_only
@@ -38,25 +38,42 @@ OPTIMIZERS = {
 }
 
 
+def inputs():
+    """W, b, x, dy in float64, in which rounding cannot hide a missing or doubled term."""
+    return tuple(draw(*shape, dtype=F64) for shape in ((128, 256), (128,), (12, 256), (12, 128)))
+
+
+def shared(name, mask, world):
+    """The ranks' layers of the weight and bias of `inputs`."""
+    w, bias, *_ = inputs()
+    bias = bias[orders(Mask.named(mask), *w.shape)[0]] if METHODS[name].folded else bias
+    return Threads(lambda group: built(name, mask, w, bias, group), world)
+
+
+def assert_dense(model, name, mask):
+    """y and all gradients are a dense layer's, in the order in which the method is given x and leaves y."""
+    w, bias, x, dy = inputs()
+    rows, cols = orders(Mask.named(mask), *w.shape) if METHODS[name].folded else [slice(None)] * 2
+    y, dx = model.passes(x[:, cols], dy[:, rows])
+    close = {"rtol": 1e-10, "atol": 1e-10}
+    torch.testing.assert_close(y, (x @ w.T + bias)[:, rows], **close)
+    torch.testing.assert_close(dx, (dy @ w)[:, cols], **close)
+    torch.testing.assert_close(model.dense(lambda layer: layer.weight.grad), dy.T @ x, **close)
+    torch.testing.assert_close(model.layers[0].bias.grad, dy.sum(0)[rows], **close)
+
+
 @pytest.mark.parametrize(("name", "mask", "world"), WORLDS)
 def test_product_and_gradients_are_those_of_a_dense_layer(name, mask, world):
-    # In float64 rounding cannot hide a missing or doubled term.
-    w, bias, x, dy = (draw(*shape, dtype=F64) for shape in ((128, 256), (128,), (12, 256), (12, 128)))
-    model = Threads(lambda group: built(name, mask, w, bias, group), world)
-    close = {"rtol": 1e-10, "atol": 1e-10}
+    model = shared(name, mask, world)
     for by, form in product(model.layers[0].wgrad_strategies(), model.layers[0].forms or ["classes"]):
         for layer in model.layers:
             layer.dw, layer.form = by, form
             layer.zero_grad()
-        y, dx = model.passes(x, dy)
-        torch.testing.assert_close(y, x @ w.T + bias, **close)
-        torch.testing.assert_close(dx, dy @ w, **close)
-        torch.testing.assert_close(model.dense(lambda layer: layer.weight.grad), dy.T @ x, **close)
-        torch.testing.assert_close(model.layers[0].bias.grad, dy.sum(0), **close)
+        assert_dense(model, name, mask)
         assert all(weight.grad.shape == weight.shape for weight in model.weights)
     if model.layers[0].uses_mask:  # holes of the mask get no gradient
         for layer in model.layers:
-            held = layer.part_dense(layer.from_dense(torch.ones_like(w)))
+            held = layer.part_dense(layer.from_dense(torch.ones(128, 256, dtype=F64)))
             assert not layer.part_dense(layer.weight.grad)[held == 0].any()
 
 
@@ -91,21 +108,15 @@ def test_each_dense_product_is_made_in_the_way_that_a_search_found_for_its_shape
     monkeypatch.setattr(products, "fastest", lambda x, weight: products.Way("cublaslt", 1))
     taken, right = [], products.multiplied
     monkeypatch.setattr(products, "multiplied", lambda way, *args: taken.append(way) or right(way, *args))
-    w, bias, x, dy = (draw(*shape, dtype=F64) for shape in ((128, 256), (128,), (12, 256), (12, 128)))
-    model = Threads(lambda group: built(name, "checkerboard", w, bias, group), 2)
+    _, _, x, dy = inputs()
+    model = shared(name, "checkerboard", 2)
     for layer in model.layers:
         layer.tune(x)
         layer.tune_dgrad(dy)
         layer.tune_wgrad(dy, x)
         if "block_shock" in name:
             layer.dw = "full"
-    every = [slice(None)] * 2
-    rows, cols = orders(Mask.named("checkerboard"), *w.shape) if METHODS[name].folded else every
-    y, dx = model.passes(x[:, cols], dy[:, rows])
-    close = {"rtol": 1e-10, "atol": 1e-10}
-    torch.testing.assert_close(y, (x @ w.T)[:, rows] + bias, **close)
-    torch.testing.assert_close(dx, (dy @ w)[:, cols], **close)
-    torch.testing.assert_close(model.dense(lambda layer: layer.weight.grad), dy.T @ x, **close)
+    assert_dense(model, name, "checkerboard")
     assert taken and None not in taken
 
 

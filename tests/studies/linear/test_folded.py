@@ -1,7 +1,8 @@
-"""D folded: right in the order that its neighbours keep, in a chain of layers too, and nowhere else."""
+"""D folded: right in a chain of layers whose order its neighbours keep, and nowhere else; alone: layers/test_layers."""
 
 import gc
 import weakref
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -17,29 +18,11 @@ from tests.studies.linear.measuring import problem as on
 F64 = torch.float64
 
 
-def layer(mask, w, bias, world):
-    return Threads(lambda group: built("folded_dense", mask, w, bias, group), world)
-
-
-@pytest.mark.parametrize("world", [2, 4, 8])
-@pytest.mark.parametrize("mask", ["checkerboard", "uniform_1100", "uniform_1010", "uniform_1001"])
-def test_product_and_gradients_are_those_of_a_dense_layer_in_the_permuted_order(mask, world):
-    w, bias, x, dy = (draw(*shape, dtype=F64) for shape in ((128, 256), (128,), (12, 256), (12, 128)))
-    n, k = orders(Mask.named(mask), *w.shape)
-    model = layer(mask, w, bias[n], world)
-    y, dx = model.passes(x[:, k], dy[:, n])
-    close = {"rtol": 1e-10, "atol": 1e-10}
-    torch.testing.assert_close(y, (x @ w.T + bias)[:, n], **close)
-    torch.testing.assert_close(dx, (dy @ w)[:, k], **close)
-    torch.testing.assert_close(model.dense(lambda one: one.weight.grad), dy.T @ x, **close)
-    torch.testing.assert_close(model.layers[0].bias.grad, dy.sum(0)[n], **close)
-
-
 def test_a_chain_undoes_the_orders_at_its_ends_alone():
     first, second, x = (draw(*shape, dtype=F64) for shape in ((128, 64), (64, 128), (3, 64)))
     n, k = orders(Mask.named("checkerboard"), 128, 64)
     assert torch.equal(n, orders(Mask.named("checkerboard"), 64, 128)[1]), "what one leaves the next is given"
-    models = [layer("checkerboard", w, None, 2) for w in (first, second)]
+    models = [Threads(partial(built, "folded_dense", "checkerboard", w, None)) for w in (first, second)]
     given = x[:, k]
     for model in models:
         given = model.each(lambda one, given=given: one(given).detach())[0]
