@@ -31,16 +31,6 @@ def same(ours, wanted):
     return ours.shape == wanted.shape and torch.equal(ours.view(torch.int16), wanted.view(torch.int16))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_values_of_both_are_those_of_the_mask_and_tell_who_watches_them(dtype):
-    keep, weight = mask_of(TRANSPOSABLE[1], (64, 128)), torch.randn(64, 128).to(dtype)
-    values, turned = torch.empty(64, 64, dtype=dtype), torch.empty(128, 32, dtype=dtype)
-    before = values._version, turned._version
-    compress.values_of_both(weight, Pattern.of(keep), values, turned)
-    assert torch.equal(values, weight[keep].view(64, 64)) and torch.equal(turned, weight.t()[keep.t()].view(128, 32))
-    assert values._version > before[0] and turned._version > before[1]
-
-
 def test_what_does_not_fit_is_refused():
     pattern, weight = Pattern.of(mask_of(TRANSPOSABLE[0], (64, 128))), weight_of((64, 128))
     small, other = Pattern.of(mask_of(TRANSPOSABLE[0], (32, 64))), Pattern.of(mask_of(MASKS[0], (64, 128)))

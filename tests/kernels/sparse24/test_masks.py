@@ -75,22 +75,6 @@ def test_magnitude_needs_a_finite_weight_of_its_shape(weight):
         masks.make(spec("magnitude"), (4, 4), weight=weight)
 
 
-CLASSES = {"uniform_1010": [((0, 1, 2, 3), (0, 2))], "checkerboard": [((0, 1), (0, 1)), ((2, 3), (2, 3))]}
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_periodic_classes_rebuild_both_terms(name):
-    assert masks.periodic_classes(MASKS[name]) == CLASSES[name]
-    mask = masks.make(MASKS[name], (8, 16))
-    for term, expected in enumerate((mask, ~mask)):
-        built = torch.zeros_like(mask)
-        for rows, columns in masks.periodic_classes(MASKS[name], term):
-            for row in rows:
-                for column in columns:
-                    built[row::4, column::4] = True
-        assert torch.equal(built, expected)
-
-
 def test_an_unknown_mask_is_refused_with_what_is_allowed_and_a_shape_of_broken_groups():
     for unknown in (("uniform", "1110"), ("uniform", ""), ("transposable", "x"), ("y", "")):
         with pytest.raises(ValueError, match="1100"):

@@ -53,16 +53,6 @@ def test_every_move_is_what_the_mask_says_bit_for_bit(name, term, shape, dtype):
     assert found.masked(dense, out=dense) is dense and torch.equal(bits(dense), wanted)
 
 
-@pytest.mark.parametrize(
-    ("name", "nbytes"),
-    [("uniform_1010", 2), ("random", 256 * 128 // 8), ("checkerboard", 1), ("transposable_random", 256 * 8)],
-)
-def test_a_pattern_holds_one_tile_where_it_repeats_and_a_small_number_a_tile_elsewhere(name, nbytes):
-    found = Pattern.of(mask_of(name, (256, 128)))
-    assert found.nbytes == nbytes == found.tiles.untyped_storage().nbytes()
-    assert (found.tile is not None) == (name in ("uniform_1010", "checkerboard"))
-
-
 @pytest.mark.parametrize("name", MASKS)
 def test_rows_of_a_pattern_are_the_pattern_of_the_rows(name):
     keep = mask_of(name, (128, 64))
