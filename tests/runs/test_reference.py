@@ -15,9 +15,9 @@ from tests.cases import row, write
 
 
 def finished(run):
-    """Records of passed checks, and the end."""
+    """Records of passed checks and of a time each, and the end."""
     (case,) = run.cases
-    rows = [row(method, "check", 1.0) for method in case.methods]
+    rows = [row(method, metric, 1.0) for method in case.methods for metric in ("check", "forward_kernel")]
     write(run.folder, run=run.name, case=case, group=0, rows=rows, context=run.context)
     run.conclude()
     return run
@@ -25,9 +25,7 @@ def finished(run):
 
 @pytest.fixture
 def first(tmp_path):
-    run = small_runs.written(tmp_path)
-    run.conclude()
-    return run
+    return finished(open_run("phase0", hardware="cpu", settings=small_runs.TINY, out=tmp_path))
 
 
 def again(first, **asked):
@@ -48,6 +46,7 @@ def test_a_further_run_has_the_parameters_of_the_first_and_is_linked_with_it_and
     checks = len(second.cases[0].methods)  # tables weigh all runs, and a run's own checks are its own
     assert set(third.frame["run"]) == {first.name, second.name, third.name} and set(third.own["run"]) == {third.name}
     assert f"checks: {checks} passed" in noted[2]["verdict"] and not third.lost()
+    assert [" 3 runs: means are known within" in one["verdict"] for one in noted] == [False, False, True]
     drawn = open_run("phase0", redraw=str(first.folder), out=first.folder.parents[1])
     assert len(drawn.frame) == len(third.frame), "the first one drawn again weighs those that came later"
 

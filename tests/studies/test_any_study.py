@@ -15,11 +15,9 @@ from blockshock_lib.__main__ import main
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.files import ROOT
 from blockshock_lib.notebook import explore, share, workbook
-from blockshock_lib.report import verdicts
 from blockshock_lib.runs import machine, manifest, measure, records
 from blockshock_lib.runs.compare import compare
 from blockshock_lib.runs.dry_run import dry_run
-from blockshock_lib.runs.open import open_run
 from tests.faults.workers import CONTEXT
 from tests.processes import wait_for
 from tests.small_runs import copied
@@ -101,28 +99,6 @@ def test_a_run_killed_in_a_case_loses_at_most_the_step_that_it_was_in(tmp_path):
     values = run(tmp_path, pace=10.0, **settings).query("metric == 'lead'").sort_values("repeat").value.tolist()
     steps = [(-1) ** step * (step + 1) for step in range(8)]
     assert values == steps[:3] + [10 * one for one in steps[3:]]
-
-
-@pytest.mark.long
-def test_three_runs_are_one_reference_that_judges_a_fourth(outputs):
-    """The whole way: the verdict is over runs, a further run is predicted, and the fourth is weighed against that."""
-    settings = QUICK | {"n": [64, 256, 512], "methods": ["whole", "shared"], "timing.groups": 2, "profile": "none"}
-    first = open_run("toy/sort_time", hardware="cpu", settings=settings, out=outputs)
-    lines = [first.measure(progress=False).conclude()]
-    for _ in range(2):
-        further = open_run("toy/sort_time", again=first.name, out=outputs)
-        lines.append(further.measure(progress=False).conclude())
-    assert "runs: means" not in lines[0] and "2 runs: means are known within" in lines[1]
-    assert "3 runs: means are known within" in lines[2] and "of 36 values of a run" in lines[2]
-    (verdict,) = [v for v in verdicts.hypotheses(further.frame, toy.STUDY.hypotheses) if v.name == "T2"]
-    assert verdict.runs == 3 and verdict.next_low < verdict.low < verdict.ratio < verdict.high < verdict.next_high
-    fourth = open_run("toy/sort_time", again=first.name, out=outputs)
-    fourth.measure(progress=False).conclude()
-    found = compare(first, fourth, allow="dirty")
-    assert set(found.rows.loc[found.rows["unit"].eq("ms"), "groups_a"]) == {6}
-    assert "3 runs of a foretold" in found.line() and "of b's 6 speeds over Sorts alone" in found.line()
-    manifest.note(fourth.folder, status="interrupted")
-    assert set(open_run("toy/sort_time", redraw=first.name, out=outputs).frame["run"]) == set(further.frame["run"])
 
 
 KERNEL = {"name": "python3", "language": "python", "display_name": "Python 3"}
