@@ -3,7 +3,6 @@
 import json
 import os
 from threading import Thread
-from typing import NamedTuple
 from unittest import mock
 
 import pytest
@@ -11,26 +10,14 @@ import pytest
 from blockshock_lib import files
 from blockshock_lib.kernels.tuning import store
 from blockshock_lib.kernels.tuning.store import Store
-
-
-class Cut(NamedTuple):
-    tiles: int
-
-    def valid(self):
-        return self.tiles > 0
-
-
-class Algorithm(NamedTuple):
-    name: str
-    number: int = 0
-
+from tests.kernels.tuning.test_search import KINDS, One, Two
 
 pytestmark = pytest.mark.filterwarnings("error")  # but for those that are waited for
-STORE = Store("products", {"cut": Cut, "algorithm": Algorithm})
+STORE = Store("products", KINDS)
 PROBLEM = {"N": 4096, "B": 16, "gpu": "NVIDIA H200"}
 VERSIONS = {"driver": "580.95", "torch": "2.11.0+cu130", "library": "800", "source": "0123456789ab"}
-WAYS = {Cut(2): 0.25, Algorithm("a", 17): 0.5}
-OTHER = {Algorithm("b"): 0.4}
+WAYS = {One(2): 0.25, Two(17): 0.5}
+OTHER = {Two(3): 0.4}
 
 
 @pytest.fixture(autouse=True)
