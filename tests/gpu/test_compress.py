@@ -5,6 +5,7 @@ import torch
 
 from blockshock_lib.kernels.sparse24 import compress, cslt
 from blockshock_lib.kernels.sparse24.pattern import Pattern
+from tests.kernels.sparse24.test_compress import same
 
 from .test_products import MASKS, backend_for, mask_of
 
@@ -28,10 +29,6 @@ def split(buffer):
 def any_bits(shape, dtype, seed=0):
     generator = torch.Generator("cuda").manual_seed(seed)
     return torch.randint(-(1 << 15), 1 << 15, shape, dtype=torch.int16, device="cuda", generator=generator).view(dtype)
-
-
-def same(ours, wanted):
-    return ours.shape == wanted.shape and torch.equal(ours.view(torch.int16), wanted.view(torch.int16))
 
 
 def wanted_of(weight, keep):

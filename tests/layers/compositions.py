@@ -60,6 +60,7 @@ from blockshock_lib.layers import (
     watch,
 )
 from blockshock_lib.ranks import WorkerGroup
+from tests.training import adamw
 
 PAGE, BEGIN, END = ROOT / "docs" / "compositions.md", "<!-- table:begin -->", "<!-- table:end -->"
 F64, CLOSE = torch.float64, {"rtol": 1e-10, "atol": 1e-10}
@@ -139,10 +140,6 @@ def sgd(model):
 
 def torchs_clipping(model):
     torchs_clip(model.parameters(), 0.1)
-
-
-def adamw(model):
-    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
 
 
 def train(model, optimizer, part=slice(None), steps=range(STEPS), clip=None, closed=False):

@@ -62,14 +62,6 @@ def test_on_a_terminal_each_line_takes_the_place_of_the_last_and_all_is_clean_in
     assert "\n" not in "".join(shown) and last == ""
 
 
-def test_the_time_left_of_a_run_that_goes_on_is_that_of_what_is_done_now(clock):
-    done = iter((30, 30, 40))
-    work = terminal._Work("phase1", lambda: (next(done), 60, ""))
-    assert not any("left" in work.line(clock[0]) for _ in range(2))
-    clock[0] += 100  # ten are done in them
-    assert work.line(clock[0]).endswith("about 200 s left")
-
-
 def test_a_look_that_fails_ends_no_work(monkeypatch, clock):
     monkeypatch.setattr(sys, "stderr", said := io.StringIO())
     monkeypatch.setattr(terminal, "FIRST", 0.0)
