@@ -6,7 +6,10 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
+from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.report.axes import Axes, Look, Work
+from blockshock_lib.studies.linear.methods import METHODS as LINEAR
+from blockshock_lib.studies.linear.methods.method import Shape
 from tests import cases
 
 METHODS = (*cases.METHODS, "block_shock_torch")
@@ -65,7 +68,7 @@ def _group(rng, case, methods, *, repeats, noise, group_effect, kernel, timed, s
         rows.append(row(method, "check", "bool", 1))
         for metric, least, most in (("max_ratio", 1, 0.3), ("rms_ratio", 1, 0.02), ("max", 0, 0.02), ("rms", 0, 0.003)):
             rows.append(row(method, f"error_{metric}", "x" if least else "1", least + most * rng.random()))
-        rows += _memory(method, case)
+        rows += _costs(method, case, timed)
         if timed:
             part = times(method, n_in, n_out, batch)
             effect = np.exp(rng.normal(0, group_effect)) / speedup.get((method, n_in, batch), 1.0)
@@ -78,7 +81,6 @@ def _group(rng, case, methods, *, repeats, noise, group_effect, kernel, timed, s
                     rows.append(row(method, "compute_kernel", "ms", part["compute"] * shake[0], repeat))
                     if part["reduce"]:
                         rows.append(row(method, "reduce_kernel", "ms", part["reduce"] * shake[1], repeat))
-            rows += _cost(method, case)
     if timed and kernel:
         rows += _ceilings(rng)
     return rows
@@ -89,26 +91,18 @@ def _ceilings(rng):
     return [row("ceiling", name, unit, v * np.exp(rng.normal(0, 0.01))) for name, (unit, v) in ceilings.items()]
 
 
-def _weight(method, case):
-    share = {"dense": 1.0, "masked_dense": 1.0, "block_shock": 9 / 16, "block_shock_torch": 9 / 16}.get(method, 0.5)
-    return share * (2 / case["world_size"] if method != "dense" else 1) * 2 * case["in_features"] * case["out_features"]
-
-
-def _memory(method, case):
-    weight, act = _weight(method, case), 2 * case["batch"] * (case["in_features"] + case["out_features"])
-    rows = [row(method, f"{n}_bytes_formula", "B", held) for n, held in (("weight", weight), ("peak", weight + act))]
+def _costs(method, case, timed):
+    """What the method's formulas say, and that each of two ranks held a little more."""
+    sizes, method_row = (case[f"{side}_features"] for side in ("in", "out")), LINEAR.get(method, LINEAR["row_parallel"])
+    cost = method_row.cost(Shape(case["batch"], *sizes, 2, case["world_size"], Mask.named(case["mask"])))
+    rows = [row(method, f"{n}_bytes_formula", "B", b) for n, b in (("weight", cost.weights), ("peak", cost.peak))]
     for rank, more in enumerate((1.02, 1.05)):
-        rows.append(row(method, "weight_bytes", "B", weight, rank=rank))
-        rows.append(row(method, "peak_bytes", "B", weight + more * act, rank=rank))
+        rows.append(row(method, "weight_bytes", "B", cost.weights, rank=rank))
+        rows.append(row(method, "peak_bytes", "B", more * cost.peak, rank=rank))
+    if timed:
+        rows.append(row(method, "flops", "FLOP", cost.flops))
+        rows += [row(method, f"bytes_{name}", "B", getattr(cost, name)) for name in ("read", "written", "sent")]
     return rows
-
-
-def _cost(method, case):
-    flops = case["batch"] * case["in_features"] * case["out_features"] * (1 + (method in ("dense", "masked_dense")))
-    read, written = (2 * case["batch"] * case[f"{side}_features"] for side in ("in", "out"))
-    sent = 0 if method == "dense" else written
-    costs = {"bytes_read": _weight(method, case) + read, "bytes_written": written, "bytes_sent": sent}
-    return [row(method, "flops", "FLOP", flops), *(row(method, name, "B", cost) for name, cost in costs.items())]
 
 
 def where(frame, **wanted):
