@@ -1,4 +1,4 @@
-"""Records frames for the tests, made of plausible numbers; and a study that is no linear layer's."""
+"""Records frames for the tests, made of plausible numbers; and those of a study that is no linear layer's."""
 
 import hashlib
 from itertools import product
@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.report.axes import Axes, Look, Work
 from blockshock_lib.studies.linear.methods import METHODS as LINEAR
 from blockshock_lib.studies.linear.methods.method import Shape
 from tests import cases
+from tests.studies import toy
 
 METHODS = (*cases.METHODS, "block_shock_torch")
 GIB = 2**30
@@ -125,23 +125,14 @@ def fail(
     )
 
 
-# Of a study that asks how fast two methods sort n numbers that come in some order.
-SORTING = Axes(
-    columns=("n", "order"),
-    x="n",
-    y="order",
-    methods={"merge": Look("M merge sort", "M"), "radix": Look("R radix sort", "R")},
-    over="merge",
-    under="radix",
-    times={"sort": Work("a sort")},
-)
+SORTING = toy.STUDY.axes
 
 
 def sorting(**how) -> pd.DataFrame:
-    """Its records: those of two methods of `make`, by other names."""
+    """Records of the toy study: those of two methods of `make`, by other names."""
     frame = make(**({"ns": (4096, 8192), "bs": (16, 256), "methods": ("row_parallel", "block_shock")} | how))
     order = frame["batch"].map({16: "random", 256: "reversed"})
-    names = {"row_parallel": "merge", "block_shock": "radix"}
+    names = {"row_parallel": "whole", "block_shock": "shared"}
     frame = frame.replace({"method": names}).assign(order=order, phase="race")
     frame["metric"] = frame["metric"].str.replace("forward", "sort")
     return frame.drop(columns=["in_features", "out_features", "shape", "batch", "mask", "workload", "optimizer"])

@@ -13,7 +13,7 @@ NS, BS = (4096, 8192, 16384, 40960), (16, 256)
 
 
 def run_of(name, seed, *, effect=0.014, ratio=1.0, time=1.0):
-    """A run of 8 cells and two groups; `ratio` slows radix alone, `time` both methods."""
+    """A run of 8 cells and two groups; `ratio` slows the shared sort alone, `time` both methods."""
     rng = np.random.default_rng(100 + seed)
     speedup = {("block_shock", n, b): np.exp(rng.normal(0, effect)) / ratio for n in NS for b in BS}
     frame = sorting(ns=NS, bs=BS, run=name, seed=seed, groups=2, repeats=4, noise=0.004, speedup=speedup)
@@ -31,9 +31,9 @@ def three():
 
 
 def test_a_verdict_of_three_runs_is_over_runs_and_of_one_as_it_was(three):
-    one, several = (verdicts.ratio(f, SORTING, "merge", "radix") for f in (three[three["run"].eq("a")], three))
+    one, several = (verdicts.ratio(f, SORTING, "whole", "shared") for f in (three[three["run"].eq("a")], three))
     assert set(one["runs"]) == {1} and set(several["runs"]) == {3} and set(several["groups"]) == {6}
-    logs = [*reruns.cells(three[three["run"].eq("a")], "merge", "radix", "sort_kernel").values()]
+    logs = [*reruns.cells(three[three["run"].eq("a")], "whole", "shared", "sort_kernel").values()]
     student = [63.656741 * cell["a"].std(ddof=1) / 2**0.5 for cell in logs]
     assert sorted(np.log(one["high"] / one["ratio"])) == pytest.approx(sorted(student))
     half = several["high"] / several["ratio"] - 1
@@ -52,8 +52,8 @@ def test_the_last_line_says_how_well_a_run_is_foretold_and_nothing_of_a_single_r
 @pytest.mark.parametrize(
     ("planted", "said"),
     [
-        ({"ratio": 1.03}, r"time of R radix sort, speed over M: c -[23]\.\d% against"),
-        ({"time": 1.03}, r"time of M merge sort: c \+[23]\.\d% against"),
+        ({"ratio": 1.03}, r"time of Shares, speed over whole: c -[23]\.\d% against"),
+        ({"time": 1.03}, r"time of Sorts alone: c \+[23]\.\d% against"),
     ],
 )
 def test_a_drift_of_3_percent_in_one_run_is_said_and_one_beyond_what_machines_do_is_an_alarm(planted, said):
@@ -65,15 +65,15 @@ def test_a_drift_of_3_percent_in_one_run_is_said_and_one_beyond_what_machines_do
 
 
 def test_the_page_has_both_intervals_of_each_cell_and_a_single_run_says_so(three):
-    rules = {"race": (lambda rows: verdicts.speed_verdict(rows, SORTING, "S1: x", "merge", "radix"),)}
+    rules = {"race": (lambda rows: verdicts.speed_verdict(rows, SORTING, "S1: x", "whole", "shared"),)}
     several, one = (verdicts.numbers(f, rules).loc["S1"] for f in (three, three[three["run"].eq("a")]))
     assert several["interval over"] == "3 runs" and one["interval over"].startswith("the groups of one run")
     for row in (several, one):
         assert row["a further run"].startswith("[") and row["a further run"] not in row["largest cell"]
     speed = tables.speed_table(three, SORTING)
-    radix = speed[speed["method"].eq("R radix sort")]
+    radix = speed[speed["method"].eq("Shares")]
     assert radix["a further run"].str.match(r"\[0\.\d+, \d\.\d+\]").all()
-    assert set(speed.loc[speed["method"].eq("M merge sort"), "a further run"]) == {"–"}
+    assert set(speed.loc[speed["method"].eq("Sorts alone"), "a further run"]) == {"–"}
 
 
 def test_not_applicable_is_a_verdict_and_any_other_word_is_none():
@@ -91,8 +91,8 @@ def test_a_rerun_is_judged_by_the_interval_that_predicts_it(three):
     assert len(alone) == len(rows)
     slow = changes.compare(three, run_of("d", 9, ratio=1.2), SORTING).rows
     bad = slow[slow["outcome"].eq(changes.REGRESSION)]
-    assert set(bad["method"]) == {"radix"} and len(bad) == 16, "kernel and call time of 8 cells"
-    assert re.match(r"\w+ time of R radix sort at n=\d+, order=\w+: ", changes.sentence(bad.iloc[0], SORTING))
+    assert set(bad["method"]) == {"shared"} and len(bad) == 16, "kernel and call time of 8 cells"
+    assert re.match(r"\w+ time of Shares at n=\d+, order=\w+: ", changes.sentence(bad.iloc[0], SORTING))
     inside, asked = reruns.foretold(three, run_of("d", 9), SORTING)
     assert asked == 16 and inside >= 15 and reruns.foretold(three, run_of("d", 9, ratio=1.2), SORTING) == (0, 16)
 

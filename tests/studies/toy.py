@@ -53,7 +53,7 @@ def expand(params: Params) -> tuple[Case, ...]:
 
 
 LABELS = {"whole": "Sorts alone", "shared": "Shares", "careless": "Careless"}
-METHODS = {name: Look(label, label) for name, label in LABELS.items()}
+METHODS = {name: Look(label, name) for name, label in LABELS.items()}
 
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
