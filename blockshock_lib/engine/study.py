@@ -73,7 +73,7 @@ class Phase:
     unit: str = ""  # what progress counts; "": cases
     amount: Callable[[Any], float] = lambda case: 1  # of the unit, in a case
     reached: Callable[[Any, Mapping[str, Any]], float] = lambda case, row: 0  # of it, where the case has said `row`
-    portable: bool = False  # whether a run may go on on another machine that has the same libraries
+    portable: bool = False  # whether a run may go on on another machine of the same kinds of GPU and libraries
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,14 @@ def probe() -> dict[str, Any]:
     return card | {"libraries": libraries, "unsupported": unsupported}
 
 
-def fingerprint(card: dict[str, Any]) -> str:
-    """12 hex digits of everything on the card that can change a time."""
+def fingerprint(card: dict[str, Any], portable: bool = False) -> str:
+    """12 hex digits of everything on the card that can change a time; portable: of its kinds of GPU, else of CPU, and
+    the libraries.
+    """
     counts = {key: card[key] for key in ("gpus", "links", "driver", "cpu", "libraries")}
+    if portable:
+        kinds = sorted({gpu["name"] for gpu in card["gpus"]}) or [card["cpu"]["model"]]
+        counts = {"kinds": kinds, "libraries": card["libraries"]}
     return files.sha256(json.dumps(counts, sort_keys=True))[:12]
 
 

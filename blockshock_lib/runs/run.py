@@ -47,7 +47,8 @@ class Run:
 
     @property
     def context(self) -> dict:
-        made = {"code": code.version(self.study), "machine": machine.fingerprint(self.card)}
+        portable = self.study.phases[self.params.phase].portable
+        made = {"code": code.version(self.study), "machine": machine.fingerprint(self.card, portable)}
         return made | {"libraries": self.card["libraries"], "emulated": self.params.hardware.emulated}
 
     def measure(self, progress: bool = True, on_event: Callable[[dict], None] | None = None, **how: object) -> "Run":
@@ -115,14 +116,13 @@ class Run:
 
     def unfinished(self) -> dict[tuple[str, int], str]:
         """(case id, group) -> why: what stands is whole, of this machine and code, and of no stale kernel."""
-        portable = self.study.phases[self.params.phase].portable
         whole, damaged = records.scan(self.folder)
         known, current = {(one["id"], one["group"]): one for one in whole}, self.context
         again = {}
         for case, group in self._wanted:
             torn = {f"{case}-{group}.json", records.PARQUET} & damaged.keys()
             made = known.get((case, group))
-            again[case, group] = _why(made, current, portable) if made else "damaged" if torn else "missing"
+            again[case, group] = _why(made, current) if made else "damaged" if torn else "missing"
             if made and record.path_of(self.folder, case, group).with_suffix(".state").exists():
                 again[case, group] = "cut off"
         return {wanted: why for wanted, why in again.items() if why}
@@ -243,11 +243,11 @@ class Run:
         return figures.save(self.folder, {name: self._drawn[name] for name in first}) or before
 
 
-def _why(record: Mapping[str, Any], now: Mapping[str, Any], portable: bool) -> str:
+def _why(record: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     made = record["context"]
     if any(re.match(r"rank \d+: (SIG\w+|Exit): ", row["reason"]) for row in record["rows"]):
         return "of a killed rank"
-    if made["machine"] != now["machine"] and not (portable and made["libraries"] == now["libraries"]):
+    if made["machine"] != now["machine"]:
         return "of another machine"
     sources = made["code"]["sources"]
     if not sources or sources != now["code"]["sources"]:

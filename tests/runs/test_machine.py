@@ -156,6 +156,10 @@ def test_the_fingerprint_changes_with_whatever_can_change_a_time():
     prints = {machine.fingerprint(card(2) | change) for change in changes}
     assert len(prints) == len(changes) and same not in prints
     assert machine.fingerprint(card(2) | {"title": "another name"}) == same
+    portable = {machine.fingerprint(card(2) | change, portable=True) for change in changes}
+    assert len(portable) == 2, "libraries count, and kinds of GPU"
+    other = [gpu | {"name": "another kind"} for gpu in card(2)["gpus"]]
+    assert machine.fingerprint(card(2) | {"gpus": other}, portable=True) not in portable
 
 
 def test_hardware_that_is_not_there_is_refused_with_the_reason():

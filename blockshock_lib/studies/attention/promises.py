@@ -134,9 +134,9 @@ def page(frame: pd.DataFrame) -> str:
 
     rules = {phase: STUDY.hypotheses.get(phase, ()) for phase in verdicts.phases(frame)}
     said = verdicts.claims(frame, rules)
-    rest = [one[4:].split(":")[0] for one in said if one.endswith(f" {NONE}.")]  # a line together
+    none = [one[4:].rpartition(": ")[0] for one in said if one.endswith(f" {NONE}.")]
     lines = ["## The answer", "", answer(frame), "", *(one for one in said if not one.endswith(f" {NONE}."))]
-    lines += [f"- Not asked of these records: {', '.join(rest)}."] * bool(rest)
+    lines += [f"- **No record of their cells yet.** {'; '.join(none)}."] * bool(none)
     for phase, sections in _SECTIONS.items():
         rows = frame[frame["phase"].eq(phase)] if phase else frame
         if phase and rows.empty:

@@ -19,6 +19,10 @@ def decoded(frame: pd.DataFrame) -> str:
     table = report.beside(frame, rivals, TOKENS.under) if rivals else frame.iloc[:0]
     if table.empty or (why := frames.no_claim(table)):
         return f"A whole model: {'no case holds valid times' if table.empty else why}."
-    rows = table.sort_values("batch").to_dict("records")
-    each = ", ".join(f"{verdicts.interval_text(row)} at B={row['batch']}" for row in rows)
+    names = [name for name in ("weight", "context") if table[name].nunique() > 1]
+    rows = table.sort_values([*names, "batch"]).to_dict("records")
+    each = ", ".join(
+        " ".join([verdicts.interval_text(row), f"at B={row['batch']}", *(f"{name} {row[name]}" for name in names)])
+        for row in rows
+    )
     return f"A whole 2:4 model's tokens a second over the fastest dense one's: {each}."

@@ -71,12 +71,21 @@ def test_all_methods_take_the_kernel_of_attention_that_is_the_fastest_where_it_r
 
     monkeypatch.setattr(decode.Clock, "timed", timed)
     monkeypatch.setattr(decode, "ORDER", [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
-    one.attention = [one._attention()]
-    assert one.attention == [SDPBackend.MATH] and seen == [2, 2]  # over the caches of both layers; cuDNN is none here
+    monkeypatch.setattr(decode.Clock, "close", lambda self: seen.append("closed"))
+    monkeypatch.setattr(decode, "guarded", lambda device: contextlib.nullcontext())
+    one.attention = one._attention()
+    assert one.attention == [SDPBackend.MATH] and seen == [
+        2,
+        2,
+        "closed",
+    ]  # of both layers; cuDNN is none
+    monkeypatch.setattr(decode, "ORDER", [SDPBackend.CUDNN_ATTENTION])
+    assert one._attention() == [SDPBackend.CUDNN_ATTENTION], "where none can be timed, it is left to PyTorch"
     asked = []
     monkeypatch.setattr(decode, "sdpa_kernel", lambda kernels: asked.append(kernels) or contextlib.nullcontext())
     rows = pd.DataFrame(experiment.measure(one, params, STUDY))
-    assert set(said(rows).values()) >= {"ok"} and all(kernels == one.attention for kernels in asked) and asked
+    assert [name for name, words in said(rows).items() if words == "ok"] == list(RUNS)
+    assert all(kernels == one.attention for kernels in asked) and asked
     assert rows.loc[rows["metric"].eq("attention"), "detail"].tolist() == ["MATH"]
 
 
