@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch._functorch import config
 from torch.nn.attention import SDPBackend
 
 from blockshock_lib import studies
@@ -103,6 +104,14 @@ def test_a_compiled_model_steps_on_as_the_eager_dense_one_in_one_graph_that_is_c
             assert torch.equal(tokens, wanted.argmax(-1))
         with pytest.raises(torch._dynamo.exc.RecompileError):  # so would another length, and it is seen
             runner.step(tokens, [cache[:, :, 1:] for cache in caches], place)
+
+
+def test_no_graph_on_disk_whose_kernel_of_attention_is_not_known_is_taken_for_a_compiled_model(monkeypatch):
+    runner, asked = problem()[0].build("decode_compiled"), []
+    made, usual = runner.make, config.enable_autograd_cache
+    monkeypatch.setattr(runner, "make", lambda part: asked.append(config.enable_autograd_cache) or made(part))
+    runner.tune()
+    assert asked == [False] and config.enable_autograd_cache == usual
 
 
 def test_what_the_compiler_cannot_take_is_said_and_the_others_are_timed(monkeypatch):
