@@ -29,7 +29,7 @@ _ROWS = (
     Method("Ladder, 23 overlapped", "ladder", "#666666", "h", "ladder", "ladder"),
     Method("Delayed by 1, 23 overlapped", "delayed", "#999999", "p", "delayed_1", "delayed(1)"),
     Method("SPD but for layers 0 to 2, 15", "selective", "#B8860B", ">", "selective", "selective(0, 1, 2)"),
-    Method("No sync inside, 1", "none", "#332288", "d", "none", "none"),
+    Method("No sync inside, 1", "one sync", "#332288", "d", "none", "none"),
     Method("A bound: TP, its 24 sums left out", "no sync", "#BBBBBB", "_", "no_sync", "tensor_parallel", True),
 )
 METHODS = {method.name: method for method in _ROWS}

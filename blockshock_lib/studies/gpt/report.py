@@ -60,7 +60,7 @@ def rates(frame: pd.DataFrame) -> pd.DataFrame:
     """Tokens a second of each arm's training, over tensor parallelism's on one device: what the tracks cost; and at 6
     FLOP a token and weight over the rate of a large product that the same device was measured at.
     """
-    table = frames.medians(frame, AXES, rate="token_rate", dense="gemm_rate")
+    table = frames.medians(frame, AXES, rate="token_rate", dense="gemm_rate").dropna(subset="rate")  # timed alone: none
     if table.empty:
         return pd.DataFrame({"rates": ["none was measured"]})
     table["of dense"] = 6e-12 * weights(table["width"], table["vocab"]) * table["rate"] / table["dense"]
@@ -68,7 +68,7 @@ def rates(frame: pd.DataFrame) -> pd.DataFrame:
     by["of dense"] = by["of dense"].map(lambda share: ABSENT if np.isnan(share) else f"{share:.1%}")
     base = by[by["method"].eq(gaps.BASELINE)].set_index("width")["rate"]
     by["over TP"] = (by["rate"] / by["width"].map(base)).round(3)
-    by["tokens/s"] = by["rate"].round()
+    by["tokens/s"] = by["rate"].round().astype(int)
     note = frames.no_claim(table)
     return by.assign(method=by["method"].map(AXES.label), note=note or "").set_index("method")[
         ["width", "tokens/s", "over TP", "of dense", *(["note"] if note else [])]
