@@ -91,5 +91,5 @@ def answer(frame: pd.DataFrame) -> str:
     if not (free := [row for row in told if row.gap.low <= 0]):
         return f"None for nothing: {costs}"
     few = min(free, key=lambda row: row.syncs)
-    cannot = "which these seeds cannot tell from nothing"
-    return f"From 24 down to {few.syncs}: {AXES.short(few.method)} costs {few.gap} nats, {cannot} ({what})."
+    free_to = f"Down to {few.syncs} of {gaps.syncs(gaps.BASELINE)} without a loss that these seeds can show"
+    return f"{free_to}: {AXES.short(few.method)} costs {few.gap} nats ({what})."

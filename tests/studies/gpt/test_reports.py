@@ -176,7 +176,7 @@ def test_tables_say_gaps_in_nats_and_bits_and_the_smallest_that_shows():
     # The baseline's loss falls by 0.5 over the last half, so that it had this arm's 7 of 100 steps earlier.
     assert float(row["tokens over baseline's"].rstrip("x")) == pytest.approx(100 / 93, abs=0.006)
     assert report.answer(records({"tensor_parallel": 0, "spd": 0.0, "grouped_2": 0.07})).startswith(
-        "From 24 down to 12: SPD"
+        "Down to 12 of 24 without a loss that these seeds can show: SPD costs"
     )
     assert report.answer(records(width=64)).startswith("Not answered here: it shows that the code runs (64 wide")
     assert report.answer(records(noise=0.0005)).startswith("None for nothing: SPD costs least")
