@@ -1,5 +1,5 @@
-"""Reference lines of phase 1, which are no methods and take part in no verdict: B1 as PyTorch ships it, in another
-precision, and with product and collective fused. What a machine cannot run has a row of B1 that says why.
+"""Reference lines of phase 1, which are no methods and take part in no verdict: B1 as PyTorch ships it, compiled, in
+another precision, and with product and collective fused. What a machine cannot run has a row of B1 that says why.
 """
 
 from collections.abc import Callable, Iterator
@@ -7,8 +7,9 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import wait_tensor
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
@@ -38,6 +39,8 @@ def unsupported(line: str, group: Group, x: Tensor) -> str:
         return all_reduce.reducer(group, x.device).why or f"{x.shape[0]} rows do not split over the ranks" * bool(odd)
     if line == "torch":
         return ""
+    if line == "compiled":
+        return "no time of a CPU counts, and each shape compiles for seconds" * (x.device.type != "cuda")
     if x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) < (8, 9):
         return "fp8 products need a GPU of compute capability 8.9 or more"
     return "fp8 is compared with bf16 alone" * (x.dtype != torch.bfloat16)
@@ -51,7 +54,20 @@ def rowwise(layer: ShardedLinear, x: Tensor) -> Callable[[], Tensor]:
         if (own := getattr(layer, name)) is not None:
             setattr(linear, name, nn.Parameter(DTensor.from_local(own.detach(), mesh, [where])))
     module = parallelize_module(linear, mesh, RowwiseParallel(input_layouts=Replicate()))
-    return lambda: wait_tensor(module(x))  # as whatever read it would: the sum is only started
+    return lambda: functional.wait_tensor(module(x))  # as whatever read it would: the sum is only started
+
+
+def _by_hand(x: Tensor, cols: slice, weight: Tensor, bias: Tensor | None, group: str) -> Tensor:
+    y = functional.all_reduce(F.linear(x[:, cols], weight), "sum", group)
+    return y if bias is None else y + bias
+
+
+def compiled(layer: ShardedLinear, x: Tensor) -> Callable[[], Tensor]:
+    """B1 as its equation, whose product, sum and bias torch.compile takes whole."""
+    forward = torch.compile(_by_hand, fullgraph=True, dynamic=False)
+    call = partial(forward, x, layer.cols, layer.weight, layer.bias, layer.group.handle.group_name)
+    call()  # a graph of one shape serves all layers; what it cannot be shows before any rank waits for the others
+    return call
 
 
 def quantized(t: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,12 +106,14 @@ def fused(layer: ShardedLinear, x: Tensor) -> Callable[[], Tensor]:
     return forward
 
 
-MAKERS = {"torch": rowwise, "fp8": fp8, "fused": fused}
+MAKERS = {"torch": rowwise, "compiled": compiled, "fp8": fp8, "fused": fused}
 
 
 def _calls(line: str, problem: Problem, layers: list[ShardedLinear]) -> dict[ShardedLinear, Callable[[], Tensor]]:
     if reason := unsupported(line, problem.group, problem.x):
         raise UnsupportedError(reason)
+    if line == "compiled":
+        torch.compiler.reset()  # of the shapes of earlier cases; past eight PyTorch compiles none
     try:
         return {layer: MAKERS[line](layer, problem.x) for layer in layers}
     except torch.OutOfMemoryError:

@@ -33,6 +33,7 @@ PHASES = {
 
 LINES = {
     "torch": "B1 by RowwiseParallel",
+    "compiled": "B1 by torch.compile",
     "fp8": "B1 in fp8 (other precision)",
     "fused": "B1 fused (PyTorch's own)",
 }

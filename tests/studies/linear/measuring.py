@@ -91,6 +91,8 @@ def lined(ctx, wrong: bool = False) -> list[dict]:
         return lambda *given: lambda forward=make(*given): forward().mul_(not wrong)  # noqa: B008
 
     one = case(phase="phase1", methods=("row_parallel",), emulated=False)
+    import torch._inductor.lowering  # asks all of PyTorch's operators what they are, before one is replaced
+
     with (
         mock.patch.object(lines, "unsupported", lambda *_: ""),
         mock.patch.dict(lines.MAKERS, {line: zero(make) for line, make in lines.MAKERS.items()}),

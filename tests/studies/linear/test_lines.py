@@ -13,7 +13,7 @@ from tests.studies.linear import measuring
 from tests.studies.linear.measuring import asked, measured, on_ranks, picked, problem
 from tests.studies.linear.report.shipped import shipped
 
-TIMES = [f"forward_{line}_call" for line in LINES] + ["forward_fp8_kernel", "forward_fused_kernel"]
+TIMES = [f"forward_{line}_call" for line in LINES] + [f"forward_{line}_kernel" for line in LINES if line != "torch"]
 
 
 def fp8_forward(own, wrong=""):
