@@ -67,7 +67,7 @@ def test_an_fp8_product_is_right_and_a_wrong_one_is_refused(wrong):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 def test_two_gpus_time_the_reference_lines_or_say_why_not(tmp_path):
     ranks = dict(processes=2, device="cuda", backend="nccl", logs=tmp_path, seconds=300)
-    why = {"fp8": "8.9" if torch.cuda.get_device_capability() < (8, 9) else ""}
+    why = {"compiled": "", "fp8": "8.9" if torch.cuda.get_device_capability() < (8, 9) else ""}
     why["fused"] = call(reduce_tasks.unsupported, **ranks)[0]
     for rows in call(measuring.on_two_ranks, 1024, "bf16", ("row_parallel",), **ranks):
         assert [row["status"] for row in picked(rows, "row_parallel", "check")] == ["ok"]

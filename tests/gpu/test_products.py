@@ -1,10 +1,17 @@
 """The 2:4 products on a real GPU: values, bytes and traps. Their tuning: test_tuner.py."""
 
+import copy
+
 import pytest
 import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from blockshock_lib.kernels.sparse24 import backends, cslt, masks, small
 from blockshock_lib.kernels.sparse24.mask import Mask
+from blockshock_lib.layers import Linear24
+from blockshock_lib.ranks import call
 from tests.kernels.sparse24.problems import errors
 
 MASKS = [("uniform", "1010"), ("random", ""), ("transposable", "checkerboard"), ("transposable", "random")]
@@ -79,3 +86,36 @@ def test_the_gate_sees_damage_in_cusparselts_buffer(fault):
     damaged = flat[:2] if "group" in fault else flat[half : half + 16]
     damaged.copy_(damaged.roll(1))
     assert errors(CSLT.linear(x, packed), x, weight, mask)[0] > 2
+
+
+def trained_under_fsdp2(ctx, update, product, share=True):
+    """How far each weight of two Linear24s under FSDP2, after three steps of a rank's half of each batch, is from that
+    of their copy on one device after the whole batches, over how far that one came. `share` false: no FSDP2.
+    """
+    device, dtype = ctx.device, torch.bfloat16 if ctx.device.type == "cuda" else torch.float64
+    torch.manual_seed(0)
+    layers = (nn.Linear(512, 1024, device=device, dtype=dtype), nn.Linear(1024, 512, device=device, dtype=dtype))
+    first, last = (Linear24.from_linear(one, mask="magnitude", update=update, product=product) for one in layers)
+    model = nn.Sequential(first, nn.ReLU(), last)
+    twin, half = copy.deepcopy(model), slice(128 * ctx.rank, 128 * (ctx.rank + 1))
+    before = {name: one.clone() for name, one in twin.state_dict().items()}
+    if share:
+        fully_shard(model, mesh=init_device_mesh(device.type, (2,)))
+    for one, part in ((model, half), (twin, slice(None))):
+        optimizer, draw = torch.optim.SGD(one.parameters(), lr=0.5), torch.Generator().manual_seed(1)
+        for _ in range(3):
+            x, y = (torch.randn(256, 512, generator=draw).to(device, dtype)[part] for _ in range(2))
+            (one(x) - y).square().sum(1).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found, wanted = model.state_dict(), twin.state_dict()
+    found = {name: one.full_tensor() if hasattr(one, "full_tensor") else one for name, one in found.items()}
+    return {name: ((found[name] - one).norm() / (one - before[name]).norm()).item() for name, one in wanted.items()}
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+@pytest.mark.parametrize("update, product", [("packed", "auto"), ("recompress", "auto"), ("recompress", "torch")])
+def test_layers_under_fsdp2_over_nccl_train_as_on_one_gpu(update, product, tmp_path):
+    ranks = dict(processes=2, device="cuda", backend="nccl", logs=tmp_path, seconds=200)
+    for off in call(trained_under_fsdp2, update, product, **ranks):
+        assert off and max(off.values()) < 0.3, off  # bf16 rounds by 0.1 of these steps; without FSDP2 it is 2.6 or more
