@@ -118,4 +118,4 @@ def trained_under_fsdp2(ctx, update, product, share=True):
 def test_layers_under_fsdp2_over_nccl_train_as_on_one_gpu(update, product, tmp_path):
     ranks = dict(processes=2, device="cuda", backend="nccl", logs=tmp_path, seconds=200)
     for off in call(trained_under_fsdp2, update, product, **ranks):
-        assert off and max(off.values()) < 0.3, off  # bf16 rounds by 0.1 of these steps; without FSDP2 it is 2.6 or more
+        assert off and max(off.values()) < 0.3, off  # bf16 rounds by 0.1 of these steps; without FSDP2: over 2.6
