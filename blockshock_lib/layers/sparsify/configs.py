@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError, allowed
-from blockshock_lib.kernels.patterns import two_four
+from blockshock_lib.kernels.patterns import eight_bits, two_four
 from blockshock_lib.kernels.patterns.pattern import empty_rows
 from blockshock_lib.kernels.patterns.table import PATTERNS
 from blockshock_lib.kernels.sparse24.backends import BACKENDS, choose
@@ -62,22 +62,30 @@ class Sparse24(Config):
         method: as above.
         product: the 2:4 backend, "auto" or one of kernels.sparse24.backends.BACKENDS.
         frozen: for inference. False: the packed values are trained, as Linear24's with update="packed".
+        dtype: "float8_e4m3fn" or "int8": the kept weights of 8 bits with a scale an output, for inputs that are
+            quantized in each call, by kernels/patterns/eight_bits.py; "": the weight's own.
 
-    ValueError for another word.
+    ValueError for another word, or 8 bits with another `product` or trained.
     """
 
     strip = 4
     method: str = "magnitude"
     product: str = "auto"
     frozen: bool = True
+    dtype: str = ""
 
     def __post_init__(self):
-        self.allow(product=(self.product, ("auto", *BACKENDS)))
+        self.allow(product=(self.product, ("auto", *BACKENDS)), dtype=(self.dtype, ("", *eight_bits.DTYPES)))
+        if self.dtype and not (self.frozen and self.product == "auto"):
+            raise ValueError(f'dtype={self.dtype!r} is for inference: it takes frozen=True and product="auto"')
 
     def refuse(self, weight: Tensor) -> None:
         check_shape(weight.shape)
-        backend = choose(self.product, weight.device)
-        if reason := backend.unsupported(weight.device, weight.dtype) or backend.too_large(tuple(weight.shape)):
+        backend, shape = choose(self.product, weight.device), tuple(weight.shape)
+        reason = backend.unsupported(weight.device, weight.dtype) or backend.too_large(shape)
+        if self.dtype:
+            reason = eight_bits.unsupported(weight.device, eight_bits.DTYPES[self.dtype], weight.dtype, shape)
+        if reason:
             raise UnsupportedError(reason)
         super().refuse(weight)
         if self.method == "given":
@@ -91,8 +99,19 @@ class Sparse24(Config):
 
     def layer(self, linear: nn.Linear, moments: Tensor | None = None) -> nn.Module:
         weight, keep = self.pruned(linear.weight.detach(), moments)
+        if self.dtype:
+            given = eight_bits.quantized(torch.where(keep, weight, 0), eight_bits.DTYPES[self.dtype])
+            return of_eight_bits(*given, keep, weight.dtype, linear.bias)
         how = {"product": self.product, "frozen": self.frozen}
         return Linear24.from_linear(linear_of(weight, linear.bias), mask=keep, **how)
+
+
+def of_eight_bits(
+    values: Tensor, scales: Tensor, keep: Tensor, dtype: torch.dtype, bias: Tensor | None
+) -> PatternLinear:
+    """The layer of values [N, K] of 8 bits and their scales [N, 1], for inputs of `dtype`."""
+    packed = eight_bits.EightBits(values, scales, keep, dtype)
+    return PatternLinear(packed, bias, f"2:4 in {str(values.dtype).removeprefix('torch.')}")
 
 
 @dataclass(frozen=True, kw_only=True)

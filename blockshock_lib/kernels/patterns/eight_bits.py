@@ -1,0 +1,148 @@
+"""2:4 weights of 8 bits with a scale a row, for inputs that are quantized in each call with a scale a row of theirs: by
+cuSPARSELt on NVIDIA GPUs, unpacked elsewhere. No row of table.py, where a product is held to operands of 16 bits.
+
+y = (x8 W8^T) x_scale w_scale, x8 [B, K] and W8 [N, K] in int8 or fp8 (e4m3), float32 scales [B, 1] and [N, 1]. The
+library can apply w_scale itself: `alpha` of PyTorch's `_cslt_sparse_mm`, a float32 vector with an item a row of the
+sparse operand (aten/src/ATen/native/sparse/cuda/cuSPARSELtOps.cpp).
+"""
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from blockshock_lib.errors import UnsupportedError, first_line
+from blockshock_lib.kernels.patterns.pattern import Packed, padded
+from blockshock_lib.kernels.sparse24 import cslt, masks, packing
+from blockshock_lib.kernels.sparse24.mask import MASKS
+from blockshock_lib.kernels.sparse24.plans import Setting
+
+DTYPES = {"float8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
+WIDE = {torch.float8_e4m3fn: torch.float32, torch.int8: torch.int32}  # in which a product is not rounded
+ROWS = 16  # of x: the library takes multiples of so many
+RMS = 2**-7  # of y's own, that y may be off; twice that in a row or column: y may be rounded to bf16 twice
+
+
+def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(values [R, K] of 8 bits, scales [R, 1] in float32) of x [R, K], whose product is x but for rounding. A row with
+    a NaN has NaN for a scale, one of zeros a scale above zero.
+    """
+    largest = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+    scale = torch.linalg.vector_norm(x, math.inf, 1, True).float().clamp_min(1e-12) / largest
+    values = x / scale
+    return (values.round_() if dtype == torch.int8 else values).to(dtype), scale
+
+
+class EightBits(Packed):
+    """Values [N, K] of 8 bits that are zero where `mask` is False, and their scales [N, 1]; x and y are of `dtype`.
+    UnsupportedError where this cannot be multiplied.
+    """
+
+    def __init__(self, values: Tensor, scales: Tensor, mask: Tensor, dtype: torch.dtype):
+        self.shape, self.dtype, self.chosen = tuple(values.shape), dtype, {}
+        place = values.device, values.dtype, dtype, self.shape
+        if reason := unsupported(*place):
+            raise UnsupportedError(reason)
+        if by_library(values.device):
+            # fp16 has no room for a y that is still to be made smaller by x's scale.
+            self.fused = dtype == torch.bfloat16 and not fault(*place, True)
+            self.tensors = {"values": torch._cslt_compress(values)}
+        else:
+            kept, metadata = packing.pack(values.float(), mask).data
+            self.tensors = {"values": kept.to(values.dtype), "metadata": metadata}
+        self.tensors["scales"] = scales.float().contiguous()
+
+    def product(self, x: Tensor) -> Tensor:
+        self.check(x)
+        rows, x = len(x), padded(x, ROWS)
+        return self.by(self.chosen.get(len(x), Setting()), x)[:rows]
+
+    def by(self, way: Setting, x: Tensor) -> Tensor:
+        values, scales = self.tensors["values"], self.tensors["scales"]
+        x, x_scale = quantized(x, values.dtype)
+        if by_library(x.device):
+            return multiplied(values, scales, x, x_scale, self.dtype, self.fused, way)
+        return scaled(F.linear(x.float(), self.quantized().float()), x_scale, scales, self.dtype)
+
+    def quantized(self) -> Tensor:
+        """The values [N, K]; on a GPU by products with the identity's columns."""
+        values, columns = self.tensors["values"], self.shape[1]
+        if not by_library(values.device):
+            return packing.unpack(values.view(torch.int8), self.tensors["metadata"]).view(values.dtype)
+        found = []
+        for start in range(0, columns, 1024):
+            one = torch.eye(min(1024, columns - start), columns, device=values.device).roll(start, 1).to(values.dtype)
+            made = torch._cslt_sparse_mm(values, one.t(), out_dtype=WIDE[one.dtype], transpose_result=True)
+            found.append(made.to(one.dtype).t())
+        return torch.cat(found, 1)
+
+    def dense(self) -> Tensor:
+        return (self.quantized().float() * self.tensors["scales"]).to(self.dtype)
+
+    def tune(self, x: Tensor) -> None:
+        """Takes the library's own pick for x's batch, if it is right; it is not kept on disk."""
+        if by_library(x.device) and len(x := padded(x, ROWS)) not in self.chosen:
+            values, scales = self.tensors["values"], self.tensors["scales"]
+            form = (scales.view(-1), self.dtype) if self.fused else (None, WIDE[values.dtype])
+            found = torch._C._cusparselt.mm_search(values, quantized(x, values.dtype)[0].t(), None, *form, True)
+            pick = Setting(*map(int, found[:3]))
+            wrong = off(self.by(pick, x), self.by(Setting(), x).double())
+            self.chosen[len(x)] = Setting() if wrong else pick
+
+
+def multiplied(
+    values: Tensor, scales: Tensor, x: Tensor, x_scale: Tensor, dtype: torch.dtype, fused: bool, way: Setting
+) -> Tensor:
+    """y [B, N] of the library's compressed values and x [B, K] of 8 bits; `fused`: the library applies `scales`."""
+    how = way._asdict() | {"transpose_result": True}
+    if fused:
+        return torch._cslt_sparse_mm(values, x.t(), alpha=scales.view(-1), out_dtype=dtype, **how).mul_(x_scale)
+    return scaled(torch._cslt_sparse_mm(values, x.t(), out_dtype=WIDE[x.dtype], **how), x_scale, scales, dtype)
+
+
+def scaled(y: Tensor, x_scale: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    return (y * x_scale).mul_(scales.t()).to(dtype)
+
+
+def by_library(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def unsupported(device: torch.device, values: torch.dtype, dtype: torch.dtype, shape: tuple[int, int]) -> str:
+    """Why weights of this shape and 8-bit dtype do not multiply inputs of `dtype` there; "" where they do."""
+    if device.type == "cpu" and not by_library(device):
+        return ""
+    if reason := cslt.unsupported(device, torch.bfloat16) or cslt.too_large(shape):
+        return reason
+    reason = fault(device, values, dtype, shape, False)
+    return reason and f"cuSPARSELt multiplies no 2:4 weight of {values} rightly here, leave out dtype=: {reason}"
+
+
+@functools.cache
+def fault(device: torch.device, values: torch.dtype, dtype: torch.dtype, shape: tuple[int, int], fused: bool) -> str:
+    """What is wrong with the library's product of that kind, tried once a process on a drawn weight; "": nothing."""
+    draw = torch.Generator(device).manual_seed(0)
+    mask = masks.make(MASKS["random"], shape, device=device)
+    weight = torch.randint(-127, 128, shape, generator=draw, device=device, dtype=torch.int8)
+    weight = weight.masked_fill_(~mask, 0).to(values)
+    scales = torch.rand(shape[0], 1, generator=draw, device=device) + 0.5
+    x, x_scale = quantized(torch.randn(ROWS, shape[1], generator=draw, device=device), values)
+    try:
+        y = multiplied(torch._cslt_compress(weight), scales, x, x_scale, dtype, fused, Setting())
+    except torch.OutOfMemoryError:  # it says nothing of the product
+        raise
+    except (RuntimeError, AttributeError) as error:
+        return first_line(error)
+    parts = [F.linear(x.float(), weight[part].float()) for part in masks.parts(*shape)]
+    return off(y, scaled(torch.cat(parts, 1), x_scale, scales, torch.float64))
+
+
+def off(y: Tensor, truth: Tensor) -> str:
+    """Why y [B, N] is not the truth, in float64; "" where it is."""
+    wrong, size = (y.double() - truth).square(), truth.square()
+    whole = (wrong.mean() / size.mean()).sqrt().item()
+    line = max((wrong.mean(dim) / size.mean(dim).clamp_min(1e-30)).sqrt().max().item() for dim in (0, 1))
+    good = y.shape == truth.shape and whole <= RMS and line <= 2 * RMS  # neither with a NaN
+    return "" if good else f"RMS error is {whole:.3g} of the truth's RMS, {line:.3g} in the worst row or column"
