@@ -215,7 +215,7 @@ def measure(n: int, k: int, rows: int, device: torch.device, time: Time, scale: 
                 return sparse(kind, of, one, form, scale), copies(one)
 
             add(kind, method, truths[id(of)], compressed)
-        given = by_row.w, by_row.w_scale, keep, torch.bfloat16
+        given = by_row.w, by_row.w_scale, torch.bfloat16
         add(kind, "2:4, layer", truths[id(by_row)], partial(layers, EightBits, *given))
     return found
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.kernels.patterns.pattern import Packed, padded
-from blockshock_lib.kernels.sparse24 import cslt, masks, packing
+from blockshock_lib.kernels.sparse24 import masks, packing
 from blockshock_lib.kernels.sparse24.mask import MASKS
 from blockshock_lib.kernels.sparse24.plans import Setting
 
@@ -36,11 +36,11 @@ def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 class EightBits(Packed):
-    """Values [N, K] of 8 bits that are zero where `mask` is False, and their scales [N, 1]; x and y are of `dtype`.
+    """Values [N, K] of 8 bits, two of four of them not zero at most, with scales [N, 1]; x and y are of `dtype`.
     UnsupportedError where this cannot be multiplied.
     """
 
-    def __init__(self, values: Tensor, scales: Tensor, mask: Tensor, dtype: torch.dtype):
+    def __init__(self, values: Tensor, scales: Tensor, dtype: torch.dtype):
         self.shape, self.dtype, self.chosen = tuple(values.shape), dtype, {}
         place = values.device, values.dtype, dtype, self.shape
         if reason := unsupported(*place):
@@ -50,6 +50,7 @@ class EightBits(Packed):
             self.fused = dtype == torch.bfloat16 and not fault(*place, True)
             self.tensors = {"values": torch._cslt_compress(values)}
         else:
+            mask = masks.make(MASKS["magnitude"], self.shape, weight=values.float(), device=values.device)
             kept, metadata = packing.pack(values.float(), mask).data
             self.tensors = {"values": kept.to(values.dtype), "metadata": metadata}
         self.tensors["scales"] = scales.float().contiguous()
@@ -71,12 +72,12 @@ class EightBits(Packed):
         values, columns = self.tensors["values"], self.shape[1]
         if not by_library(values.device):
             return packing.unpack(values.view(torch.int8), self.tensors["metadata"]).view(values.dtype)
-        found = []
+        out = values.new_empty(self.shape)
         for start in range(0, columns, 1024):
             one = torch.eye(min(1024, columns - start), columns, device=values.device).roll(start, 1).to(values.dtype)
             made = torch._cslt_sparse_mm(values, one.t(), out_dtype=WIDE[one.dtype], transpose_result=True)
-            found.append(made.to(one.dtype).t())
-        return torch.cat(found, 1)
+            out[:, start : start + len(one)] = made.t()
+        return out
 
     def dense(self) -> Tensor:
         return (self.quantized().float() * self.tensors["scales"]).to(self.dtype)
@@ -112,11 +113,7 @@ def by_library(device: torch.device) -> bool:
 
 def unsupported(device: torch.device, values: torch.dtype, dtype: torch.dtype, shape: tuple[int, int]) -> str:
     """Why weights of this shape and 8-bit dtype do not multiply inputs of `dtype` there; "" where they do."""
-    if device.type == "cpu" and not by_library(device):
-        return ""
-    if reason := cslt.unsupported(device, torch.bfloat16) or cslt.too_large(shape):
-        return reason
-    reason = fault(device, values, dtype, shape, False)
+    reason = fault(device, values, dtype, shape, False) if by_library(device) else ""
     return reason and f"cuSPARSELt multiplies no 2:4 weight of {values} rightly here, leave out dtype=: {reason}"
 
 

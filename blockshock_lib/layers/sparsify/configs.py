@@ -11,7 +11,6 @@ from blockshock_lib.kernels.patterns import eight_bits, two_four
 from blockshock_lib.kernels.patterns.pattern import empty_rows
 from blockshock_lib.kernels.patterns.table import PATTERNS
 from blockshock_lib.kernels.sparse24.backends import BACKENDS, choose
-from blockshock_lib.kernels.sparse24.packing import check_shape
 from blockshock_lib.layers.linear24 import Linear24, nonzero_places
 from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
 from blockshock_lib.layers.sparsify.prune import sparsegpt, wanda
@@ -80,11 +79,10 @@ class Sparse24(Config):
             raise ValueError(f'dtype={self.dtype!r} is for inference: it takes frozen=True and product="auto"')
 
     def refuse(self, weight: Tensor) -> None:
-        check_shape(weight.shape)
-        backend, shape = choose(self.product, weight.device), tuple(weight.shape)
-        reason = backend.unsupported(weight.device, weight.dtype) or backend.too_large(shape)
-        if self.dtype:
-            reason = eight_bits.unsupported(weight.device, eight_bits.DTYPES[self.dtype], weight.dtype, shape)
+        device, dtype, shape = weight.device, weight.dtype, tuple(weight.shape)
+        reason = two_four.unsupported(choose(self.product, device), device, dtype, shape)
+        if self.dtype and not reason:
+            reason = eight_bits.unsupported(device, eight_bits.DTYPES[self.dtype], dtype, shape)
         if reason:
             raise UnsupportedError(reason)
         super().refuse(weight)
@@ -101,17 +99,14 @@ class Sparse24(Config):
         weight, keep = self.pruned(linear.weight.detach(), moments)
         if self.dtype:
             given = eight_bits.quantized(torch.where(keep, weight, 0), eight_bits.DTYPES[self.dtype])
-            return of_eight_bits(*given, keep, weight.dtype, linear.bias)
+            return of_eight_bits(*given, weight.dtype, linear.bias)
         how = {"product": self.product, "frozen": self.frozen}
         return Linear24.from_linear(linear_of(weight, linear.bias), mask=keep, **how)
 
 
-def of_eight_bits(
-    values: Tensor, scales: Tensor, keep: Tensor, dtype: torch.dtype, bias: Tensor | None
-) -> PatternLinear:
-    """The layer of values [N, K] of 8 bits and their scales [N, 1], for inputs of `dtype`."""
-    packed = eight_bits.EightBits(values, scales, keep, dtype)
-    return PatternLinear(packed, bias, f"2:4 in {str(values.dtype).removeprefix('torch.')}")
+def of_eight_bits(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None) -> PatternLinear:
+    """The layer of 2:4 values [N, K] of 8 bits and their scales [N, 1], for inputs of `dtype`."""
+    return PatternLinear(eight_bits.EightBits(values, scales, dtype), bias, f"2:4 of {values.dtype}")
 
 
 @dataclass(frozen=True, kw_only=True)

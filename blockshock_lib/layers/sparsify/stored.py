@@ -44,9 +44,9 @@ def save_sparse(path: Path | str, model: nn.Module) -> None:
     for name, layer in _sparse(model).items():
         eight = isinstance(layer, PatternLinear)
         dense = (layer.packed.quantized() if eight else layer.to_dense()).cpu()
-        keep = nonzero_places(dense)
+        keep = nonzero_places(dense.float() if eight else dense)
         shape = torch.tensor(dense.shape).view(2, 1)
-        found = dense[keep].view(len(dense), -1), _bits(keep), shape
+        found = _whole(dense)[keep].view(len(dense), -1).view(dense.dtype), _bits(keep), shape
         tensors |= {f"{name}.{part}": value for part, value in zip(PARTS, found, strict=True)}
         tensors |= {f"{name}.{SCALE}": layer.packed.tensors["scales"].cpu()} if eight else {}
     once = {id(value): name for name, value in reversed(_others(model).items())}.values()
@@ -90,8 +90,7 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             bias = None if old.bias is None else rest.pop(f"{name}.bias").to(device)
             weight = weight.to(device)
             if name in scales:
-                keep = nonzero_places(weight)
-                new = of_eight_bits(weight, scales[name].to(device), keep, old.weight.dtype, bias)
+                new = of_eight_bits(weight, scales[name].to(device), old.weight.dtype, bias)
             else:
                 new = config.layer(linear_of(weight, bias))
             new = converted(new, old, name)
@@ -145,18 +144,23 @@ def _weight(name: str, values: Tensor, bits: Tensor, shape: Tensor) -> Tensor:
         raise CheckpointError(f"{name} of {rows}x{columns} has other values or another bitmask than that needs")
     keep = (bits[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).bool().flatten(1)[:, :columns]
     masks.check_groups(keep)
-    bits = torch.int8 if values.itemsize == 1 else values.dtype  # fp8 cannot be scattered
-    return torch.zeros(rows, columns, dtype=bits).masked_scatter_(keep, values.view(bits)).view(values.dtype)
+    dense = torch.zeros(rows, columns, dtype=values.dtype)
+    _whole(dense).masked_scatter_(keep, _whole(values))
+    return dense
+
+
+def _whole(values: Tensor) -> Tensor:
+    """Those of 8 bits as integers: PyTorch moves no fp8 by a mask."""
+    return values.view(torch.int8) if values.itemsize == 1 else values
 
 
 def _scale(name: str, values: Tensor, found: dict[str, Any]) -> Tensor:
     """The scales [N, 1] of a sparse layer's values of 8 bits."""
-    if values.dtype not in DTYPES.values():
-        raise CheckpointError(f"{name} is of {values.dtype}, and 8 bits are {', '.join(DTYPES)}")
-    scale = found.pop(f"{name}.{SCALE}")().float()
-    if scale.numel() not in (1, len(values)) or not bool(scale.isfinite().all()):
-        raise CheckpointError(f"{name}.{SCALE} {list(scale.shape)} is not finite, or not one a row of {len(values)}")
-    return scale.view(-1, 1).expand(len(values), 1)
+    scale, known = found.pop(f"{name}.{SCALE}")().float().view(-1, 1), values.dtype in DTYPES.values()
+    if not known or len(scale) not in (1, len(values)) or not bool(scale.isfinite().all()):
+        wanted = f"{' or '.join(DTYPES)} with a finite scale a row"
+        raise CheckpointError(f"{name} is of {values.dtype} with {len(scale)} scales: 8 bits are {wanted}")
+    return scale.expand(len(values), 1)
 
 
 def _bits(keep: Tensor) -> Tensor:

@@ -53,7 +53,6 @@ def library(monkeypatch):
     monkeypatch.setattr(torch, "_cslt_sparse_mm", multiply)
     monkeypatch.setattr(torch._C, "_cusparselt", SimpleNamespace(mm_search=search), raising=False)
     monkeypatch.setattr(eight_bits, "by_library", lambda device: True)
-    monkeypatch.setattr(eight_bits.cslt, "unsupported", lambda *_: "")
     eight_bits.fault.cache_clear()
     yield fake
     eight_bits.fault.cache_clear()
@@ -64,7 +63,7 @@ def packed(kind, dtype=torch.bfloat16, shape=(128, 192)):
     weight = normal(*shape, dtype=dtype) * torch.linspace(0.1, 3, shape[0])[:, None].to(dtype)
     mask = PATTERNS["2:4"].mask(weight.float().abs(), 0.5)
     given = eight_bits.quantized(torch.where(mask, weight, 0), kind)
-    return eight_bits.EightBits(*given, mask, dtype), *given
+    return eight_bits.EightBits(*given, dtype), *given
 
 
 def fault(one, values, scales, rows=24):

@@ -44,7 +44,7 @@ def test_a_model_computes_what_its_dense_form_does_of_quantized_inputs(dtype, to
     sparsify_(whole, Sparse24())
     for name in (name for name in ALL if not name.endswith("down")):
         layer, pruned = model.get_submodule(name), whole.get_submodule(name).to_dense()
-        assert isinstance(layer, PatternLinear) and repr(layer).endswith(f"2:4 in {dtype})")
+        assert isinstance(layer, PatternLinear) and repr(layer).endswith(f"2:4 of torch.{dtype})")
         values, scales = eight_bits.quantized(pruned, eight_bits.DTYPES[dtype])
         assert not wrong(layer, values.double() * scales, x) and layer(x).shape == (2, 3, layer.out_features)
         assert layer(x[:0]).shape == (0, 3, layer.out_features) and layer(x).dtype == to
@@ -156,10 +156,10 @@ def test_a_file_with_one_scale_a_weight_opens_and_what_does_not_fit_is_refused_a
     for words, change in (
         ("KeyError|weight_scale", lambda t: t.pop(f"{q}.weight_scale")),
         (
-            r"weight_scale \[63, 1\] is not finite, or not one",
+            "q is of torch.* with 63 scales",
             lambda t: t.update({f"{q}.weight_scale": torch.ones(63, 1)}),
         ),
-        ("is not finite", lambda t: t.update({f"{q}.weight_scale": torch.full((64, 1), torch.nan)})),
+        ("with a finite scale a row", lambda t: t.update({f"{q}.weight_scale": torch.full((64, 1), torch.nan)})),
         (r"q is of torch.uint8", lambda t: t.update({f"{q}.compressed": t[f"{q}.compressed"].view(torch.uint8)})),
     ):
         tensors = dict(whole)
@@ -197,8 +197,7 @@ def test_what_cannot_be_is_refused_by_name_and_leaves_the_model_as_it_was(monkey
     ):
         with pytest.raises(ValueError, match=words):
             make()
-    assert "only for NVIDIA GPUs" in eight_bits.unsupported(torch.device("xpu"), torch.int8, torch.bfloat16, (64, 64))
     monkeypatch.setattr(eight_bits, "by_library", lambda device: True)
-    with pytest.raises(UnsupportedError, match=r"none of 9 layers.*blocks.0.q: PyTorch has no 2:4 product for .*'cpu'"):
+    with pytest.raises(UnsupportedError, match=r"none of 9 layers.*blocks.0.q: cuSPARSELt multiplies no 2:4 weight of"):
         sparsify_(model, Sparse24(dtype="int8"))
     assert same(model, before)
