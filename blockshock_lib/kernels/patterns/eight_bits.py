@@ -6,7 +6,6 @@ library can apply w_scale itself: `alpha` of PyTorch's `_cslt_sparse_mm`, a floa
 sparse operand (aten/src/ATen/native/sparse/cuda/cuSPARSELtOps.cpp).
 """
 
-import functools
 import math
 
 import torch
@@ -37,23 +36,36 @@ def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 class EightBits(Packed):
     """Values [N, K] of 8 bits, two of four of them not zero at most, with scales [N, 1]; x and y are of `dtype`.
-    UnsupportedError where this cannot be multiplied.
+    UnsupportedError where the library's product, which is tried here, is refused or wrong.
     """
 
     def __init__(self, values: Tensor, scales: Tensor, dtype: torch.dtype):
         self.shape, self.dtype, self.chosen = tuple(values.shape), dtype, {}
-        place = values.device, values.dtype, dtype, self.shape
-        if reason := unsupported(*place):
-            raise UnsupportedError(reason)
+        self.tensors = {"values": values, "scales": scales.float().contiguous()}
         if by_library(values.device):
             # fp16 has no room for a y that is still to be made smaller by x's scale.
-            self.fused = dtype == torch.bfloat16 and not fault(*place, True)
-            self.tensors = {"values": torch._cslt_compress(values)}
-        else:
-            mask = masks.make(MASKS["magnitude"], self.shape, weight=values.float(), device=values.device)
-            kept, metadata = packing.pack(values.float(), mask).data
-            self.tensors = {"values": kept.to(values.dtype), "metadata": metadata}
-        self.tensors["scales"] = scales.float().contiguous()
+            for self.fused in (True, False) if dtype == torch.bfloat16 else (False,):
+                if not (why := self._fault(values)):
+                    return
+            raise UnsupportedError(f"cuSPARSELt does not multiply 2:4 in {values.dtype}, leave out dtype=: {why}")
+        mask = masks.make(MASKS["magnitude"], self.shape, weight=values.float(), device=values.device)
+        kept, self.tensors["metadata"] = packing.pack(values.float(), mask).data
+        self.tensors["values"] = kept.to(values.dtype)
+
+    def _fault(self, values: Tensor) -> str:
+        """Compresses the values; what is wrong with their product."""
+        draw = torch.Generator(values.device).manual_seed(0)
+        x = torch.randn(ROWS, self.shape[1], generator=draw, dtype=self.dtype, device=values.device)
+        try:
+            self.tensors["values"] = torch._cslt_compress(values)
+            y = self.by(Setting(), x)
+        except torch.OutOfMemoryError:  # it says nothing of the product
+            raise
+        except RuntimeError as error:
+            return first_line(error)
+        x, x_scale = quantized(x, values.dtype)
+        truth = torch.cat([F.linear(x.float(), values[part].float()) for part in masks.parts(*self.shape)], 1)
+        return off(y, scaled(truth, x_scale, self.tensors["scales"], torch.float64))
 
     def product(self, x: Tensor) -> Tensor:
         self.check(x)
@@ -63,9 +75,14 @@ class EightBits(Packed):
     def by(self, way: Setting, x: Tensor) -> Tensor:
         values, scales = self.tensors["values"], self.tensors["scales"]
         x, x_scale = quantized(x, values.dtype)
-        if by_library(x.device):
-            return multiplied(values, scales, x, x_scale, self.dtype, self.fused, way)
-        return scaled(F.linear(x.float(), self.quantized().float()), x_scale, scales, self.dtype)
+        if not by_library(x.device):
+            return scaled(F.linear(x.float(), self.quantized().float()), x_scale, scales, self.dtype)
+        how = way._asdict() | {"transpose_result": True}
+        if self.fused:
+            how |= {"alpha": scales.view(-1), "out_dtype": self.dtype}
+            return torch._cslt_sparse_mm(values, x.t(), **how).mul_(x_scale)
+        y = torch._cslt_sparse_mm(values, x.t(), out_dtype=WIDE[x.dtype], **how)
+        return scaled(y, x_scale, scales, self.dtype)
 
     def quantized(self) -> Tensor:
         """The values [N, K]; on a GPU by products with the identity's columns."""
@@ -93,16 +110,6 @@ class EightBits(Packed):
             self.chosen[len(x)] = Setting() if wrong else pick
 
 
-def multiplied(
-    values: Tensor, scales: Tensor, x: Tensor, x_scale: Tensor, dtype: torch.dtype, fused: bool, way: Setting
-) -> Tensor:
-    """y [B, N] of the library's compressed values and x [B, K] of 8 bits; `fused`: the library applies `scales`."""
-    how = way._asdict() | {"transpose_result": True}
-    if fused:
-        return torch._cslt_sparse_mm(values, x.t(), alpha=scales.view(-1), out_dtype=dtype, **how).mul_(x_scale)
-    return scaled(torch._cslt_sparse_mm(values, x.t(), out_dtype=WIDE[x.dtype], **how), x_scale, scales, dtype)
-
-
 def scaled(y: Tensor, x_scale: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return (y * x_scale).mul_(scales.t()).to(dtype)
 
@@ -111,35 +118,10 @@ def by_library(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def unsupported(device: torch.device, values: torch.dtype, dtype: torch.dtype, shape: tuple[int, int]) -> str:
-    """Why weights of this shape and 8-bit dtype do not multiply inputs of `dtype` there; "" where they do."""
-    reason = fault(device, values, dtype, shape, False) if by_library(device) else ""
-    return reason and f"cuSPARSELt multiplies no 2:4 weight of {values} rightly here, leave out dtype=: {reason}"
-
-
-@functools.cache
-def fault(device: torch.device, values: torch.dtype, dtype: torch.dtype, shape: tuple[int, int], fused: bool) -> str:
-    """What is wrong with the library's product of that kind, tried once a process on a drawn weight; "": nothing."""
-    draw = torch.Generator(device).manual_seed(0)
-    mask = masks.make(MASKS["random"], shape, device=device)
-    weight = torch.randint(-127, 128, shape, generator=draw, device=device, dtype=torch.int8)
-    weight = weight.masked_fill_(~mask, 0).to(values)
-    scales = torch.rand(shape[0], 1, generator=draw, device=device) + 0.5
-    x, x_scale = quantized(torch.randn(ROWS, shape[1], generator=draw, device=device), values)
-    try:
-        y = multiplied(torch._cslt_compress(weight), scales, x, x_scale, dtype, fused, Setting())
-    except torch.OutOfMemoryError:  # it says nothing of the product
-        raise
-    except (RuntimeError, AttributeError) as error:
-        return first_line(error)
-    parts = [F.linear(x.float(), weight[part].float()) for part in masks.parts(*shape)]
-    return off(y, scaled(torch.cat(parts, 1), x_scale, scales, torch.float64))
-
-
 def off(y: Tensor, truth: Tensor) -> str:
     """Why y [B, N] is not the truth, in float64; "" where it is."""
     wrong, size = (y.double() - truth).square(), truth.square()
-    whole = (wrong.mean() / size.mean()).sqrt().item()
+    whole = (wrong.mean() / size.mean().clamp_min(1e-30)).sqrt().item()
     line = max((wrong.mean(dim) / size.mean(dim).clamp_min(1e-30)).sqrt().max().item() for dim in (0, 1))
     good = y.shape == truth.shape and whole <= RMS and line <= 2 * RMS  # neither with a NaN
     return "" if good else f"RMS error is {whole:.3g} of the truth's RMS, {line:.3g} in the worst row or column"

@@ -79,13 +79,12 @@ class Sparse24(Config):
             raise ValueError(f'dtype={self.dtype!r} is for inference: it takes frozen=True and product="auto"')
 
     def refuse(self, weight: Tensor) -> None:
-        device, dtype, shape = weight.device, weight.dtype, tuple(weight.shape)
-        reason = two_four.unsupported(choose(self.product, device), device, dtype, shape)
-        if self.dtype and not reason:
-            reason = eight_bits.unsupported(device, eight_bits.DTYPES[self.dtype], dtype, shape)
-        if reason:
+        backend = choose(self.product, weight.device)
+        if reason := two_four.unsupported(backend, weight.device, weight.dtype, tuple(weight.shape)):
             raise UnsupportedError(reason)
         super().refuse(weight)
+        if self.dtype and eight_bits.by_library(weight.device):
+            Sparse24(dtype=self.dtype).layer(linear_of(weight, None))  # whose product is tried
         if self.method == "given":
             nonzero_places(weight)
 

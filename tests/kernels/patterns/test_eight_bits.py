@@ -53,9 +53,7 @@ def library(monkeypatch):
     monkeypatch.setattr(torch, "_cslt_sparse_mm", multiply)
     monkeypatch.setattr(torch._C, "_cusparselt", SimpleNamespace(mm_search=search), raising=False)
     monkeypatch.setattr(eight_bits, "by_library", lambda device: True)
-    eight_bits.fault.cache_clear()
-    yield fake
-    eight_bits.fault.cache_clear()
+    return fake
 
 
 def packed(kind, dtype=torch.bfloat16, shape=(128, 192)):
@@ -116,29 +114,29 @@ def test_the_library_applies_the_scales_of_a_weight_where_it_can(library, kind, 
     assert one.quantized().double().equal(values.double())
     for plant in (torch.ones_like, lambda alpha: alpha.roll(1), lambda alpha: alpha.mean()):
         library.alpha = plant
-        eight_bits.fault.cache_clear()
         other, *_ = packed(kind, dtype)
         assert not other.fused and not fault(other, values, scales)
         assert fault(one, values, scales) or not one.fused
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_machine_that_multiplies_it_wrongly_is_refused_and_asked_once_a_shape(library, kind):
-    place = CPU, kind, torch.bfloat16
+def test_where_the_library_multiplies_it_wrongly_it_is_refused_but_not_for_a_lack_of_memory(library, kind):
     library.wrong[0] = lambda y: y.index_fill(1, torch.tensor([5]), 0)
-    with pytest.raises(UnsupportedError, match=r"no 2:4 weight of torch.* rightly here, leave out dtype=: RMS error"):
+    with pytest.raises(UnsupportedError, match=r"does not multiply 2:4 in torch.*, leave out dtype=: RMS error"):
+        packed(kind)
+
+    def raises(error):
+        raise error
+
+    library.wrong[0] = lambda y: raises(RuntimeError("CUDA error: operation not supported"))
+    with pytest.raises(UnsupportedError, match="leave out dtype=: CUDA error: operation not supported"):
+        packed(kind)
+    library.wrong[0] = lambda y: raises(torch.OutOfMemoryError("full"))
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
         packed(kind)
     library.wrong.clear()
-    assert "RMS error" in eight_bits.unsupported(*place, (128, 192)) and not eight_bits.unsupported(*place, (64, 192))
-
-    def full(y):
-        raise torch.OutOfMemoryError("full")
-
-    library.wrong[0] = full
-    with pytest.raises(torch.OutOfMemoryError):
-        eight_bits.unsupported(*place, (128, 64))
-    library.wrong.clear()
-    assert not eight_bits.unsupported(*place, (128, 64))
+    zeros = torch.zeros(64, 64).to(kind), torch.ones(64, 1), torch.bfloat16
+    assert not eight_bits.EightBits(*zeros).product(normal(3, 64, dtype=torch.bfloat16)).any()
 
 
 def test_tuned_it_takes_the_librarys_pick_for_the_batch_unless_that_is_wrong(library):
@@ -198,7 +196,6 @@ def test_a_library_that_takes_no_alpha_or_one_scale_of_it_loses_those_rows_alone
 
     for plant, status in ((refuses, "unsupported"), (lambda alpha: alpha.mean(), "failed")):
         library.alpha = plant
-        eight_bits.fault.cache_clear()
         found = measured(library)
         for kind in ("fp8", "int8"):
             rows = [found[kind, name]["status"] for name in ("2:4", *SPARSE[1:], "2:4, layer")]

@@ -10,6 +10,7 @@ from blockshock_lib import Sparse24, dense_, fake_sparsify_, load_sparse_, save_
 from blockshock_lib.errors import CheckpointError, UnsupportedError
 from blockshock_lib.kernels.patterns import eight_bits
 from blockshock_lib.layers.pattern_linear import PatternLinear
+from tests.kernels.patterns.test_eight_bits import library  # noqa: F401
 from tests.layers.sparsify.models import Conv1D, Model, same, state
 from tests.layers.sparsify.test_convert import ALL, TOKENS
 from tests.layers.sparsify.test_prune import BATCHES
@@ -186,6 +187,19 @@ def test_a_packed_weight_takes_no_state_and_no_other_dtype_and_a_copy_has_its_ow
         twin.load_state_dict({"blocks.0.k.bias": twin.blocks[0].k.bias})
 
 
+@EACH
+def test_a_layer_whose_product_the_library_gets_wrong_is_left_and_the_others_are_converted(dtype, library):  # noqa: F811
+    library.wrong[0] = lambda y: y.roll(1, 0) if y.shape[1] == 128 else y
+    model, report = made(dtype)
+    assert report.converted == [name for name in ALL if not name.endswith("up")]
+    assert f"cuSPARSELt does not multiply 2:4 in torch.{dtype}" in report.refused["blocks.0.up"]
+    assert model.blocks[0].k.packed.fused and isinstance(model.blocks[0].up, Conv1D)
+    dense = copy.deepcopy(model)
+    dense_(dense)
+    error = (dense(TOKENS).double() - model(TOKENS)).norm() / dense(TOKENS).double().norm()
+    assert 0 < error < 0.05
+
+
 def test_what_cannot_be_is_refused_by_name_and_leaves_the_model_as_it_was(monkeypatch):
     model = Model()
     before = state(model)
@@ -198,6 +212,8 @@ def test_what_cannot_be_is_refused_by_name_and_leaves_the_model_as_it_was(monkey
         with pytest.raises(ValueError, match=words):
             make()
     monkeypatch.setattr(eight_bits, "by_library", lambda device: True)
-    with pytest.raises(UnsupportedError, match=r"none of 9 layers.*blocks.0.q: cuSPARSELt multiplies no 2:4 weight of"):
+    with pytest.raises(
+        UnsupportedError, match=r"none of 9 layers.*blocks.0.q: cuSPARSELt does not multiply 2:4 in torch.int8"
+    ):
         sparsify_(model, Sparse24(dtype="int8"))
     assert same(model, before)
