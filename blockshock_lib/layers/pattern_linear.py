@@ -68,7 +68,11 @@ class PatternLinear(nn.Module):
         destination[prefix + "weight"] = self.to_dense()
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
-        errors.append(f"{prefix}weight is packed for good: call dense_(model), load the state, and sparsify_ it again")
+        if (name := f"{prefix}weight") in state_dict:
+            errors.append(f"{name} is packed for good: call dense_(model), load the state, and sparsify_ it again")
+        else:  # as load_sparse_ has it
+            missing.append(name)
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
 
     def _apply(self, fn, recurse=True):
         moved = fn(probe := self.weight.new_empty(0))

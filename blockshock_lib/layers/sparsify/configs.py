@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError, allowed
-from blockshock_lib.kernels.patterns import two_four
+from blockshock_lib.kernels.patterns import eight_bits, two_four
 from blockshock_lib.kernels.patterns.pattern import empty_rows
 from blockshock_lib.kernels.patterns.table import PATTERNS
 from blockshock_lib.kernels.sparse24.backends import BACKENDS, choose
-from blockshock_lib.kernels.sparse24.packing import check_shape
 from blockshock_lib.layers.linear24 import Linear24, nonzero_places
 from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
 from blockshock_lib.layers.sparsify.prune import sparsegpt, wanda
@@ -62,24 +61,30 @@ class Sparse24(Config):
         method: as above.
         product: the 2:4 backend, "auto" or one of kernels.sparse24.backends.BACKENDS.
         frozen: for inference. False: the packed values are trained, as Linear24's with update="packed".
+        dtype: "float8_e4m3fn" or "int8": the kept weights of 8 bits with a scale an output, for inputs that are
+            quantized in each call, by kernels/patterns/eight_bits.py; "": the weight's own.
 
-    ValueError for another word.
+    ValueError for another word, or 8 bits with another `product` or trained.
     """
 
     strip = 4
     method: str = "magnitude"
     product: str = "auto"
     frozen: bool = True
+    dtype: str = ""
 
     def __post_init__(self):
-        self.allow(product=(self.product, ("auto", *BACKENDS)))
+        self.allow(product=(self.product, ("auto", *BACKENDS)), dtype=(self.dtype, ("", *eight_bits.DTYPES)))
+        if self.dtype and not (self.frozen and self.product == "auto"):
+            raise ValueError(f'dtype={self.dtype!r} is for inference: it takes frozen=True and product="auto"')
 
     def refuse(self, weight: Tensor) -> None:
-        check_shape(weight.shape)
         backend = choose(self.product, weight.device)
-        if reason := backend.unsupported(weight.device, weight.dtype) or backend.too_large(tuple(weight.shape)):
+        if reason := two_four.unsupported(backend, weight.device, weight.dtype, tuple(weight.shape)):
             raise UnsupportedError(reason)
         super().refuse(weight)
+        if self.dtype and eight_bits.by_library(weight.device):
+            Sparse24(dtype=self.dtype).layer(linear_of(weight, None))  # whose product is tried
         if self.method == "given":
             nonzero_places(weight)
 
@@ -91,8 +96,16 @@ class Sparse24(Config):
 
     def layer(self, linear: nn.Linear, moments: Tensor | None = None) -> nn.Module:
         weight, keep = self.pruned(linear.weight.detach(), moments)
+        if self.dtype:
+            given = eight_bits.quantized(torch.where(keep, weight, 0), eight_bits.DTYPES[self.dtype])
+            return of_eight_bits(*given, weight.dtype, linear.bias)
         how = {"product": self.product, "frozen": self.frozen}
         return Linear24.from_linear(linear_of(weight, linear.bias), mask=keep, **how)
+
+
+def of_eight_bits(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None) -> PatternLinear:
+    """The layer of 2:4 values [N, K] of 8 bits and their scales [N, 1], for inputs of `dtype`."""
+    return PatternLinear(eight_bits.EightBits(values, scales, dtype), bias, f"2:4 of {values.dtype}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,6 +87,8 @@ def fake_sparsify_(
     schedule = schedule or PruneSchedule()
     if config.method in CALIBRATED:
         raise ValueError(f"method={config.method!r} needs calibration: use sparsify_, then train with frozen=False")
+    if isinstance(config, Sparse24) and config.dtype:
+        raise ValueError(f"dtype={config.dtype!r} is for inference: train without it, then call sparsify_ with it")
     if schedule.kind == "s-ste" and not isinstance(config, Sparse24):
         raise ValueError("the schedule 's-ste' is one of Sparse24 alone")
     rows = plan(model, config, filter)

@@ -83,8 +83,9 @@ def part_of(module: nn.Module, config: Config) -> nn.Linear:
     own = {name: getattr(p, "placements", None) for name, p in module.named_parameters(recurse=False)}
     if all(not own.items() <= style.items() for style in (COLWISE, ROWWISE)) or len(hooks_of(module)) != 2:
         raise UnsupportedError("its weight is a DTensor, and not by torch's ColwiseParallel or RowwiseParallel alone")
-    if not isinstance(config, Sparse24) or not config.frozen:
-        raise UnsupportedError("it is split over ranks, where Sparse24 for inference (frozen=True) alone is packed")
+    if not isinstance(config, Sparse24) or not config.frozen or config.dtype:
+        wanted = "Sparse24 for inference (frozen=True) in the weight's own dtype alone"
+        raise UnsupportedError(f"it is split over ranks, where {wanted} is packed")
     if config.method in CALIBRATED:
         raise UnsupportedError(f"it is split over ranks: prune by {config.method} before parallelize_module")
     return linear_of(local(module.weight).detach(), local(module.bias))

@@ -2,6 +2,7 @@
 
 Of a sparse layer W [N, K] the file has `name.compressed` [N, K/2], the kept weights row by row, `name.bitmask`, uint8
 [N, K/8], a bit a weight from the lowest on, and `name.shape`, int64 [2, 1]; all else under its name in a state dict.
+Of one in 8 bits the kept weights are what is multiplied, and `name.weight_scale` [N, 1], or one item, is their scale.
 """
 
 import contextlib
@@ -15,17 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from blockshock_lib.errors import CheckpointError, UnsupportedError, first_line
+from blockshock_lib.kernels.patterns.eight_bits import DTYPES, EightBits
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.layers.linear24 import Linear24, nonzero_places
 from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
-from blockshock_lib.layers.sparsify.configs import Sparse24
+from blockshock_lib.layers.sparsify.configs import Sparse24, of_eight_bits
 from blockshock_lib.layers.sparsify.convert import converted, put
 from blockshock_lib.layers.sparsify.fake import FakeSparse
 from blockshock_lib.layers.sparsify.parallel import ParallelLinear24, split
 from blockshock_lib.layers.sparsify.plan import held, plan, row_of, shape_of
 from blockshock_lib.layers.sparsify.report import Report
 
-PARTS = ("compressed", "bitmask", "shape")
+PARTS, SCALE = ("compressed", "bitmask", "shape"), "weight_scale"
 
 
 @torch.no_grad()
@@ -35,16 +37,18 @@ def save_sparse(path: Path | str, model: nn.Module) -> None:
     for name, layer in model.named_modules():
         if split(layer) or isinstance(layer, ParallelLinear24):
             raise UnsupportedError(f"{name} is split over ranks: torch.distributed.checkpoint saves a state dict of it")
-        if isinstance(layer, PatternLinear | FakeSparse):
+        if isinstance(layer, PatternLinear | FakeSparse) and not _is_sparse(layer):
             raise UnsupportedError(
                 f"{name} is {layer.words}, and a file holds 2:4 layers alone: call dense_(model) first"
             )
     for name, layer in _sparse(model).items():
-        dense = layer.to_dense().cpu()
-        keep = nonzero_places(dense)
+        eight = isinstance(layer, PatternLinear)
+        dense = (layer.packed.quantized() if eight else layer.to_dense()).cpu()
+        keep = nonzero_places(dense.float() if eight else dense)
         shape = torch.tensor(dense.shape).view(2, 1)
-        found = dense[keep].view(len(dense), -1), _bits(keep), shape
+        found = _whole(dense)[keep].view(len(dense), -1).view(dense.dtype), _bits(keep), shape
         tensors |= {f"{name}.{part}": value for part, value in zip(PARTS, found, strict=True)}
+        tensors |= {f"{name}.{SCALE}": layer.packed.tensors["scales"].cpu()} if eight else {}
     once = {id(value): name for name, value in reversed(_others(model).items())}.values()
     tensors |= {name: value.detach().cpu().contiguous() for name, value in _others(model).items() if name in once}
     path = Path(path)
@@ -64,14 +68,16 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
     """Reads a .safetensors file, or all of a folder, into the model, and makes 2:4 what is 2:4 there; in place.
 
     The model may be dense, sparse or, in part, on the meta device, whose layers come to the CPU; `dense_(model)` makes
-    it dense again. `config`: the product of the layers, and whether they are frozen. All is checked before anything is
-    changed. CheckpointError: a file is damaged, or names, shapes or dtypes are not the model's.
+    it dense again. `config`: the product of the layers, whether they are frozen, and 8 bits for what has 16 in the
+    file; what has 8 there stays as it is. All is checked before anything is changed. CheckpointError: a file is
+    damaged, or names, shapes or dtypes are not the model's.
     """
     with contextlib.ExitStack() as stack:
         try:
             found = _opened(Path(path), stack)
             names = [key.removesuffix(".compressed") for key in found if key.endswith(".compressed")]
             weights = {name: _weight(name, *(found.pop(f"{name}.{part}")() for part in PARTS)) for name in names}
+            scales = {name: _scale(name, weights[name], found) for name in names if weights[name].itemsize == 1}
             rest = {key: read() for key, read in found.items()}
             _check(model, weights, rest)
         except (OSError, KeyError, ValueError, RuntimeError, CheckpointError, _safetensors().SafetensorError) as error:
@@ -82,7 +88,12 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             old = model.get_submodule(name)
             device = torch.device("cpu") if old.weight.is_meta else old.weight.device
             bias = None if old.bias is None else rest.pop(f"{name}.bias").to(device)
-            new = converted(config.layer(linear_of(weight.to(device), bias)), old, name)
+            weight = weight.to(device)
+            if name in scales:
+                new = of_eight_bits(weight, scales[name].to(device), old.weight.dtype, bias)
+            else:
+                new = config.layer(linear_of(weight, bias))
+            new = converted(new, old, name)
             rows.append(replace(row_of(name, old), after=held(new), made=type(new).__name__))
             put(undo, model, name, new)
         own = _others(model)
@@ -97,8 +108,12 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
     return Report(tuple(rows))
 
 
-def _sparse(model: nn.Module) -> dict[str, Linear24]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, Linear24)}
+def _sparse(model: nn.Module) -> dict[str, Linear24 | PatternLinear]:
+    return {name: module for name, module in model.named_modules() if _is_sparse(module)}
+
+
+def _is_sparse(module: nn.Module) -> bool:
+    return isinstance(module, Linear24) or isinstance(getattr(module, "packed", None), EightBits)
 
 
 def _others(model: nn.Module) -> dict[str, Tensor]:
@@ -129,7 +144,23 @@ def _weight(name: str, values: Tensor, bits: Tensor, shape: Tensor) -> Tensor:
         raise CheckpointError(f"{name} of {rows}x{columns} has other values or another bitmask than that needs")
     keep = (bits[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).bool().flatten(1)[:, :columns]
     masks.check_groups(keep)
-    return torch.zeros(rows, columns, dtype=values.dtype).masked_scatter_(keep, values)
+    dense = torch.zeros(rows, columns, dtype=values.dtype)
+    _whole(dense).masked_scatter_(keep, _whole(values))
+    return dense
+
+
+def _whole(values: Tensor) -> Tensor:
+    """Those of 8 bits as integers: PyTorch moves no fp8 by a mask."""
+    return values.view(torch.int8) if values.itemsize == 1 else values
+
+
+def _scale(name: str, values: Tensor, found: dict[str, Any]) -> Tensor:
+    """The scales [N, 1] of a sparse layer's values of 8 bits."""
+    scale, known = found.pop(f"{name}.{SCALE}")().float().view(-1, 1), values.dtype in DTYPES.values()
+    if not known or len(scale) not in (1, len(values)) or not bool(scale.isfinite().all()):
+        wanted = f"{' or '.join(DTYPES)} with a finite scale a row"
+        raise CheckpointError(f"{name} is of {values.dtype} with {len(scale)} scales: 8 bits are {wanted}")
+    return scale.expand(len(values), 1)
 
 
 def _bits(keep: Tensor) -> Tensor:
@@ -151,6 +182,7 @@ def _check(model: nn.Module, weights: dict[str, Tensor], rest: dict[str, Tensor]
         raise CheckpointError(f"{unlike[0]} is sparse in the model and not in the checkpoint: call dense_(model) first")
     wanted |= {key: (tuple(value.shape), value.dtype) for key, value in own.items()}
     given = {key: (tuple(value.shape), value.dtype) for key, value in (weights | rest).items()}
+    given |= {key: (given[key][0], wanted[key][1]) for key in wanted.keys() & weights if weights[key].itemsize == 1}
     if unlike := sorted(given.keys() - wanted.keys()):
         raise CheckpointError(f"the model has no {unlike[0]}")
     there = {id(own[key]) for key in rest}

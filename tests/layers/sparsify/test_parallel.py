@@ -94,6 +94,7 @@ def refuses(group):
     for call in (
         lambda: sparsify_(model, Sparse24(), "up"),
         lambda: sparsify_(model, Sparse24(frozen=False), "down"),
+        lambda: sparsify_(model, Sparse24(dtype="int8"), "down"),
         lambda: sparsify_(model, Sparse24("wanda"), "down", [torch.zeros(4, 64)]),
         lambda: sparsify_(model, BlockSparse(sparsity=0.5), "down"),
         lambda: fake_sparsify_(model, Sparse24(), "down"),
@@ -119,6 +120,7 @@ def test_what_cannot_be_packed_in_parts_is_refused_by_name_on_every_rank(pair):
         (
             "up: its weight holds values that are not finite",
             "Sparse24 for inference",
+            "in the weight's own dtype alone is packed",
             "prune by wanda before parallelize_module",
             "Sparse24 for inference",
             "its weight is a DTensor: it must be a whole, plain tensor",
