@@ -81,6 +81,8 @@ def test_a_layer_of_8_bits_is_right_eager_tuned_and_in_a_graph(dtype, to, rows):
     print(f"{dtype}, {to}: cuSPARSELt applies the weight's scales: {layer.packed.fused}")
     values, scales = layer.packed.quantized(), layer.packed.tensors["scales"]
     x8, x_scale = eight_bits.quantized(x, values.dtype)
+    made, by = eight_bits.by_kernel(x, values.dtype)
+    assert torch.equal(made.view(torch.int8), x8.view(torch.int8)) and torch.equal(by, x_scale)
     truth = (x8.double() * x_scale) @ (values.double() * scales).t() + layer.bias.double()
     assert not eight_bits.off(layer(x), truth)
     layer.tune(x)

@@ -34,6 +34,13 @@ def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (values.round_() if dtype == torch.int8 else values).to(dtype), scale
 
 
+def by_kernel(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`quantized`, on a GPU."""
+    from blockshock_lib.kernels.patterns import quantize  # Triton is PyTorch's on GPUs alone
+
+    return quantize.quantized(x.contiguous(), dtype)
+
+
 class EightBits(Packed):
     """Values [N, K] of 8 bits, two of four of them not zero at most, with scales [N, 1]; x and y are of `dtype`.
     UnsupportedError where the library's product, which is tried here, is refused or wrong.
@@ -61,7 +68,7 @@ class EightBits(Packed):
             y = self.by(Setting(), x)
         except torch.OutOfMemoryError:  # it says nothing of the product
             raise
-        except RuntimeError as error:
+        except Exception as error:  # whatever the library, or Triton on an older GPU, raises
             return first_line(error)
         x, x_scale = quantized(x, values.dtype)
         truth = torch.cat([F.linear(x.float(), values[part].float()) for part in masks.parts(*self.shape)], 1)
@@ -74,7 +81,7 @@ class EightBits(Packed):
 
     def by(self, way: Setting, x: Tensor) -> Tensor:
         values, scales = self.tensors["values"], self.tensors["scales"]
-        x, x_scale = quantized(x, values.dtype)
+        x, x_scale = by_kernel(x, values.dtype) if by_library(x.device) else quantized(x, values.dtype)
         if not by_library(x.device):
             return scaled(F.linear(x.float(), self.quantized().float()), x_scale, scales, self.dtype)
         how = way._asdict() | {"transpose_result": True}
