@@ -174,7 +174,7 @@ def _sentence(error: dict, model: type[BaseModel]) -> str:
         return "is missing: no file sets it" if isinstance(loc[-1], str) else "a value is missing"
     if kind == "extra_forbidden":
         phrase = f"unknown key; {allowed(loc[-1], _model(_annotation(model, loc[:-1])).model_fields)}"
-        elsewhere = [key for key, _ in keys(model) if key.split(".")[-1] == loc[-1]]
+        elsewhere = [key for key in keys(model) if key.split(".")[-1] == loc[-1]]
         return phrase if "mean" in phrase or not elsewhere else f"{phrase}; did you mean {elsewhere[0]!r}?"
     if kind == "literal_error":
         return f"{given} is not allowed; {allowed(error['input'], get_args(_annotation(model, loc)))}"
@@ -200,9 +200,9 @@ def _model(annotation: object) -> type[BaseModel] | None:
     return next(filter(None, map(_model, get_args(annotation))), None)
 
 
-def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel] | None]]:
-    """Every dotted key, lists left out, and the model of what is below it, if that has keys."""
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every dotted key, lists left out."""
     for name, field in model.model_fields.items():
         inner = None if get_origin(field.annotation) is tuple else _model(field.annotation)
-        yield prefix + name, inner
+        yield prefix + name
         yield from keys(inner, f"{prefix}{name}.") if inner else ()
