@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 from blockshock_lib import studies
-from blockshock_lib.errors import BlockShockError, ParamsError
+from blockshock_lib.errors import BlockShockError, ParamsError, UnsupportedError
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import terminal
 from blockshock_lib.report import columns
@@ -167,11 +167,11 @@ def _tune(args: argparse.Namespace) -> int:
     chosen = params.load(studies.of_phase(args.phase), args.phase, detect=machine.auto_hardware)
     if chosen.study != "linear":
         raise ParamsError(f"--phase: {args.phase} chooses its kernels as it runs; allowed: a phase of the linear study")
-    device = tune.require_gpu()
-    machine.admit(chosen, machine.probe())
-    done = tune.tune_products(tune.of_phase(chosen), device, terminal.say)
-    tune.tune_sums(tune.sums_of_phase(chosen), chosen.hardware.processes, device, terminal.say)
-    return DONE if done else WRONG
+    unsupported = (card := machine.probe())["unsupported"]
+    if why := unsupported.get("cuda") or unsupported.get("cslt"):
+        raise UnsupportedError(f"nothing can be tuned on this machine: {why}")
+    machine.admit(chosen, card)
+    return DONE if tune.tune(chosen, terminal.say) else WRONG
 
 
 def _report(args: argparse.Namespace) -> int:
