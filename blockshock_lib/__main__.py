@@ -59,7 +59,7 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     about = "measure a further run (or N, by --again) of this one's reference, as it was; also on another machine"
     add("--of", default="", metavar="FOLDER", help=about)
 
-    about = "find the fastest right 2:4 products and all-reduces of this machine ahead of a run, and keep them"
+    about = "find the fastest right kernels of this machine ahead of a run, and keep them"
     add = verb("tune", _tune, about, out=False)
     add("--phase", default="phase1", help="all that this phase asks for here (default: phase1)")
 
