@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 from blockshock_lib import studies
-from blockshock_lib.errors import BlockShockError, ParamsError
+from blockshock_lib.errors import BlockShockError, ParamsError, UnsupportedError
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import terminal
 from blockshock_lib.report import columns
@@ -59,7 +59,7 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     about = "measure a further run (or N, by --again) of this one's reference, as it was; also on another machine"
     add("--of", default="", metavar="FOLDER", help=about)
 
-    about = "find the fastest right 2:4 products and all-reduces of this machine ahead of a run, and keep them"
+    about = "find the fastest right kernels of this machine ahead of a run, and keep them"
     add = verb("tune", _tune, about, out=False)
     add("--phase", default="phase1", help="all that this phase asks for here (default: phase1)")
 
@@ -167,11 +167,11 @@ def _tune(args: argparse.Namespace) -> int:
     chosen = params.load(studies.of_phase(args.phase), args.phase, detect=machine.auto_hardware)
     if chosen.study != "linear":
         raise ParamsError(f"--phase: {args.phase} chooses its kernels as it runs; allowed: a phase of the linear study")
-    device = tune.require_gpu()
-    machine.admit(chosen, machine.probe())
-    done = tune.tune_products(tune.of_phase(chosen), device, terminal.say)
-    tune.tune_sums(tune.sums_of_phase(chosen), chosen.hardware.processes, device, terminal.say)
-    return DONE if done else WRONG
+    unsupported = (card := machine.probe())["unsupported"]
+    if why := unsupported.get("cuda") or unsupported.get("cslt"):
+        raise UnsupportedError(f"nothing can be tuned on this machine: {why}")
+    machine.admit(chosen, card)
+    return DONE if tune.tune(chosen, terminal.say) else WRONG
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -26,11 +25,9 @@ MAX_CALLS = 32
 COLUMNS = 4096
 
 Candidate = Callable[[Tensor], Callable[[], Tensor]]  # this rank's x -> a call that adds up the ranks', over and over
-# (way, its call, how many make a sample) -> a context with a clock: milliseconds of a call on this rank.
-Clock = Callable[[Way, Callable[[], Tensor], int], AbstractContextManager[Callable[[], float]]]
 
 
-def tune(group: Ranks, nbytes: int, device: torch.device, clock: Clock | None = None) -> None:
+def tune(group: Ranks, nbytes: int, device: torch.device) -> None:
     """Measures every way for that size, unless it was measured before, and keeps the times. Collective."""
     reducer, size = all_reduce.reducer(group, device), size_class(nbytes)
     if reducer.why or size in reducer.table or size < symm.PACKET:
@@ -45,7 +42,7 @@ def tune(group: Ranks, nbytes: int, device: torch.device, clock: Clock | None = 
         return
     ways = [Way(reducer.library), *(Way(name, n) for name, kernel in BACKENDS.items() if kernel for n in BLOCKS)]
     candidates = {way: partial(all_reduce.Reduction, reducer, group, way) for way in ways}
-    best = measure(group, device, candidates, size, clock)
+    best = measure(group, device, candidates, size)
     reducer.captured = captured  # the graphs of the search are gone
     if best:
         reducer.table[size] = all_reduce.fastest_first(best)
@@ -53,11 +50,9 @@ def tune(group: Ranks, nbytes: int, device: torch.device, clock: Clock | None = 
             all_reduce.keep(size, group.world_size, device, best)
 
 
-def measure(
-    group: Ranks, device: torch.device, candidates: dict[Way, Candidate], nbytes: int, clock: Clock | None = None
-) -> dict[Way, float]:
+def measure(group: Ranks, device: torch.device, candidates: dict[Way, Candidate], nbytes: int) -> dict[Way, float]:
     """The fastest way of each backend that gave the exact sum on every rank, before it was timed and after -> ms."""
-    clock, turns = clock or partial(_graph, group, device), itertools.count()
+    turns = itertools.count()
     x = exact(group.rank, nbytes, device, 0)
     # As long as a sum takes on NVLink, roughly; the same on every rank.
     calls = max(1, min(MAX_CALLS, round(SAMPLE_MS / (0.01 + nbytes / 200e6))))
@@ -78,7 +73,7 @@ def measure(
     def timed(way: Way) -> Iterator[Callable[[], float]]:
         with group.raise_together(device):
             call = candidates[way](x)
-        with clock(way, call, calls) as sample:
+        with _graph(group, device, way, call, calls) as sample:
             yield lambda: group.max_over_ranks([sample()], device)[0]
 
     found = leaders(search(candidates, check, timed, kind=lambda way: way.backend, samples=SAMPLES))

@@ -11,8 +11,13 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 
 
 def classes_of(mask: Mask, term: int) -> list[tuple[slice, slice]]:
-    """(rows, columns) of every four, each class a dense matrix of the term. UnsupportedError: mask not periodic."""
-    return [(_run(rows), _run(columns)) for rows, columns in masks.periodic_classes(mask, term)]
+    """(rows, columns) of every four: rows that share a pattern with the columns that they keep, each class a dense
+    matrix of the term. Of the checkerboard's term 0 both are 0:2, then 2:4. UnsupportedError: mask not periodic.
+    """
+    classes: dict[tuple[int, ...], list[int]] = {}
+    for row, kept in enumerate((masks.tile(mask) ^ (term == 1)).tolist()):
+        classes.setdefault(tuple(column for column, keep in enumerate(kept) if keep), []).append(row)
+    return [(_run(tuple(rows)), _run(columns)) for columns, rows in classes.items()]
 
 
 def _run(places: tuple[int, ...]) -> slice:

@@ -16,7 +16,7 @@ from ruamel.yaml.nodes import ScalarNode
 
 from blockshock_lib.errors import ParamsError, allowed
 from blockshock_lib.files import ROOT
-from blockshock_lib.params.models import RunParams, explain, keys
+from blockshock_lib.params.models import RunParams, explain
 
 PARAMS = ROOT / "params"
 SET = "--set"
@@ -139,15 +139,6 @@ def load(
     if isinstance(sweep := stack.values.get("sweep"), dict):
         for key in {*picked, *given}:
             sweep.pop(f"{key}s", None)  # what was asked for by name is not swept over
-    for typed, whole in ((one, key) for one in overrides or {} for key, inner in keys(study.params) if not inner):
-        if typed.startswith(f"{whole}.") and whole not in RESERVED:
-            known = [*study.presets.get(whole, ())]
-            there = stack.values
-            for part in whole.split("."):
-                there = there.get(part) if isinstance(there, dict) else None
-            name = value if (value := overrides[typed]) in known else next(iter(known), str(there or "VALUE"))
-            phrase = f"{whole} has no keys of its own; set it whole, as in {whole}={name.replace(' ', '')}"
-            raise refusal(said, typed, phrase + f"; {allowed(name, known)}" * bool(known))
     stack.add(given, said)
     try:
         return study.params.model_validate(stack.values | {"study": folder, "phase": phase, "layers": chosen})

@@ -231,23 +231,20 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...] = ()) -> bytes:
 
 def _starter(device: str) -> BaseContext:
     # A GPU's ranks are spawned. Those of a CPU are forked, at once, from a server that has imported the slow
-    # libraries and computes nothing. It lives as long as this process: a scratch folder that ends before must not
-    # end it too, while one that a command gave its kernel takes the server's files, as the kernel is killed in the end.
-    spawn, place, scratch = multiprocessing.get_context("spawn"), tempfile.tempdir, os.environ.get(SCRATCH)
+    # libraries and computes nothing. It lives as long as this process. Of a kernel that a command started, which is
+    # killed in the end, the command's scratch folder takes the server's files.
+    spawn, place = multiprocessing.get_context("spawn"), tempfile.tempdir
     if device == "cuda":
         return spawn
     multiprocessing.set_forkserver_preload(["torch.distributed.tensor", "pandas", "pydantic"])
     try:
         if "BLOCKSHOCK_RUN" in os.environ:
-            tempfile.tempdir = scratch
-        else:
-            os.environ.pop(SCRATCH, None)
+            tempfile.tempdir = os.environ.get(SCRATCH)
         forkserver.ensure_running()
     except OSError:  # the path of its socket is too long
         return spawn
     finally:
         tempfile.tempdir = place
-        os.environ |= {SCRATCH: scratch} if scratch else {}
     return multiprocessing.get_context("forkserver")
 
 

@@ -15,7 +15,6 @@ from blockshock_lib.errors import CompareError, RecordError
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.report import changes, frames, interval, reruns
 from blockshock_lib.runs import manifest, record, records, reference
-from blockshock_lib.runs.run import OUTPUTS
 
 # No case is measured otherwise for these.
 _SWEPT = {"study", "phase", "methods", "layers", "sweep", "limits", "profile"}
@@ -123,7 +122,7 @@ class Comparison:
 
 
 def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
-    """Compares run `b` with run `a`, the older one: folders, names of folders below outputs/, or open runs (`run.Run`).
+    """Compares run `b` with run `a`, the older one: folders, or open runs (`run.Run`).
     Where `a` has further runs (see `runs.reference`) all of them but `b` stand for `a`.
 
     `allow`: what may differ all the same: "hardware" (machine, or emulated ranks), "dtype" (a case finds its like in
@@ -172,9 +171,6 @@ def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
 def _read(run: object) -> Side:
     folder = _folder(run)
     about = manifest.read(folder)
-    if about.get("redrawn_from") and not records.any_in(folder):
-        folder = ROOT / about["redrawn_from"]
-        about = manifest.read(folder)
     whole, _ = records.scan(folder)
     if not whole:
         raise CompareError(f"{shown(folder)} holds no whole record to compare")
@@ -191,13 +187,10 @@ def _read(run: object) -> Side:
 def _folder(run: object) -> Path:
     if hasattr(run, "source"):
         return Path(run.source)
-    places = (Path(str(run)), ROOT / str(run), OUTPUTS / str(run))
-    named = [place for place in places if (place / manifest.FILE).is_file()][:1]
-    named = named or [folder for folder in manifest.folders(OUTPUTS) if folder.name == places[0].name]
-    if len(named) == 1:
-        return named[0]
-    several = f"; it is the name of {', '.join(map(shown, named))}" if named else manifest.near(places[0])
-    raise CompareError(f"{run} is no folder of a run and not the name of one below {shown(OUTPUTS)}{several}")
+    places = [Path(str(run)), ROOT / str(run)]
+    if found := [place for place in places if (place / manifest.FILE).is_file()]:
+        return found[0]
+    raise CompareError(f"{run} is no folder of a run{manifest.near(places[0])}")
 
 
 def _notes(a: Side, b: Side, found: changes.Compared) -> list[str]:

@@ -8,12 +8,9 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
 from pathlib import Path
 
 from blockshock_lib import files
@@ -22,7 +19,7 @@ from blockshock_lib.errors import LaunchError
 RUN = "BLOCKSHOCK_RUN"  # the folder of the run that a command owns, for the kernel that it starts
 SCRATCH = "BLOCKSHOCK_SCRATCH"  # names the scratch folder to every process that is started for a run
 PREFIX = "blockshock-run-"
-HOLD_SECONDS = END_SECONDS = 1.0
+HOLD_SECONDS = 1.0
 
 _guard = threading.RLock()  # a notebook may measure in a thread
 _held: dict[Path, int] = {}
@@ -80,12 +77,11 @@ def tidy(folder: Path) -> None:
 
 @contextlib.contextmanager
 def scratch(**environment: str) -> Iterator[Path]:
-    """A folder for what is temporary, told to started processes in BLOCKSHOCK_SCRATCH beside more variables; at its end
-    they end too. In a kernel that a command started it is the command's.
+    """A folder for what is temporary, told to started processes in BLOCKSHOCK_SCRATCH beside more variables; in a
+    kernel that a command started it is the command's.
     """
     with _guard, contextlib.ExitStack() as stack:
         if not _scratch and not (RUN in os.environ and SCRATCH in os.environ):
-            resource_tracker.ensure_running()  # multiprocessing's own, which must outlive what is started in here
             sweep_stale()
             _scratch.append(stack.enter_context(_new_scratch()))
             stack.callback(_scratch.clear)
@@ -96,13 +92,13 @@ def scratch(**environment: str) -> Iterator[Path]:
 
 
 def sweep_stale() -> None:
-    """Remove the scratch folders whose makers have gone, and end what was started under them and still lives."""
+    """Remove the scratch folders whose makers have gone; what these had started watches its parent, and has ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # its maker lives, or another user's does, or nobody can tell
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _sweep(folder)
+                shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(handle)
 
@@ -119,24 +115,5 @@ def _new_scratch() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        _sweep(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         os.close(handle)
-
-
-def _sweep(folder: Path) -> None:
-    end = time.monotonic() + END_SECONDS
-    while (left := _started_under(folder)) and time.monotonic() < end:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _started_under(folder: Path) -> list[int]:
-    wanted, found = f"{SCRATCH}={folder}".encode(), []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-    return found

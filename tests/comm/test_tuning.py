@@ -19,13 +19,13 @@ from tests.comm.test_all_reduce import CPU, SIZE, buffer, partial
 
 
 def clock_of(ms):
-    """A clock that makes a call for each sample, and finds it as long as ms(way) says."""
+    """In the place of a CUDA graph's: a clock that makes a call for each sample, as long as ms(way) says."""
 
     @contextlib.contextmanager
-    def clock(way, call, calls):
+    def clock(group, device, way, call, calls):
         yield lambda: ms(way) if call() is not None else None
 
-    return clock
+    return mock.patch.object(tuning, "_graph", clock)
 
 
 def a_wrong_candidate_is_never_chosen_and_the_slowest_rank_counts(ctx, _):
@@ -46,7 +46,8 @@ def a_wrong_candidate_is_never_chosen_and_the_slowest_rank_counts(ctx, _):
         return make
 
     clock = clock_of(lambda way: timed.append(way.backend) or times[way.backend] + ctx.rank)
-    found = tuning.measure(Group.of(), CPU, {Way(name): candidate(name) for name in times}, 1 << 12, clock)
+    with clock:
+        found = tuning.measure(Group.of(), CPU, {Way(name): candidate(name) for name in times}, 1 << 12)
     assert not {"wrong", "wrong on rank 1"} & set(timed)
     assert found == {Way("right"): 4.0, Way("slow"): 6.0}
 
@@ -54,12 +55,12 @@ def a_wrong_candidate_is_never_chosen_and_the_slowest_rank_counts(ctx, _):
 def the_fastest_of_each_backend_is_kept_in_order_and_searched_once(ctx, folder):
     group, tried, fastest = Group.of(), [], Way("two-shot", 64)
     clock = clock_of(lambda way: tried.append(way) or (2.0 if way == fastest else 9.0))
-    with fake_symm.installed():
+    with fake_symm.installed(), clock:
         assert buffer(group) is None
-        tuning.tune(group, SIZE, CPU, clock)
+        tuning.tune(group, SIZE, CPU)
         assert len(set(tried)) == 11  # one-shot's five, two-shot's five and gloo
         tried.clear()
-        tuning.tune(group, SIZE - 64, CPU, clock)
+        tuning.tune(group, SIZE - 64, CPU)
         assert not tried
         one = all_reduce.reducer(group, CPU)
         chosen = one.ways(SIZE)
@@ -89,7 +90,7 @@ class Short(fake_symm.Workspace):
 def kernels_that_one_rank_cannot_run_or_has_no_memory_for_are_used_by_none_and_nothing_is_kept(ctx, folder):
     for fails, why in ((Broken, "no compiler here"), (Short, "CUDA out of memory")):
         with fake_symm.installed(), mock.patch.object(symm, "Workspace", fails):
-            tuning.tune(Group.of(), SIZE, CPU, clock_of(lambda way: 1.0))
+            tuning.tune(Group.of(), SIZE, CPU)
             one = all_reduce.reducer(Group.of(), CPU)
             assert (one.why, one.table) == (f"on rank 1: {why}", {}) and buffer(Group.of()) is None
             assert not os.listdir(folder)
@@ -111,8 +112,8 @@ def a_candidate_that_fails_on_one_rank_before_or_in_its_sum_raises_on_all(ctx, _
             fails(before)
             return call
 
-        with pytest.raises(UnsupportedError, match="on rank 1: launch failed"):
-            tuning.measure(Group.of(), CPU, {Way("bad"): candidate}, 1 << 12, clock_of(lambda way: 1.0))
+        with clock_of(lambda way: 1.0), pytest.raises(UnsupportedError, match="on rank 1: launch failed"):
+            tuning.measure(Group.of(), CPU, {Way("bad"): candidate}, 1 << 12)
 
 
 @pytest.mark.parametrize(

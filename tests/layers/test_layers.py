@@ -94,7 +94,8 @@ def test_what_a_layer_cannot_do_is_refused_with_a_reason():
         DenseLinear(w, group=Group(1, 2))(x)
     with pytest.raises(NotImplementedError, match="Mine must say which part"):
         type("Mine", (ShardedLinear,), {})(w, group=Group(0, 2))
-    odd = mock.patch.object(classes.masks, "periodic_classes", return_value=[((2,), (2, 3)), ((0, 1, 3), (0, 1))])
+    tile = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
+    odd = mock.patch.object(classes.masks, "tile", return_value=tile)
     with odd, pytest.raises(ValueError, match=r"places \(0, 1, 3\) of four are no arithmetic sequence"):
         classes.classes_of(Mask.named("checkerboard"), 0)
     reason = PermutedDenseLinear.unsupported(Mask.named("random"), CPU, BF16)

@@ -6,6 +6,7 @@ import pytest
 
 from blockshock_lib.__main__ import main
 from blockshock_lib.errors import CompareError, RecordError
+from blockshock_lib.files import ROOT
 from blockshock_lib.runs import manifest, record, reference
 from blockshock_lib.runs.compare import compare
 from blockshock_lib.runs.manifest import REFERENCE
@@ -47,7 +48,7 @@ def slower(factor, method="row_parallel", metric="forward_kernel"):
 
 
 def test_a_run_against_itself_has_no_regression_and_ratios_of_1(capsys):
-    found = compare(CPU, "phase1-cpu")
+    found = compare(CPU, CPU.relative_to(ROOT).as_posix())
     assert found.ok and found.regressions.empty and "hold at 99% together" in found.caption()
     assert len(found.rows) == 150 and found.rows["ratio"].dropna().to_numpy() == pytest.approx(1)
     assert main(["compare", str(CPU), str(CPU)]) == 0

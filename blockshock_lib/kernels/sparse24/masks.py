@@ -53,17 +53,6 @@ def tile(mask: Mask) -> Tensor:
     return torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]], dtype=torch.bool)
 
 
-def periodic_classes(mask: Mask, term: int = 0) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Rows that share a pattern, with the columns that they keep, as residues modulo 4: a term of a periodic mask is a
-    dense block a class. For the checkerboard's term 0: `[((0, 1), (0, 1)), ((2, 3), (2, 3))]`. Errors as `tile`.
-    """
-    kept = tile(mask) if term == 0 else ~tile(mask)
-    classes: dict[tuple[int, ...], list[int]] = {}
-    for row, pattern in enumerate(kept.tolist()):
-        classes.setdefault(tuple(c for c, keep in enumerate(pattern) if keep), []).append(row)
-    return [(tuple(rows), columns) for columns, rows in classes.items()]
-
-
 def first_bad_group(mask: Tensor) -> tuple[int, int, int] | None:
     """(row, first column, kept) of the first group of a bool mask [N, K] that does not keep two; None if all do."""
     for part in parts(*mask.shape):

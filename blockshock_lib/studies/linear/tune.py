@@ -1,101 +1,56 @@
-"""Tuning ahead of a run: every 2:4 product (by one GPU) and every all-reduce (by the ranks) that it will ask for,
-measured once and kept on disk. A run would do the same by itself, in its own time.
+"""Tuning ahead of a run: what its methods search for by themselves, on the same ranks, and keep on disk. A run would do
+the same, in its own time.
 """
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+import warnings
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from blockshock_lib.comm import Group, all_reduce
-from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.comm import Group, local
+from blockshock_lib.engine.case_run import CaseRun
+from blockshock_lib.engine.experiment import Session, release_cache
 from blockshock_lib.files import shown
-from blockshock_lib.kernels.sparse24 import cslt
-from blockshock_lib.kernels.sparse24 import tune as search
-from blockshock_lib.kernels.sparse24.ways import KINDS
-from blockshock_lib.kernels.tuning.search import words
-from blockshock_lib.ranks import call
-from blockshock_lib.studies.linear.costs import DTYPES
-from blockshock_lib.studies.linear.methods import METHODS
-from blockshock_lib.studies.linear.params import Params, expand
-from blockshock_lib.studies.linear.phases import PHASES
-
-TUNABLE = ("auto", "cslt", "small", "tuned")
-REDUCE_SECONDS = 300.0
+from blockshock_lib.kernels.tuning import store
+from blockshock_lib.ranks import WorkerGroup
+from blockshock_lib.ranks.worker import RankContext
+from blockshock_lib.studies.linear.params import Case, Params, expand
+from blockshock_lib.studies.linear.phases import METRICS
+from blockshock_lib.studies.linear.problem import LinearProblem
 
 
-class Product(NamedTuple):
-    """x [B, K] times a 2:4 weight [N, K] transposed; dtype "bf16" or "fp16"."""
-
-    N: int
-    K: int
-    B: int
-    dtype: str
-
-
-def of_phase(params: Params) -> list[Product]:
-    """The products that a rank of each method multiplies, each once, in the order of the run."""
-    found = []
-    for case in expand(params):
-        for method in (METHODS[name] for name in case.methods):
-            if method.product is None or (method.product or case.product) not in TUNABLE or case.dtype == "fp32":
-                continue
-            k_parts, n_parts = method.shards(case.world_size)
-            n, k = case.out_features // n_parts, case.in_features // k_parts
-            found.append(Product(n, k, case.batch, case.dtype))
-            if PHASES[case.phase].backward and case.mask.transposable:
-                found.append(Product(k, n, case.batch, case.dtype))
-    return list(dict.fromkeys(found))
-
-
-def sums_of_phase(params: Params) -> list[int]:
-    """Bytes of the partial y, and where the phase goes backward dX, that several processes add up; size classes."""
-    found = set()
-    for case in expand(params) if params.hardware.processes > 1 else ():
-        columns = (case.out_features, case.in_features)[: 1 + PHASES[case.phase].backward]
-        found |= {all_reduce.size_class(case.batch * c * DTYPES[case.dtype].itemsize) for c in columns}
-    return sorted(found)
-
-
-def require_gpu() -> torch.device:
-    device = torch.device("cuda", 0)
-    if reason := cslt.unsupported(device, torch.bfloat16):
-        raise UnsupportedError(f"nothing can be tuned on this machine: {reason}")
-    return device
-
-
-def tune_products(products: Iterable[Product], device: torch.device, say: Callable[[str], None]) -> bool:
-    """Searches for those not kept yet; says a line each, the fastest way first. Whether every one has a right way."""
-    done = True
-    for one in products:
-        dtype = DTYPES[one.dtype]
-        problem = search.problem_of((one.N, one.K), cslt.padded(one.B), dtype, device)
-        kept, told = search.STORE.find(problem, search.versions(device)), "kept before"
-        if not kept:
-            found = search.searched(problem, device)
-            kept = {best.way: best.ms for kind in KINDS.values() if (best := found.best(kind))}
-            told = f"{len(found.trials)} tried: {sum(trial.wrong for trial in found.trials)} wrong, "
-            told += f"{sum(bool(trial.refused) for trial in found.trials)} refused, {len(found.crashes)} crashed"
-            told += f"; {found.failed}" * bool(found.failed)
-        done = done and bool(kept)
-        timed = [f"{words(way, KINDS)} {ms:.4f} ms" for way, ms in sorted(kept.items(), key=lambda item: item[1])]
-        say(f"{search.words(problem)}: {', '.join(timed) or 'nothing is right'} [{told}]")
-    say(f"kept in {shown(search.STORE.path)}")
+def tune(params: Params, say: Callable[[str], None]) -> bool:
+    """Has the ranks tune every case of the phase; says a line each. Whether there was nothing to be said of any."""
+    hardware, limits, done = params.hardware, params.limits, True
+    how = {name: getattr(hardware, name) for name in ("device", "backend", "threads", "environment")}
+    with WorkerGroup(hardware.processes, **how, start_seconds=limits.start_seconds) as group:
+        for case in expand(params):
+            told = group.call(tune_case, case, params, seconds=limits.case_seconds)[0]  # rank 0 searches first
+            say(f"{case.label}: {'; '.join(told) or 'tuned'}")
+            done = done and not told
+    say(f"kept in {shown(store.folder())}")
     return done
 
 
-def tune_sums(sizes: list[int], processes: int, device: torch.device, say: Callable[[str], None]) -> None:
-    """Has the ranks tune their all-reduces, a line each; nothing where there is none."""
-    if not sizes:
-        return
-    call(_tune_sums, sizes, processes=processes, device=device.type, seconds=REDUCE_SECONDS)
-    kept = all_reduce.measured(processes, device)
-    for size in sizes:
-        timed = [f"{way.backend} {ms:.4f} ms" for way, ms in kept.get(size, {}).items()]
-        say(f"all-reduce of {size >> 10} KiB on {processes}: {', '.join(timed) or 'one way only'}")
-    say(f"kept in {shown(all_reduce.STORE.path)}")
+def tune_case(ctx: RankContext, case: Case, params: Params) -> list[str]:
+    """On every rank: has each method of the case that can run there search as it does in a run; what was warned of, and
+    why a method has no right way.
+    """
 
+    def ranked(group: Group) -> list[str]:
+        run = CaseRun(LinearProblem(case, params, device=ctx.device, group=group), METRICS)
+        session = Session(run, None, (), None, None, ())
+        for name in case.methods:
+            if not run.problem.unsupported(name):
+                run.attempt(name, partial(session.build, name))
+        return [f"{row['method']} {row['status']}: {row['reason']}" for row in run.rows]
 
-def _tune_sums(ctx, sizes: list[int]) -> None:
-    for size in sizes:
-        Group.of().tune(size, ctx.device)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            with torch.no_grad():
+                failed = local.run(case.world_size, ranked)[0] if case.emulated else ranked(Group.of())
+        finally:
+            release_cache(ctx.device)
+    return [*(str(one.message) for one in warned), *failed]
