@@ -175,9 +175,30 @@ def test_tables_say_gaps_in_nats_and_bits_and_the_smallest_that_shows():
     assert mean == pytest.approx(0.07 / np.log(2) / 3.5, abs=1e-3) and low < mean < high
     # The baseline's loss falls by 0.5 over the last half, so that it had this arm's 7 of 100 steps earlier.
     assert float(row["tokens over baseline's"].rstrip("x")) == pytest.approx(100 / 93, abs=0.006)
-    assert report.answer(records({"tensor_parallel": 0, "spd": 0.0, "grouped_2": 0.07})).startswith(
-        "Down to 12 of 24 without a loss that these seeds can show: SPD costs"
-    )
+    low = float(str(row["gap (nats)"]).split("[")[1].split(",")[0]) - 0.0697  # t(3) at 90% over t(3) at 99.5%: 0.2804
+    assert row["smallest to show (nats)"] == pytest.approx(-low * 1.2804, abs=2e-4)
+    # Losses on the training text are those of the first two arms, 1 nat apart.
+    told = records({"tensor_parallel": 0.0, "spd": 0.07})
+    last = told[told.metric.eq("validation_loss") & told.repeat.eq(STEPS)]
+    more = last.assign(metric="train_loss", value=last.method.eq("spd").astype(float) + last.seed)
+    assert report.losses(pd.concat([told, more]))["gap in training (nats)"].iloc[-1] == "+1 [+1, +1]"
+
+
+@pytest.mark.parametrize(
+    "gap, noise, said",
+    [
+        ({"spd": 0.0, "grouped_2": 0.07}, 0.001, "Down to 12 of 24 for less than 0.01 nats: SPD "),
+        ({"spd": -0.05, "grouped_2": -0.03}, 0.001, "Down to 6 of 24 for less than 0.01 nats: track 2 -0.029"),
+        ({"spd": 0.07, "grouped_2": 0.0}, 0.001, "Down to 6 of 24 for at most 0.073 nats, the 99% end of SPD's"),
+        ({"spd": 0.0, "grouped_2": 0.0}, 0.3, "Down to 6 of 24 for at most"),  # what no seed tells is no claim
+        ({"spd": 0.07, "parallel": 0.0}, 0.001, "Down to 12 of 24 for less than 0.01 nats: parallel "),
+    ],
+)
+def test_the_answer_claims_no_more_than_the_intervals_exclude(gap, noise, said):
+    assert report.answer(records({"tensor_parallel": 0} | gap, noise=noise)).startswith(said)
+
+
+def test_what_shows_that_the_code_runs_or_costs_in_every_arm_says_so():
     assert report.answer(records(width=64)).startswith("Not answered here: it shows that the code runs (64 wide")
     assert report.answer(records(noise=0.0005)).startswith("None for nothing: SPD costs least")
 
