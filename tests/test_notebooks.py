@@ -8,6 +8,8 @@ import pytest
 
 from blockshock_lib import studies
 from blockshock_lib.files import ROOT
+from blockshock_lib.runs import manifest
+from tests import nbval_runs
 from tests.processes import python
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -138,5 +140,6 @@ def test_nbval_sees_an_altered_word_of_a_committed_table_and_a_row_too_few_and_s
     said = "row 2 (uniform_1100, gaussian), column A dense: committed 'FAIL', now 'pass'\nmeant? make nbval-update"
     assert bad == altered and said in ran.stdout and "<td>" not in ran.stdout
     assert "\n- what is committed, + what is now\n" in ran.stdout and "\n+ 2  256x1024  bf16 " in ran.stdout
-    assert len(list(own.rglob("manifest.json"))) == 1
+    (run,) = (path.parent for path in own.rglob(manifest.FILE))
+    assert manifest.read(run)["params"]["timing"]["samples"] == nbval_runs.FEW["timing.samples"]
     shutil.rmtree(own)

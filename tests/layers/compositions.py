@@ -650,7 +650,10 @@ def called_with_other_weights(method):
     kept = []
     for one in twins(method):
         other = {name: (2 * p if p.dim() > 1 else p + 1).detach() for name, p in one.named_parameters()}
-        kept.append((torch.func.functional_call(one, other, batch(0)[0]), one(batch(0)[0])))
+        late = one(x := batch(0)[0].requires_grad_())
+        lent = torch.func.functional_call(one, other, x)
+        late.sum().backward()  # after another weight was in use: with the weight of its own forward
+        kept.append((lent, x.grad, one(x)))
     torch.testing.assert_close(*kept, **CLOSE)
 
 

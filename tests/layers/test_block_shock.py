@@ -137,18 +137,3 @@ def test_a_term_that_its_backend_cannot_multiply_is_refused_before_anything_is_m
     monkeypatch.setattr(Pattern, "of", lambda mask: pytest.fail("its pattern was made"))
     with pytest.raises(UnsupportedError, match=rf"\[{N}, {K}\]\) has too many weights"):
         one()
-
-
-@pytest.mark.parametrize("update", UPDATES)
-def test_lent_weights_leave_the_layers_own_alone(update):
-    def lend(layer):
-        before, own = layer(X).detach(), layer.weight.detach().clone()
-        x = X.clone().requires_grad_()
-        late = layer(x)
-        other = {"weight": layer.from_dense(draw(N, K, seed=5))}
-        assert not torch.equal(torch.func.functional_call(layer, other, (x,)), before)
-        late.backward(DY)  # after another weight was in use: with the weight of its own forward
-        torch.testing.assert_close(x.grad, DY @ W, rtol=1e-4, atol=1e-4)
-        assert torch.equal(layer(X), before) and torch.equal(layer.weight, own)
-
-    pair("transposable_random", update=update).each(lend)

@@ -12,7 +12,7 @@ from blockshock_lib.report.figures import byte_text
 from blockshock_lib.runs import dry_run, machine, measure
 from blockshock_lib.runs.dry_run import earlier
 
-SMALL = {"timing.samples": 1, "timing.warmup": 1, "timing.groups": 1, "profile": "none"}
+SMALL = {"timing.samples": 1, "timing.warmup": 1, "timing.groups": 1, "timing.min_sample_ms": 0, "profile": "none"}
 BF16_SPEED = {"sweep.patterns": ["causal"], "sweep.lengths": [[2048]], "sweep.blocks": [128], "dtype": "bf16"}
 WIDE = {"width": 256, "heads": 8, "vocab": 4096, "context": 128}
 LINEAR = {"workload": "activation", "mask": "random", "sweep.n": [1024]}
