@@ -12,7 +12,6 @@ from tools import update_notebooks as update
 
 # Every case of a sweep is measured, of few samples: no time is compared. Two say what one could not, a spread.
 FEW = {"timing.samples": 2, "timing.min_sample_ms": 0.1, "timing.lead_in_s": 0}
-ALSO = {"phase3_training": {"loss_steps": 20}}
 
 
 def pytest_sessionstart(session):
@@ -43,8 +42,7 @@ def pytest_itemcollected(item):
     """A failure says what differs in words, in place of both tables as HTML."""
     if item.path.suffix == ".ipynb":
         if "parameters" in item.cell.metadata.get("tags", ()):
-            few = FEW | ALSO.get(item.path.stem, {})
-            item.cell.source = item.cell.source.replace("settings = {}\n", f"settings = {few}\n")
+            item.cell.source = item.cell.source.replace("settings = {}\n", f"settings = {FEW}\n")
         compare = item.compare_outputs
 
         def told(test, reference, **how):

@@ -81,17 +81,20 @@ def weigh(places: tuple[Path, ...], study: Study) -> list[Source]:
     return [source for source in sources if source.manifest.get("phase") != "findings"]
 
 
-def join(sources: list[Source]) -> None:
-    """Gives one setting to what counts and to other runs whose cases no one, or their own reference, has already."""
+def join(sources: list[Source], study: Study) -> None:
+    """Gives one setting to what counts and to other runs whose cases no one, or their own reference, has already; cases
+    of a portable phase stand by themselves."""
     owners: dict[str, Source] = {}
     for one in sorted(sources, key=lambda one: (one.counts, one.frame["case"].nunique()), reverse=True):
         known = {case: owners[case] for case in one.frame["case"].unique() if case in owners}
-        kin = [own for own in known.values() if reference.name_of(own.manifest) == reference.name_of(one.manifest)]
-        alike = [own for own in known.values() if one.counts and own.setting == one.setting]
-        if strange := next((own for own in known.values() if own not in kin + alike), None):
-            one.use = f"left out: cases of it count as {strange.setting} measured them"
+        name = reference.name_of(one.manifest)
+        alike = lambda own: reference.name_of(own.manifest) == name or (one.counts and own.setting == one.setting)  # noqa: B023,E731
+        strange = [case for case, own in known.items() if not alike(own)]
+        if strange and not (study.phases[one.manifest["phase"]].portable and strange != [*one.frame["case"].unique()]):
+            one.use = f"left out: cases of it count as {known[strange[0]].setting} measured them"
             continue
-        one.use = one.use if one.counts else LINKED if known else COUNTS
+        one.frame = one.frame[~one.frame["case"].isin(strange)]
+        one.use = one.use if one.counts else LINKED if len(known) > len(strange) else COUNTS
         owners |= dict.fromkeys(one.frame["case"].unique(), one) | known
     title = " and of ".join(dict.fromkeys(one.setting for one in sources if one.counts))
     for one in sources:
@@ -153,13 +156,14 @@ class Findings:
     def __init__(self, folder: Path | None, which: Which, out: Path, study: Study):
         self.folder, self.which, self.out, self.study = folder, which, out, study
         self._drawn: dict[str, Figure] = {}
+        self._judged = partial(verdicts.judged, rules=study.hypotheses)
 
     @cached_property
     def sources(self) -> list[Source]:
         found = weigh((REFERENCE,) if self.which == "reference" else (REFERENCE, self.out), self.study)
         for kind in ("cuda", "cpu") if self.study.joined else ():
             ours = [one for one in found if one.frame is not None and not one.manifest.get("received")]
-            join([one for one in ours if one.manifest["params"]["hardware"]["device"] == kind])
+            join([one for one in ours if one.manifest["params"]["hardware"]["device"] == kind], self.study)
         return found
 
     @cached_property
@@ -193,9 +197,7 @@ class Findings:
         return answer.sentence(self.main, said)
 
     def answer(self) -> HTML:
-        """How the notebook begins: `sentence`, the first figure of a timed phase, the checks, the hypotheses in words;
-        `conclude` keeps the figure.
-        """
+        """How the notebook begins: `sentence`, a timed phase's first figure, which `conclude` keeps, checks, claims."""
         phase = next((one for one in self.study.phases.values() if one.timed and one.figures), None)
         for name in phase.figures[:1] if phase else ():
             self._drawn[name] = self.study.figures[name](self.main[self.main["phase"].eq(phase.name)])
@@ -227,9 +229,6 @@ class Findings:
     @property
     def _real(self) -> dict[str, pd.DataFrame]:
         return {setting: frame for setting, frame in self.frames.items() if not frames.no_claim(frame)}
-
-    def _judged(self, frame: pd.DataFrame) -> list[tuple[str, verdicts.Verdict, str]]:
-        return verdicts.judged(frame, self.study.hypotheses)
 
     def line(self) -> str:
         """The line of the manifest and the terminal: all checks, then the answer on each setting of real GPUs."""

@@ -1,5 +1,6 @@
 import dataclasses
 import shutil
+from functools import partial
 
 import nbformat
 import pytest
@@ -103,18 +104,26 @@ def test_a_parameter_that_shares_a_columns_name_is_no_setting():
     assert findings._setting(facts, studies.load("gpt")) == "4x G, 4 ranks, bf16"
 
 
-def test_phases_of_several_machines_are_joined_but_for_cases_that_a_larger_run_has():
-    def run(use, setting, *cases, name=""):
-        facts = {"reference": name or f"{use}{setting}{cases}"}
-        return findings.Source(
-            files.ROOT, facts, use, setting, frames.make((256,)).iloc[: len(cases)].assign(case=cases)
-        )
+def of_cases(use, setting, *cases, name="", phase="phase1"):
+    facts = {"reference": name or f"{use}{setting}{cases}", "phase": phase}
+    return findings.Source(files.ROOT, facts, use, setting, frames.make((256,)).iloc[: len(cases)].assign(case=cases))
 
+
+def test_a_training_that_another_run_has_too_leaves_the_runs_others_in():
+    run = partial(of_cases, phase="gpt_training")
+    joined = [run(COUNTS, "a", 1, 2, 3), run("left out: x counts", "a", 3, 4), run("left out: x counts", "a", 2, 3)]
+    findings.join(joined, studies.load("gpt"))
+    assert [sorted(one.frame["case"]) for one in joined if one.counts] == [[1, 2, 3], [4]]
+    assert joined[2].use.startswith("left out: cases of it count")
+
+
+def test_phases_of_several_machines_are_joined_but_for_cases_that_a_larger_run_has():
+    run = of_cases
     joined = [run(COUNTS, "a", 1, 2, 3), run(LINKED, "a", 1, 2), run(COUNTS, "b", 4, 5), run(COUNTS, "c", 3)]
     # A smaller run of the same machine, of other cases, then a further one of its reference, and two of neither.
     joined += [run("left out: x counts", "a", 6, 7, name="slow"), run("left out: x counts", "a", 7, 6, name="slow")]
     joined += [run("left out: x counts", "a", 2, 8), run("left out: x counts", "b", 6, 7)]
-    findings.join(joined)
+    findings.join(joined, STUDY)
     assert [one.use for one in joined[:3]] == [COUNTS, LINKED, COUNTS]
     assert {one.setting for one in joined} == {"a and of b"}
     assert [one.use for one in joined[4:6]] == [COUNTS, LINKED]

@@ -75,7 +75,9 @@ class Trainer:
             # The steps up to this process's first validation compile: they do not count.
             first, seconds = (self.step, 0.0) if first is None else (first, seconds + took)
             yield "train_loss", mean, self.step
-            yield "validation_loss", self.validate(), self.step
+            if not math.isfinite(loss := self.validate()):
+                raise ArithmeticError(f"the validation loss is {loss} after {self.step} steps")
+            yield "validation_loss", loss, self.step
             if path is not None:
                 self.save(path)
             total, since, started = torch.zeros_like(total), self.step, time.perf_counter()

@@ -35,7 +35,9 @@ class Gap(NamedTuple):
         return (self.high - self.low) / 2
 
     def __str__(self) -> str:
-        """ "+0.012 [+0.010, +0.014]"; without an interval "+0.012 (2 seeds)"."""
+        """ "+0.012 [+0.010, +0.014]"; without an interval "+0.012 (2 seeds)"; of no seed "not trained"."""
+        if not self.seeds:
+            return "not trained"
         few = f" ({self.seeds} seed{'s' * (self.seeds != 1)})"
         return f"{self.mean:+.3g}" + (few if np.isnan(self.low) else f" [{self.low:+.3g}, {self.high:+.3g}]")
 
@@ -92,16 +94,19 @@ def setting(rows: pd.DataFrame) -> pd.DataFrame:
     return max(settings(rows), key=told, default=rows)
 
 
-def size_of(rows: pd.DataFrame) -> str:
-    """ "384 wide, 100M tokens"."""
-    return f"{rows['width'].iloc[0]} wide, {rows['trained'].iloc[0] / 1e6:.3g}M tokens"
+def size_of(rows: pd.DataFrame, among: Sequence[pd.DataFrame] = ()) -> str:
+    """ "384 wide, 100M tokens"; where one `among` others is as large, with all that sets them apart."""
+    said = f"{rows['width'].iloc[0]} wide, {rows['trained'].iloc[0] / 1e6:.3g}M tokens"
+    alike = [one for one in among if size_of(one) == said]
+    apart = [name for name in SAME if len({one[name].iloc[0] for one in alike}) > 1]
+    return ", ".join([said, *(f"{name} {rows[name].iloc[0]}" for name in apart)])
 
 
 def words_of(rows: pd.DataFrame) -> str:
-    """Of one setting: "384 wide, 100M tokens, 4 ranks, bf16, corpus 1a2b3c4d5e6f, 4 seeds at most"."""
+    """Of one setting: "384 wide, 100M tokens, 4 ranks, bf16, corpus 1a2b3c4d5e6f, up to 4 seeds"."""
     one = rows.iloc[0]
     words = f"{size_of(rows)}, {one['ranks']} ranks, {one['dtype']}, corpus {one['corpus'][:12]}"
-    return f"{words}, {rows['seed'].nunique()} seeds at most"
+    return f"{words}, up to {rows['seed'].nunique()} seeds"
 
 
 def along(frame: pd.DataFrame, rows: pd.DataFrame, metric: str = "validation_loss") -> pd.DataFrame:
@@ -111,9 +116,10 @@ def along(frame: pd.DataFrame, rows: pd.DataFrame, metric: str = "validation_los
 
 def after(frame: pd.DataFrame, rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """`along`, of losses of trained models that lost syncs; `cost`: less that of the same model with all of them."""
-    own = rows[rows["method"].eq(BASELINE)].set_index("seed")["value"]
-    table = along(frame, rows, metric)
-    return table.assign(cost=table["value"] - table["seed"].map(own)).dropna(subset="cost")
+    model = ["run", "case", "seed"]
+    own = rows.loc[rows["method"].eq(BASELINE), [*model, "value"]].rename(columns={"value": "own"})
+    table = along(frame, rows, metric).merge(own, on=model)
+    return table.assign(cost=table["value"] - table["own"])
 
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -130,10 +136,11 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def steps_to(curve: pd.DataFrame, loss: float) -> float:
-    """Optimizer steps at which the mean of the curves came to `loss`, linear between validations; nan where it never
-    did.
+    """Optimizer steps at which the mean of the curves came to `loss`, linear between the validations that all seeds
+    had; nan where it never did.
     """
-    mean = curve.groupby("repeat")["value"].mean().sort_index()
+    by = curve.groupby("repeat")
+    mean = by["value"].mean()[by["seed"].nunique().eq(curve["seed"].nunique())].sort_index()
     under = mean[mean.le(loss)]
     if under.empty:
         return np.nan

@@ -40,7 +40,7 @@ WITHIN = 0.02  # of the baseline's loss: "6 to 9 syncs stay within 2%"
 
 _WHERE = (
     f" Judged at each size from {gaps.LEAST_WIDTH} wide on by what has {gaps.LEAST} seeds; the size with most of what "
-    "is asked for decides, of several such the widest."
+    "is asked for decides, of several such the widest; undecided where two such as wide differ."
 )
 _GAP = (
     "gap = mean over seeds of an arm's validation loss less tensor parallelism's of the same seed, at the last step, "
@@ -77,8 +77,9 @@ def s2(frame: pd.DataFrame) -> Verdict:
         all_there = not any(np.isnan(step.low) for step in steps)
         verdict = SUPPORTED if all_there and last.low > 0 else UNDECIDED
         verdict = REFUTED if any(step.high < 0 for step in steps) else verdict
-        above = [*takewhile(lambda name: each[name].low > 0, reversed(each))]
-        first = f"from {gaps.syncs(above[-1])} syncs on all lie above 0" if above else "that of 2 does not lie above 0"
+        known = [name for name in each if each[name].seeds]
+        above = [*takewhile(lambda name: each[name].low > 0, reversed(known))]
+        first = f"from {gaps.syncs(above[-1])} syncs on all lie above 0" if above else "the last does not lie above 0"
         said = "; ".join(f"{gaps.syncs(name)} syncs {one}" for name, one in each.items())
         return Weighed([last, *each.values()], verdict, f"{first}: {said}")
 
@@ -222,7 +223,13 @@ def _verdict(frame: pd.DataFrame, claim: str, rule: str, weigh: Callable[[pd.Dat
     told = lambda weighed: sum(not np.isnan(gap.low) for gap in weighed.asked)  # noqa: E731
     found.sort(key=lambda one: told(one[1]), reverse=True)
     rows, one = found[0]
-    beside = [f"{gaps.size_of(part)}: {other.said}" for part, other in found[1:] if told(other)]
-    said = "; beside it ".join([f"{gaps.size_of(rows)}: {one.said}", *beside])
+    equal = [
+        other for part, other in found if (part["width"].iloc[0], told(other)) == (rows["width"].iloc[0], told(one))
+    ]
+    state = one.verdict if len({other.verdict for other in equal}) == 1 else UNDECIDED
+    names = [gaps.size_of(part, every) for part, _ in found]
+    beside = [
+        f"{name}: {other.said}" for name, (_, other) in zip(names, found, strict=True) if other is one or told(other)
+    ]
     ends = one.asked[0][:3] if one.asked else [np.nan] * 3
-    return Verdict(claim, rule + _WHERE, *ends, one.verdict, said, rows, rows["run"].nunique())
+    return Verdict(claim, rule + _WHERE, *ends, state, "; beside it ".join(beside), rows, rows["run"].nunique())

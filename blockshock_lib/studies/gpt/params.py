@@ -116,6 +116,12 @@ class Params(RunParams):
         return self
 
     @model_validator(mode="after")
+    def _gradients_in_range(self) -> "Params":
+        if self.phase == "gpt_training" and self.dtype == "fp16":
+            raise wrong("dtype", "gradients vanish in fp16, and no loss is scaled here; allowed: bf16, fp32")
+        return self
+
+    @model_validator(mode="after")
     def _heads_over_ranks(self) -> "Params":
         ranks, head = self.ranks, self.latency.head
         if self.phase != "gpt_latency" and self.size.heads % ranks:

@@ -17,8 +17,8 @@ def gap_over_syncs(frame: pd.DataFrame) -> Figure:
     """Each arm's loss less tensor parallelism's, paired by seed, over its all-reduces a forward: intervals where there
     are seeds enough, else a point a seed. A panel a size, the widest first.
     """
-    panels, title = [], "Loss gap over synchronisations"
-    for rows in gaps.settings(gaps.finals(frame)):
+    panels, title, sizes = [], "Loss gap over synchronisations", gaps.settings(gaps.finals(frame))
+    for rows in sizes:
         table = gaps.table(rows)
         table = table[table["method"].ne(gaps.BASELINE) & table["seeds"].map(len).gt(0)]
         panels += [(rows, table)] if len(table) else []
@@ -47,7 +47,7 @@ def gap_over_syncs(frame: pd.DataFrame) -> Figure:
                 else:
                     ax.errorbar(x, row.gap.mean, row.gap.half, **kind, capsize=3, elinewidth=1.2)
             ax.set_xticks(range(len(counts)), map(str, counts))
-            ax.set(xlabel="all-reduces a forward, of 12 layers", title=gaps.size_of(rows) * (len(panels) > 1))
+            ax.set(xlabel="all-reduces a forward, of 12 layers", title=gaps.size_of(rows, sizes) * (len(panels) > 1))
             ax.grid(True, axis="y")
         grid[0, 0].set_ylabel("loss gap (nats)")
         most = max(grid[0], key=lambda ax: len(ax.get_legend_handles_labels()[0]))

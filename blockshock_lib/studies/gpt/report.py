@@ -34,7 +34,8 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
     it took over those after which the baseline, whose rate had not fallen yet, had its loss.
     """
     found = []
-    for rows in gaps.settings(gaps.finals(frame)):
+    every = gaps.settings(gaps.finals(frame))
+    for rows in every:
         bytes_ = gaps.along(frame, rows, "bytes_per_token")["value"]
         per_byte = 1 / (NATS_A_BIT * bytes_.iloc[0]) if len(bytes_) else np.nan  # shards of a user tell no bytes
         base = gaps.along(frame, rows)
@@ -48,7 +49,7 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
             shows = row.gap.half * (1 + np.divide(*(t_quantile(p, len(row.seeds) - 1) for p in POWER))) if told else 0
             found.append(
                 {
-                    "GPT": gaps.size_of(rows),
+                    "GPT": gaps.size_of(rows, every),
                     "schedule": AXES.label(row.method),
                     "syncs": row.syncs,
                     "seeds": len(row.seeds),

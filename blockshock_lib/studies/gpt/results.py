@@ -68,14 +68,15 @@ def page(frame: pd.DataFrame) -> str:
 
 def _losses(frame: pd.DataFrame) -> list[str]:
     lines = ["## What a dropped synchronisation costs", "", *markdown(report.losses(frame).reset_index()), ""]
+    every = gaps.settings(gaps.finals(frame))
     table = [
         {
-            "GPT": gaps.size_of(rows),
+            "GPT": gaps.size_of(rows, every),
             "syncs dropped of 24": count,
             "how": how,
             "costs (nats)": str(gaps.gap(part["cost"])),
         }
-        for rows in gaps.settings(gaps.finals(frame))
+        for rows in every
         for how in ("dropped", "affinity", "distilled")
         for count, part in gaps.after(frame, rows, f"{how}_loss").groupby("repeat")
         if count in SHOWN

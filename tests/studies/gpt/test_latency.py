@@ -112,6 +112,11 @@ def test_what_cannot_be_is_refused_before_a_process_starts(settings, said):
         asked("prefill", "spd", **settings)
 
 
+def test_a_training_in_fp16_is_refused():
+    with pytest.raises(ParamsError, match="gradients vanish in fp16, and no loss is scaled"):
+        load(STUDY, "gpt_training", {"dtype": "fp16"}, choose={"hardware": "cpu"})
+
+
 def test_the_bound_is_no_method_of_other_phases():
     with pytest.raises(ParamsError, match="'no_sync' is a bound of time"):
         load(STUDY, "gpt_correctness", {"methods": ["no_sync"]}, choose={"hardware": "cpu"})

@@ -28,4 +28,4 @@ def test_a_training_counts_tokens_from_its_first_losses_on(tmp_path, monkeypatch
     monkeypatch.setattr(terminal, "FIRST", 0.01)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with terminal.working("gpt_training", look, study.phases["gpt_training"].unit):
-        assert wait_for(sys.stderr.getvalue).startswith("gpt_training: 55.36 of 80 M tokens, none, 64 wide")
+        assert wait_for(sys.stderr.getvalue).startswith("gpt_training: 55.36 of 80 M tokens, one sync, 64 wide")

@@ -192,6 +192,13 @@ def test_a_loss_that_is_no_number_ends_its_arm_with_the_reason(data):
     assert not [row for row in trained(data, "none") if row["status"] == "failed"], "the others go on"
 
 
+def test_a_validation_that_is_no_number_ends_its_arm_with_the_reason(data, monkeypatch):
+    losses = iter([5.0, float("nan")])
+    monkeypatch.setattr(training, "validate", lambda *_: next(losses))
+    ends = [row["reason"] for row in trained(data, "spd") if row["status"] == "failed"]
+    assert ends and "the validation loss is nan after" in ends[0]
+
+
 @pytest.mark.long
 def test_syncs_are_dropped_after_training_and_made_up_for(data):
     rows = trained(data, "tensor_parallel")

@@ -149,6 +149,34 @@ def test_each_size_is_judged_and_the_widest_that_holds_all_arms_decides():
     assert hypotheses.s2(records(few, width=768)).verdict == "undecided"
 
 
+def test_two_recipes_of_one_size_that_differ_decide_nothing_and_are_named():
+    one, two = records(TRUE | {"spd": 0.05}, recipe="r1", run="a"), records(TRUE, recipe="r2", run="b")
+    for order in ([one, two], [two, one]):
+        found = hypotheses.s1(pd.concat(order))
+        assert found.verdict == "undecided" and all(f"3.28M tokens, recipe r{i}: SPD" in found.why for i in (1, 2))
+    assert len(set(report.losses(pd.concat([one, two])).index.get_level_values("GPT"))) == 2
+    alike = hypotheses.s1(pd.concat([one, one.assign(run="c", case=one["case"] + "c", recipe="r3")]))
+    assert alike.verdict == "refuted"
+
+
+def test_what_was_not_trained_is_no_number_and_hides_nothing_that_was():
+    why = hypotheses.s2(records({name: gap for name, gap in TRUE.items() if name != "grouped_6"})).why
+    assert "nan" not in why and "2 syncs not trained" in why and "from 6 syncs on all lie above 0" in why
+
+
+def test_what_a_trained_model_loses_is_of_that_very_model():
+    again = records({"tensor_parallel": -0.03}, run="r2")
+    both = pd.concat([records(), again[again.metric.ne("dropped_loss")]])
+    rows = gaps.finals(both)
+    assert gaps.after(both, rows, "dropped_loss").empty, "the newer model's loss is no measure of the older's"
+
+
+def test_validations_that_few_seeds_have_tell_no_tokens():
+    curve = gaps.curves(records({"tensor_parallel": 0}, noise=0.0))
+    more = curve[curve.seed.eq(0) & curve.repeat.eq(STEPS)].assign(repeat=STEPS // 4, value=0.0)
+    assert gaps.steps_to(pd.concat([curve, more]), 4.2) == gaps.steps_to(curve, 4.2)
+
+
 def test_the_count_that_leaves_the_noise_is_the_first_from_which_on_all_do():
     why = hypotheses.s2(records(TRUE | {"spd": 0.05, "grouped_2": 0.0, "grouped_3": 0.1})).why
     assert "from 4 syncs on all lie above 0" in why
