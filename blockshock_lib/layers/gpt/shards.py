@@ -16,6 +16,7 @@ from blockshock_lib.errors import DataError
 
 HEADER = 256 * 4  # bytes
 MAGIC, VERSION = 20240520, 1
+LLAMA = 20240801  # of llm.c's shards of uint32
 MOST = 100_000_000  # tokens of a shard, as in llm.c's FineWeb
 WIDTH = 50  # tokens, or words, of a shingle
 EVERY = 16  # one of so many shingles is kept, chosen by its own hash: copies keep the same ones
@@ -48,7 +49,7 @@ def read(path: Path) -> np.ndarray:
         if size != (whole := HEADER + 2 * count):
             raise DataError(f"{path} says {count} tokens, {whole} bytes with its header, but has {size}")
         start = HEADER
-    elif path.name not in ("train.bin", "val.bin"):
+    elif path.name not in ("train.bin", "val.bin") or magic in (MAGIC, LLAMA):
         why = f"begins with {magic}, version {version}, not with {MAGIC}, version {VERSION}, of uint16"
         raise DataError(f"{path} {why}; nanoGPT's files are named train.bin and val.bin")
     elif size % 2:
@@ -57,7 +58,10 @@ def read(path: Path) -> np.ndarray:
         start, count = 0, size // 2
     if not count:
         raise DataError(f"{path} holds no tokens")
-    return np.memmap(path, "<u2", "r", start, (count,))
+    tokens = np.memmap(path, "<u2", "r", start, (count,))
+    if (first := tokens[:CHUNK])[::2].any() and count > 2 and not first[1::2].any():
+        raise DataError(f"every second token of {path} is 0: its tokens take four bytes or more, not two")
+    return tokens
 
 
 def named(data: Path | str | Sequence[Path | str]) -> dict[str, list[Path]]:

@@ -23,7 +23,8 @@ _DOES_NOT_SAY = """\
 - Each interval is a 99% one by itself, over seeds: the validation text is one. Several tracks have as many residual
   streams between two sums, which one device holds all, and four ranks one each.
 - Sums that run beside a sublayer, of the ladder and the delayed schedule, are NCCL's: our own faster ones are awaited.
-  Blocks run by PyTorch's own kernels, uncompiled, for every schedule alike.
+  Blocks run by PyTorch's own kernels, uncompiled, for every schedule alike: parallel tracks make more additions of
+  their own than tensor parallelism does, which takes back part of what their dropped sums save.
 - Sensitivities and what dropping costs are of the same validation text."""
 
 

@@ -44,6 +44,9 @@ def test_the_files_of_nanogpt_are_read(tmp_path):
         ("x_train.bin", header(20240520, 1, 0), "no tokens"),
         ("train.bin", bytes(101), "odd size, 101 bytes"),
         ("train.bin", b"", "no tokens"),
+        ("train.bin", header(20240801, 7, 4) + bytes(16), "begins with 20240801, version 7"),
+        ("val.bin", np.arange(9, dtype="<u4").tobytes(), "every second token of .* is 0"),
+        ("val.bin", np.arange(9, dtype="<i8").tobytes(), "every second token of .* is 0"),
     ],
 )
 def test_a_damaged_shard_is_refused(tmp_path, name, content, sentence):
