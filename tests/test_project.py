@@ -33,6 +33,7 @@ BROUGHT |= {"pydantic-core": "pydantic"}
 ON_A_GPU = {
     "triton": (
         "kernels.py",
+        "quantize.py",
         "gluon.py",
         "gluon_forward.py",
         *(f"triton_{part}.py" for part in ("forward", "dq", "dkdv", "tiles")),
