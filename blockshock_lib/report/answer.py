@@ -17,11 +17,18 @@ _CHIP = "border:1px solid;border-radius:1em;padding:.1em .7em;font-size:.85em"
 
 def speed(frame: pd.DataFrame, axes: Axes, metric: str = "", rival: str = "", under: str = "") -> str:
     """How fast `under` is beside the baseline in `metric` (those of the axes), over all cases: "Never here: slower than
-    tensor parallelism in all 20 cases, by 2 to 35%." `rival` names the baseline. Only decided cases are counted, and a
-    percentage is of the baseline's speed.
+    tensor parallelism in all 20 cases, by 2 to 35%." `rival` names the baseline. Only decided cases are counted, those
+    without times of both are said, and a percentage is of the baseline's speed.
     """
-    metric = frames.time_metric(frame, metric or f"{axes.stem}_kernel")
-    return counted(verdicts.ratio(frame, axes, axes.over, under or axes.under, metric), rival or axes.label(axes.over))
+    wanted, under = metric or f"{axes.stem}_kernel", under or axes.under
+    metric = frames.time_metric(frame, wanted)
+    table = verdicts.ratio(frame, axes, axes.over, under, metric)
+    said, cases = counted(table, rival or axes.label(axes.over)), frames.complete(frame, axes)
+    left = cases.loc[cases["metric"].isin([wanted, metric]), "case"].nunique() - len(table)
+    if table.empty or table["outcome"].eq(NO_CLAIM).any():
+        return said
+    said += f" {left} more {'cases hold' if left > 1 else 'case holds'} no valid times of both." if left else ""
+    return said + " By calls: kernels alone have no time." * (metric != wanted)
 
 
 def counted(table: pd.DataFrame, rival: str) -> str:

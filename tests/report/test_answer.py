@@ -38,6 +38,17 @@ def test_an_undecided_case_is_no_loss_and_a_cpus_time_no_answer():
     assert "1 undecided" in text and cpu == "Not answered here (no claim about speed: CPU)."
 
 
+def test_cases_without_times_of_both_are_said_and_times_of_calls_are_named():
+    frame = faster()
+    small = frame["out_features"].eq(4096) if "out_features" in frame else frame["n"].eq(4096)
+    for method in ("block_shock", "row_parallel"):
+        text = answer.speed(frame[~(small & frame["method"].eq(method))], AXES)
+        assert "slower than B1 row-parallel in all 2 cases, by " in text
+        assert text.endswith(" 2 more cases hold no valid times of both.")
+    calls = answer.speed(frame[frame["metric"].ne("forward_kernel")], AXES)
+    assert calls.endswith("%. By calls: kernels alone have no time.") and "calls" not in answer.speed(frame, AXES)
+
+
 def test_what_failed_or_is_missing_comes_first_and_nothing_is_said_without_a_check():
     frame = faster()
     failed = frames.fail(frame, "block_shock", n=4096)

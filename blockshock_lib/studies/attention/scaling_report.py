@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from blockshock_lib.report import frames
+from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.axes import CEILING
 from blockshock_lib.report.tables import ABSENT, GIB, rounded, shown, smallest_first
 from blockshock_lib.studies.attention.axes import AXES
@@ -154,18 +154,23 @@ def block(frame: pd.DataFrame) -> pd.DataFrame:
     return rounded(shown(smallest_first(table.assign(**made), AXES), AXES, [*_CASE, "method", *made]))
 
 
-def answer(frame: pd.DataFrame) -> str:
-    """The answer of the phase in a sentence: the best strategy at the largest length, by ranks."""
+def answer(frame: pd.DataFrame, rival: bool = True) -> str:
+    """The answer of the phase in a sentence: the fastest strategy at the largest length, by ranks, of several cases the
+    one that gains least; beside it, with `rival`, over the fastest dense kernel on one.
+    """
     table = best(frame)
     if table.empty:
         return "Not answered: no case holds valid times of a strategy and of the same kernel on one rank."
     if why := frames.no_claim(table):
         return f"Not answered here ({why})."
-    table = table[table["k_len"].eq(table["k_len"].max())].sort_values("ratio")
-    table = table.drop_duplicates("world_size", keep="last")
-    each = [
-        f"{row['world_size']} GPUs take {row['ratio']:.2f} steps in the time of one ({AXES.short(row['method'])}, "
-        f"{row['pattern']})"
-        for row in table.sort_values("world_size").to_dict("records")
-    ]
-    return f"At {table['k_len'].iloc[0]} keys {', '.join(each)}."
+    table = table[table["k_len"].eq(table["k_len"].max())].sort_values("ratio", kind="stable")
+    cases = table["world_size"].value_counts()
+    table = table.drop_duplicates("world_size").sort_values("world_size")
+    dense = told(frame, table, fastest_dense(frame, "step"), "step")
+    each = []
+    for row, over in zip(table.to_dict("records"), dense, strict=True):
+        least = f", the least of {cases[row['world_size']]} cases" if cases[row["world_size"]] > 1 else ""
+        what = f"on {row['world_size']} GPUs ({AXES.short(row['method'])}, {row['pattern']}{least})"
+        each.append(f"{what} is {verdicts.interval_text(row)} as fast as on one with the same kernel")
+        each += [f"{over} over the fastest dense kernel on one"] if rival and over != ABSENT else []
+    return f"At {table['k_len'].iloc[0]} keys a step {', '.join(each)}."

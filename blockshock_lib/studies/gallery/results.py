@@ -13,16 +13,27 @@ def answer(frame: pd.DataFrame) -> str:
 
 
 def decoded(frame: pd.DataFrame) -> str:
-    """The tokens a second of the compiled 2:4 model over those of the fastest dense one, by batch."""
-    timed = set(frames.samples(frame, frames.time_metric(frame, f"{TOKENS.stem}_kernel"))["method"])
-    rivals = [name for name in report.DECODE_DENSE if name in timed]
+    """The tokens a second of the compiled 2:4 model over those of the fastest dense one, by batch; the dense ones and
+    the cases that have no times are named.
+    """
+    timed = frames.samples(frame, frames.time_metric(frame, f"{TOKENS.stem}_kernel"))
+    rivals = [name for name in report.DECODE_DENSE if name in set(timed["method"])]
     table = report.beside(frame, rivals, TOKENS.under) if rivals else frame.iloc[:0]
     if table.empty or (why := frames.no_claim(table)):
         return f"A whole model: {'no case holds valid times' if table.empty else why}."
     names = [name for name in ("weight", "context") if table[name].nunique() > 1]
+    words = {"weight": "", "context": "context "}
+    same = [f"{words[name]}{table[name].iloc[0]}" for name in words if name not in names]
     rows = table.sort_values([*names, "batch"]).to_dict("records")
+    texts = [verdicts.interval_text(row) for row in rows]
     each = ", ".join(
-        " ".join([verdicts.interval_text(row), f"at B={row['batch']}", *(f"{name} {row[name]}" for name in names)])
-        for row in rows
+        " ".join([text, f"at B={row['batch']}", *(f"{name} {row[name]}" for name in names)])
+        for text, row in zip(texts, rows, strict=True)
     )
-    return f"A whole 2:4 model's tokens a second over the fastest dense one's: {each}."
+    lacks = [f"without {TOKENS.short(name)}" for name in report.DECODE_DENSE if name not in rivals]
+    left = timed["case"].nunique() - len(rows)
+    lacks += [f"{left} case{'s' * (left > 1)} left out, for a model has no time there"] * bool(left)
+    points = any("[no interval]" in text for text in texts)
+    said = "No claim of a whole model, for an interval is missing; by the points a" if points else "A"
+    about = f" ({'; '.join([*same, *lacks])})" if same or lacks else ""
+    return f"{said} 2:4 model's tokens a second over the fastest dense one's: {each}{about}."

@@ -120,10 +120,20 @@ def test_heads_by_a_dense_kernel_compute_dense_attention_and_stand_beside_that_k
         AXES.label("heads"): "1.70",
         AXES.label("heads_fa4"): "1.80",
     }
-    assert rules.best(frame)["method"].tolist() == ["heads_fa4"] and "1.80 steps" in scaling_report.answer(frame)
+    assert rules.best(frame)["method"].tolist() == ["heads_fa4"] and "is 1.80x [" in scaling_report.answer(frame)
     assert "heads_fa4" not in RIVALS
     frame = planted(lambda p, k: {"alone": 1.0, "heads": 1.9, "dense_fa4": 2.0, "heads_fa4": 3.4}, (4096,), (2,))
-    assert "1.70 steps" in scaling_report.answer(frame), "the fastest one counts, which gains less"
+    assert "is 1.70x [" in scaling_report.answer(frame), "the fastest one counts, which gains less"
+
+
+def test_the_answer_says_the_interval_the_least_case_and_the_strongest_rival():
+    frame = planted(lambda p, k: {"alone": 1.0, "dense": 1.2, "dense_fa4": 1.5, "pull": 1.8}, (4096,), (2,))
+    slow = planted(lambda p, k: {"alone": 1.0, "pull": 0.6}, (4096,), (2,)).assign(case="slow", pattern="window")
+    said = scaling_report.answer(frame)
+    assert "is 1.80x [" in said and "1.20x [1.20, 1.20] faster over the fastest dense kernel on one" in said
+    said = scaling_report.answer(pd.concat([frame, slow]))
+    assert "(pull, window, the least of 2 cases) is 0.60x [" in said and "1.80x" not in said
+    assert "is 1.80x [no interval] as fast" in scaling_report.answer(frame[frame["group"].eq(0)])
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -348,7 +358,7 @@ def test_tables_say_what_was_planted_and_figures_stand_without_records():
     table = scaling_report.gradients(hooks).set_index("method")
     assert table.loc["Model: DDP, fp16", "breaks even (GB/s)"] == pytest.approx(1.0)  # 2 MB in 2 ms
     assert (
-        "1.50 steps" in title(scaling_plots.speed_up(frame)) and "slower" in table.loc["Model: DDP, fp16", "over DDP"]
+        "is 1.50x [" in title(scaling_plots.speed_up(frame)) and "slower" in table.loc["Model: DDP, fp16", "over DDP"]
     )
     both = planted(lambda p, k: {"dense": 1.0, "dense_fa4": 2.0, "pull": 3.0}, (4096,), (2,))
     assert scaling_report.speeds(both)["step, over best dense"].str.startswith("1.5").all(), "the faster one counts"
@@ -356,7 +366,7 @@ def test_tables_say_what_was_planted_and_figures_stand_without_records():
         assert len(STUDY.tables[name](frame.iloc[:0])) == 1
     page = promises.page(frame)
     assert "| ranks |" in page and "world_size" not in page
-    assert "At 4096 keys 2 GPUs take 1.50 steps" in page and "## Speed-up over ranks" in page
+    assert "At 4096 keys a step on 2 GPUs (pull, causal) is 1.50x [" in page and "## Speed-up over ranks" in page
     assert "- **No record of their cells yet.** A4a: the claim that at 4K " in page and "; A4k: the claim that " in page
     assert "No record of attention_speed on these machines is shipped yet." in page and "- **A1: " not in page
     empty = pd.DataFrame(columns=COLUMNS)

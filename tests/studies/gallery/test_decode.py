@@ -18,7 +18,7 @@ from blockshock_lib.params import load
 from blockshock_lib.report import verdicts
 from blockshock_lib.studies.gallery import decode, hypotheses, results
 from blockshock_lib.studies.gallery.accuracy import opened
-from blockshock_lib.studies.gallery.axes import AXES
+from blockshock_lib.studies.gallery.axes import AXES, TOKENS
 from blockshock_lib.studies.gallery.methods import DECODERS
 from blockshock_lib.studies.gallery.params import columns, expand
 from tests.report.frames import row
@@ -306,9 +306,17 @@ def test_the_table_the_figure_and_the_answer_say_tokens_a_second():
 def test_the_study_says_how_many_tokens_a_whole_model_makes_behind_what_its_products_say():
     said = results.answer(planted({16: 1.2, 1: 1.5}, rival=3.0))  # ms of the fastest dense one: 4 / 3 of it
     assert said.startswith("Not answered: no case") and said.count("over the fastest dense one's: 1.1") == 1
-    assert said.index("at B=1,") < said.index("0.9") < said.index("at B=16.")
+    assert said.index("at B=1,") < said.index("0.9") < said.index("at B=16 (")
     assert results.answer(planted({1: 1.5}, "cpu")).endswith("A whole model: no claim about speed: CPU.")
     assert results.decoded(planted({1: 1.5}).iloc[:0]) == "A whole model: no case holds valid times."
+    frame = planted({1: 1.5, 4: 1.5})
+    assert results.decoded(frame).startswith("A 2:4 model's") and "left out" not in results.decoded(frame)
+    fewer = results.decoded(frame[~frame["method"].isin(["decode_compiled", "decode_searched_compiled"])])
+    assert all(f"without {TOKENS.short(name)}" in fewer for name in ("decode_compiled", "decode_searched_compiled"))
+    fewer = results.decoded(frame[~(frame["method"].eq("decode_dense") & frame["batch"].eq(4))])
+    assert "1 case left out, for a model has no time there" in fewer and "B=4" not in fewer
+    points = results.decoded(frame[frame["group"].eq(0)])
+    assert points.startswith("No claim of a whole model, for an interval is missing; by the points a 2:4 model's")
 
 
 def test_models_of_several_shapes_are_told_apart():
