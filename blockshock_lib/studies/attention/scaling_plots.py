@@ -70,14 +70,9 @@ def speed_up(frame: pd.DataFrame, over: str = "") -> Figure:
         ax.xaxis.set_minor_locator(NullLocator())
         ax.grid(True, axis="y")
 
+    title = title if over or frames.no_claim(table) else answer(chosen, rival=False)
     return _drawn(
-        *(
-            table,
-            panel,
-            _dots(table),
-            title if over or frames.no_claim(table) else answer(chosen, rival=False),
-            setting,
-        ),
+        *(table, panel, _dots(table), title, setting),
         alt=f"Lines of speed-up over length, a panel a pattern. The most is {said}.",
         note="Bars: 99% intervals. Level: as many times as there are ranks. Kernel time where it could be captured.",
     )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import _functional_collectives as functional
+from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
@@ -54,11 +54,11 @@ def rowwise(layer: ShardedLinear, x: Tensor) -> Callable[[], Tensor]:
         if (own := getattr(layer, name)) is not None:
             setattr(linear, name, nn.Parameter(DTensor.from_local(own.detach(), mesh, [where])))
     module = parallelize_module(linear, mesh, RowwiseParallel(input_layouts=Replicate()))
-    return lambda: functional.wait_tensor(module(x))  # as whatever read it would: the sum is only started
+    return lambda: collectives.wait_tensor(module(x))  # as whatever read it would: the sum is only started
 
 
 def _by_hand(x: Tensor, cols: slice, weight: Tensor, bias: Tensor | None, group: str) -> Tensor:
-    y = functional.all_reduce(F.linear(x[:, cols], weight), "sum", group)
+    y = collectives.all_reduce(F.linear(x[:, cols], weight), "sum", group)
     return y if bias is None else y + bias
 
 
