@@ -17,17 +17,18 @@ def need(case: Case, card: dict) -> Need:
     if case.tokens:
         held = training(weights, *size, case.ranks) + AFTER * weights * ("tensor_parallel" in case.methods)
     elif case.work == "step":
-        held = 8 * weights + training(weights, *size) + count * (8 + e) * w * case.context
-    elif case.work:  # one layer at a time is cast; a method has caches of its own, and what it is compared with
+        held = 8 * weights + training(weights, *size, each=e) + count * (8 + e) * w * case.context
+    elif case.work:  # a layer at a time is cast, without gradients; a method has a cache and what it is compared with
         cache = 2 * case.layers * case.context * w * e
-        held = 2 * e * weights + streams / case.layers + count * (cache + (8 + e) * w * case.length)
+        held = 2 * e * weights + streams / case.layers / 4 + count * (cache + (8 + e) * w * case.length)
     else:  # fp32, as tracks and as ranks with gradients a method; the equation's gradients and logits
         held = (4 + 3 * e * count + 24) * weights + streams + 24 * rows * case.vocab
     return Need(memory.upper(held, bool(case.work), case.device), dict.fromkeys(case.methods, ""))
 
 
-def training(weights: int, layers: int, width: int, vocab: int, rows: int, tracks: int = 1) -> float:
+def training(weights: int, layers: int, width: int, vocab: int, rows: int, tracks: int = 1, each: int = 4) -> float:
     """Bytes of a GPT in training on `rows` tokens at once: fp32 weights as drawn and as trained, their gradients, two
-    moments and 16-bit casts; a layer's activations, those of residual streams once a track; logits with gradients.
+    moments and 16-bit casts; a layer's activations of `each` bytes, of residual streams once a track; logits with
+    gradients.
     """
-    return 26 * weights + 4 * rows * layers * width * (18 + 6 * tracks) + 16 * rows * vocab
+    return 26 * weights + each * rows * layers * width * (18 + 6 * tracks) + 16 * rows * vocab

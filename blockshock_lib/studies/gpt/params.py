@@ -73,7 +73,7 @@ class Training(Recipe):
 class Latency(Frozen):
     """What is timed, of `layers` blocks of random weights with heads of `head` features: at each of `widths` a forward
     of so many tokens at once (`prefill`) and of one token behind so many in a cache (`decode`); and training steps,
-    each (width, tokens), in sequences of at most 1024 (`step`).
+    each (width, tokens), in sequences of at most 1024 (`step`), or with the heads and context of a size as wide.
     """
 
     layers: Count = LAYERS
@@ -127,8 +127,8 @@ class Params(RunParams):
         if self.phase != "gpt_latency" and self.size.heads % ranks:
             keys = "size.heads|tracks" if self.phase == "gpt_training" else "size.heads|hardware.world_size"
             raise wrong(keys, f"{self.size.heads} heads cannot be dealt whole to {ranks} ranks")
-        for _, width, _ in self.latency.rows() if self.phase == "gpt_latency" else ():
-            if width % (head * ranks):
+        for work, width, _ in self.latency.rows() if self.phase == "gpt_latency" else ():
+            if width % head or _shape(self.latency, work, width)["heads"] % ranks:
                 keys = "latency.head|latency.widths|latency.step|hardware.world_size"
                 raise wrong(keys, f"heads of {head} in {width} cannot be dealt whole to {ranks} ranks")
         if self.phase == "gpt_latency" and not self.latency.rows():
@@ -195,9 +195,16 @@ def expand(params: Params) -> tuple[Case, ...]:
 
 
 def _timed(latency: Latency, work: str, width: int, length: int) -> dict[str, Any]:
-    batch = -(-length // 1024) if work == "step" else 1
-    shape = {"width": width, "heads": width // latency.head, "context": length // batch + (work == "decode")}
+    shape = _shape(latency, work, width)
+    batch = -(-length // shape["context"]) if work == "step" else 1
+    shape |= {"width": width, "context": length // batch + (work == "decode")}
     return shape | {"batch": batch, "work": work, "length": length}
+
+
+def _shape(latency: Latency, work: str, width: int) -> dict[str, int]:
+    """A step of a trained width is of that size, so that its loss and its time are of one GPT."""
+    of = next((size for size in SIZES.values() if size["width"] == width and work == "step"), {})
+    return {"heads": of.get("heads", width // latency.head), "context": of.get("context", 1024)}
 
 
 def weights(width: int, vocab: int) -> int:

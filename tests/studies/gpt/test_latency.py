@@ -10,6 +10,7 @@ from blockshock_lib.errors import ParamsError
 from blockshock_lib.layers.gpt import ranks
 from blockshock_lib.params import load
 from blockshock_lib.studies.gpt import latency
+from blockshock_lib.studies.gpt.params import COLUMNS
 from tests.layers.gpt.test_model import CONFIG, drawn
 
 STUDY = studies.load("gpt")
@@ -48,6 +49,18 @@ def test_each_schedule_and_the_bound_are_checked_and_timed(work, monkeypatch):
     for name in names:
         parts = () if name == "no_sync" else ("compute_kernel", "sums_kernel")
         assert {metric for method, metric in timed if method == name} == {f"{kind}_kernel", f"{kind}_call", *parts}
+
+
+def test_a_step_of_a_trained_width_is_of_that_gpt():
+    """Else S3 finds no time of the very shape whose losses it has."""
+    told = {"latency.step": [[384, 32768], [768, 65536], [256, 2048]], "latency.widths": [], "training.batch": 64}
+    trained = STUDY.expand(load(STUDY, "gpt_training", {"size": "25M"} | told, choose={"hardware": "cuda-1"}))[0]
+    params = load(STUDY, "gpt_latency", {"latency.head": 64} | told, choose={"hardware": "cuda-4"})
+    small, wide, other = STUDY.expand(params)
+    shape = [*COLUMNS, "dtype"]
+    assert [getattr(small, name) for name in shape] == [getattr(trained, name) for name in shape]
+    assert (wide.heads, wide.context, wide.batch) == (12, 1024, 64)
+    assert (other.heads, other.context, other.batch) == (4, 1024, 2)
 
 
 @pytest.mark.parametrize("work", ASKED)
