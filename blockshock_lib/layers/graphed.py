@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from blockshock_lib.kernels.graph import Graph
+
 
 class Graphed(nn.Module):
     """x [..., K] -> y [..., N], what `layer` gives, for inference: product, collective and bias in one launch.
@@ -99,23 +101,21 @@ class Capture:
     """One CUDA graph of `compute`, which ran before, on a contiguous tensor like x [B, K], with memory of its own."""
 
     def __init__(self, compute: Callable[[Tensor], Tensor], x: Tensor):
-        self.graph, self.last, self.last_handle = torch.cuda.CUDAGraph(), None, None
+        self.last, self.last_handle = None, None
+
+        def run() -> Tensor:
+            # In the graph's own pool: freed, its memory is nobody else's while a replay may still run.
+            self.x = torch.empty_like(x)
+            return compute(self.x)
+
         # Replays write the input; a tensor made in inference mode could be written in that mode only.
-        with torch.inference_mode(False), torch.no_grad(), torch.cuda.stream(torch.cuda.current_stream(x.device)):
-            # The stream above is set again where a capture fails, which torch.cuda.graph leaves undone. One of its own
-            # to capture on, as cuBLAS has a workspace a stream, which graphs on two streams must not share.
-            # NCCL's watchdog thread queries events meanwhile; only this thread's calls may end up in the graph.
-            capture = torch.cuda.graph(self.graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local")
-            with capture:
-                # In the graph's own pool: freed, its memory is nobody else's while a replay may still run.
-                self.x = torch.empty_like(x)
-                self.y = compute(self.x)
+        with torch.inference_mode(False), torch.no_grad():
+            self.graph = Graph([run], x.device, warm=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         self._follow(x.device)
         self.x.view(x.shape).copy_(x)
-        self.graph.replay()
-        return self.y.clone()
+        return self.graph().clone()
 
     def _follow(self, device: torch.device) -> None:
         """Lets the current stream wait for the stream of the last call, whose input and output are those of this."""
@@ -127,8 +127,8 @@ class Capture:
             self.last, self.last_handle = stream, handle
 
     def release(self) -> None:
-        self.graph.reset()
-        self.x = self.y = None
+        self.graph.release()
+        self.x = None
 
 
 def _free(graphs: OrderedDict[int, Capture]) -> None:

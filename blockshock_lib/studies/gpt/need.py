@@ -28,7 +28,6 @@ def need(case: Case, card: dict) -> Need:
 
 def training(weights: int, layers: int, width: int, vocab: int, rows: int, tracks: int = 1, each: int = 4) -> float:
     """Bytes of a GPT in training on `rows` tokens at once: fp32 weights as drawn and as trained, their gradients, two
-    moments and 16-bit casts; a layer's activations of `each` bytes, of residual streams once a track; logits with
-    gradients.
+    moments and 16-bit casts; a layer's activations in `each` bytes, residual streams once a track; logits, gradients.
     """
     return 26 * weights + each * rows * layers * width * (18 + 6 * tracks) + 16 * rows * vocab
