@@ -7,7 +7,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
 
+from blockshock_lib import BlockShockParallel, checkpoint
 from blockshock_lib.kernels.sparse24 import backends, cslt, masks, small
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import Linear24
@@ -88,20 +90,28 @@ def test_the_gate_sees_damage_in_cusparselts_buffer(fault):
     assert errors(CSLT.linear(x, packed), x, weight, mask)[0] > 2
 
 
-def trained_under_fsdp2(ctx, update, product, share=True):
-    """How far each weight of two Linear24s under FSDP2, after three steps of a rank's half of each batch, is from that
-    of their copy on one device after the whole batches, over how far that one came. `share` false: no FSDP2.
+def trained_under_fsdp2(ctx, update, product, folder, share=True):
+    """How far each weight of two layers under FSDP2, after three steps of a rank's half of each batch, is from that of
+    their copy on one device after the whole batches, over how far that one came. Two ranks share Linear24s; of four,
+    two by two share BlockShockLinears, whose copy is dense, and what is saved is loaded again. `share` false: no FSDP2.
     """
     device, dtype = ctx.device, torch.bfloat16 if ctx.device.type == "cuda" else torch.float64
     torch.manual_seed(0)
-    layers = (nn.Linear(512, 1024, device=device, dtype=dtype), nn.Linear(1024, 512, device=device, dtype=dtype))
-    first, last = (Linear24.from_linear(one, mask="magnitude", update=update, product=product) for one in layers)
-    model = nn.Sequential(first, nn.ReLU(), last)
-    twin, half = copy.deepcopy(model), slice(128 * ctx.rank, 128 * (ctx.rank + 1))
+    first, last = (nn.Linear(*shape, device=device, dtype=dtype) for shape in ((512, 1024), (1024, 512)))
+    twin = nn.Sequential(first, nn.ReLU(), last)
+    mesh = init_device_mesh(device.type, (2, ctx.world_size // 2), mesh_dim_names=("dp", "tp"))
+    if ctx.world_size == 2:
+        made = (Linear24.from_linear(one, mask="magnitude", update=update, product=product) for one in (first, last))
+        twin[0], twin[2] = made
+        model = copy.deepcopy(twin)
+    else:
+        plan = {"[02]": BlockShockParallel(update=update, product=product)}
+        model = parallelize_module(copy.deepcopy(twin), mesh["tp"], plan)
+    at = mesh["dp"].get_local_rank()
     before = {name: one.clone() for name, one in twin.state_dict().items()}
     if share:
-        fully_shard(model, mesh=init_device_mesh(device.type, (2,)))
-    for one, part in ((model, half), (twin, slice(None))):
+        fully_shard(model, mesh=mesh["dp"])
+    for one, part in ((model, slice(128 * at, 128 * (at + 1))), (twin, slice(None))):
         optimizer, draw = torch.optim.SGD(one.parameters(), lr=0.5), torch.Generator().manual_seed(1)
         for _ in range(3):
             x, y = (torch.randn(256, 512, generator=draw).to(device, dtype)[part] for _ in range(2))
@@ -110,12 +120,19 @@ def trained_under_fsdp2(ctx, update, product, share=True):
             optimizer.zero_grad()
     found, wanted = model.state_dict(), twin.state_dict()
     found = {name: one.full_tensor() if hasattr(one, "full_tensor") else one for name, one in found.items()}
+    if ctx.world_size == 4:
+        checkpoint.save(f"{folder}/saved", model, step=3)
+        other = copy.deepcopy(twin)
+        assert checkpoint.load(f"{folder}/saved", other) == {"step": 3}
+        assert all(torch.equal(one, found[name]) for name, one in other.state_dict().items())
     return {name: ((found[name] - one).norm() / (one - before[name]).norm()).item() for name, one in wanted.items()}
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("update, product", [("packed", "auto"), ("recompress", "auto"), ("recompress", "torch")])
-def test_layers_under_fsdp2_over_nccl_train_as_on_one_gpu(update, product, tmp_path):
-    ranks = dict(processes=2, device="cuda", backend="nccl", logs=tmp_path, seconds=200)
-    for off in call(trained_under_fsdp2, update, product, **ranks):
+def test_layers_under_fsdp2_over_nccl_train_as_on_one_gpu(update, product, ranks, tmp_path):
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"{ranks} GPUs are needed")
+    how = dict(processes=ranks, device="cuda", backend="nccl", logs=tmp_path, seconds=200)
+    for off in call(trained_under_fsdp2, update, product, str(tmp_path), **how):
         assert off and max(off.values()) < 0.3, off  # bf16 rounds by 0.1 of these steps; without FSDP2: over 2.6
