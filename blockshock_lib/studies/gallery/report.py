@@ -150,8 +150,7 @@ def memory(frame: pd.DataFrame) -> pd.DataFrame:
 
 def tuned(frame: pd.DataFrame) -> pd.DataFrame:
     """What the search for a setting is worth: BSR tuned here over BSR as PyTorch ships it, a row a case."""
-    metric = frames.time_metric(frame, "forward_kernel")
-    table = verdicts.ratio(frame, AXES, "bsr_shipped", "bsr", metric)
+    table = verdicts.ratio(frame, AXES, "bsr_shipped", "bsr", frames.time_metric(frame, "forward_kernel"))
     if table.empty:
         return pd.DataFrame({"tuned over shipped": ["no case holds valid times of both"]})
     table["tuned over shipped"] = [verdicts.interval_text(row) for row in table.to_dict("records")]

@@ -193,6 +193,13 @@ def test_a_claim_of_accuracy_is_judged_by_its_interval_over_seeds(rule, gaps, ho
     assert found.verdict == verdict, found.why
 
 
+def test_the_arm_that_decides_is_shown_and_not_one_of_larger_scatter():
+    frame = planted(dict.fromkeys(TRAINED, 0.1) | {"trained_decay": 0.001})
+    far = frame["value"] - frame["method"].eq("trained_once") * (0.2 + frame["seed"] % 2)
+    found = losses.p6b(frame.assign(value=far.where(frame["metric"].eq("validation_loss"), frame["value"])))
+    assert found.verdict == "supported" and found.high <= losses.DINO
+
+
 def test_losses_are_paired_by_seed_and_shown_beside_what_was_published():
     frame = planted({"wanda_24": 1.2, "trained_gradual": 0.1})
     one = losses.lost(losses.finals(frame), "wanda_24")
