@@ -186,8 +186,8 @@ def test_a_win_stands_whatever_a_method_of_larger_scatter_may_reach():
 def test_the_page_and_the_row_of_readme_say_tokens_and_the_machine(monkeypatch):
     monkeypatch.setattr(written.studies, "names", lambda: ["gallery"])
     page, readme = written.written().values()
-    assert page.count("A whole model: 2:4, compiled makes") == readme.count("A whole model: 2:4, compiled makes") == 1
-    assert "tokens before); fastest dense: " in readme and ". Measured on 1x NVIDIA H200. |" in readme
+    assert page.count("A whole model: ") == readme.count("A whole model: ") == 1
+    assert "tokens before); fastest dense: " in readme and ". Measured on 1x NVIDIA H" in readme
 
 
 @pytest.mark.parametrize("pattern", ["unstructured", "shuffled blocks", "rows"])
