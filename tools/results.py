@@ -28,7 +28,10 @@ def written() -> dict[Path, str]:
             if found.frames:
                 source = f"Written by `make findings` from the records of {found.setting}."
                 source = f"{source}\n\n{study.results(found.main)}\n{_runs(found)}"
-                said = found.sentence if set(found.main["device"]) - {"cpu"} else NOTHING
+                of = [one for one in found.sources if one.counts and one.setting == found.setting]
+                machines = " and ".join(dict.fromkeys(one.manifest["machine"]["title"] for one in of))
+                gpu = set(found.main["device"]) - {"cpu"}
+                said = f"{found.sentence} Measured on {machines}." if gpu else NOTHING
             text = f"# Results of the study {name}\n\n**{study.question}**\n\n{source}"
             pages[ROOT / "docs" / "results" / f"{name}.md"] = text
             rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {said} |")

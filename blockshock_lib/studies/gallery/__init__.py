@@ -39,7 +39,7 @@ STUDY = Study(
         "gallery_decode": late("studies.gallery.report:decoded"),
         "gallery_accuracy": late("studies.gallery.losses:answer"),
     },
-    results=late("studies.gallery.report:page"),
+    results=late("studies.gallery.results:page"),
     tables={
         "correctness": late("report.tables:correctness_table", AXES),
         "reasons": late("report.tables:reasons", AXES),

@@ -63,10 +63,10 @@ def toy(rows: pd.DataFrame) -> bool:
     return rows["task"].iloc[0] == "teacher" or rows["n"].iloc[0] < LEAST_WIDTH
 
 
-def lost(rows: pd.DataFrame, method: str, level: float = LEVEL) -> Lost:
-    """Nats, paired by the seeds that both have."""
+def lost(rows: pd.DataFrame, method: str, level: float = LEVEL, over: str = DENSE) -> Lost:
+    """Nats more than `over`, paired by the seeds that both have."""
     wide = rows.pivot_table(index="seed", columns="method", values="value")
-    pairs = (wide[method] - wide[DENSE]).dropna() if {method, DENSE} <= set(wide) else pd.Series(dtype=float)
+    pairs = (wide[method] - wide[over]).dropna() if {method, over} <= set(wide) else pd.Series(dtype=float)
     mean, half = pairs.mean() if len(pairs) else np.nan, np.nan
     if len(pairs) >= LEAST:
         half = t_quantile((1 + level) / 2, len(pairs) - 1) * pairs.std(ddof=1) / len(pairs) ** 0.5
@@ -105,7 +105,7 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(frame: pd.DataFrame) -> str:
-    """The answer of the phase in a sentence: what the cheapest arms lose."""
+    """In a sentence the arms that none beats, by differences paired by seeds, at 99% for all together."""
     rows = finals(frame)
     arms = {name: lost(rows, name) for name in AXES.ordered(rows["method"]) if name != DENSE}
     arms = {name: one for name, one in arms.items() if one.seeds}
@@ -114,9 +114,13 @@ def answer(frame: pd.DataFrame) -> str:
     if toy(rows):
         return f"Not answered here: it shows that the code runs ({about(rows)})."
     parts = {"Pruned at once": [n for n in arms if n not in TRAINED], "trained 2:4": [n for n in arms if n in TRAINED]}
-    best = {how: min(names, key=lambda name: arms[name].mean) for how, names in parts.items() if names}
-    said = "; ".join(f"{how}, {AXES.short(name)} loses least, {arms[name]} nats" for how, name in best.items())
-    return f"{said} ({about(rows)})."
+    said, level = [], 1 - (1 - LEVEL) / len(arms)
+    for how, names in parts.items():
+        best = [a for a in names if not any(lost(rows, a, level, b).low > 0 for b in names if b != a)]
+        each = " or ".join(f"{AXES.short(a)}, {arms[a]} nats" for a in sorted(best, key=lambda a: arms[a].mean))
+        least = "it is undecided which loses least: " if len(best) > 1 else "least is lost by " * (len(names) > 1)
+        said += [f"{how}, {least}{each}"] * bool(names)
+    return f"{'; '.join(said)} ({about(rows)})."
 
 
 def nats_lost(frame: pd.DataFrame) -> Figure:
@@ -173,7 +177,7 @@ def p6b(frame: pd.DataFrame) -> Verdict:
 
 
 def _verdict(frame: pd.DataFrame, claim: str, rule: str, arms: tuple[str, ...], most: float) -> Verdict:
-    """`ratio`, `low` and `high` are of the arm that lost least."""
+    """`ratio`, `low` and `high` are of the arm whose interval ends lowest."""
     rows = finals(frame)
     if rows.empty or toy(rows):
         judged = f"{about(rows)}: judged on text from {LEAST_WIDTH} wide on" if len(rows) else ""
@@ -183,6 +187,6 @@ def _verdict(frame: pd.DataFrame, claim: str, rule: str, arms: tuple[str, ...], 
     found = {name: lost(rows, name, 1 - (1 - LEVEL) / len(arms)) for name in arms}
     state = REFUTED if all(one.low > most for one in found.values()) else UNDECIDED
     state = SUPPORTED if any(one.high <= most for one in found.values()) else state
-    best = min(found.values(), key=lambda one: np.nan_to_num(one.mean, nan=np.inf))
+    best = min(found.values(), key=lambda one: tuple(np.nan_to_num([one.high, one.mean], nan=np.inf)))
     why = "; ".join(f"{AXES.short(name)} {one}" for name, one in found.items() if one.seeds) or "none of it was trained"
     return Verdict(claim, _PAIRED + rule, *best[:3], state, f"{why} nats", rows, rows["run"].nunique())

@@ -110,14 +110,14 @@ def fastest(frame: pd.DataFrame) -> Figure:
         *(1.6 + 1.35 * len(sparsities), 0.8 + 0.55 * len(batches), title, no_claim, setting),
         *(f"weight {weight}", frames.time_name(table, AXES, table["metric"].iloc[0])),
         alt=" ".join(words),
-        note="Speed over the best dense product. Grey: the dense product is as fast or faster. Patterns of equal "
+        note="Speed over the best dense product. Grey: none is surely faster. Patterns of equal "
         "sparsity do not lose equally much.",
     ) as (fig, grid):
         ax = grid[0, 0]
         for y, batch in enumerate(batches):
             for x, sparsity in enumerate(sparsities):
                 if row := names.get((batch, sparsity)):
-                    wins = row["ratio"] > 1
+                    wins = row["outcome"] == report.FASTER
                     colour = AXES.look(row["method"]).colour if wins else MUTED
                     ax.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=0.35))
                     ax.text(

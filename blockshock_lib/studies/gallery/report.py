@@ -6,34 +6,57 @@ import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
-from blockshock_lib.report.answer import counted
 from blockshock_lib.report.interval import LEVEL
-from blockshock_lib.report.tables import ABSENT, markdown, rounded, shown, smallest_first, speed_table
-from blockshock_lib.report.verdicts import FASTER, SLOWER
+from blockshock_lib.report.tables import ABSENT, rounded, shown, smallest_first, speed_table
+from blockshock_lib.report.verdicts import FASTER, NO_CLAIM, SLOWER, UNDECIDED
 from blockshock_lib.studies.gallery.axes import AXES, TOKENS
 from blockshock_lib.studies.gallery.methods import METHODS
 
-DENSE = AXES.over
+DENSE = (AXES.over, "dense")
 DECODE_DENSE = ("decode_dense", "decode_searched", "decode_compiled", TOKENS.over)
 SPARSE = [name for name, method in METHODS.items() if method.pattern != "dense"]
+_ENDS = ["ratio", "low", "high", "next_low", "next_high", "runs", "groups"]
 
 
-def ratios(frame: pd.DataFrame, over: str, methods: Sequence[str], metric: str, level: float = LEVEL) -> pd.DataFrame:
-    """`verdicts.ratio` of each of these methods over one, a row a (case, method)."""
+def ratios(
+    frame: pd.DataFrame, rivals: Sequence[str], methods: Sequence[str], metric: str, level: float = LEVEL
+) -> pd.DataFrame:
+    """`verdicts.ratio` of each method over the fastest of its rivals, `rival`, a row a (case, method) in which all of
+    them have times. The ends of the interval are the smallest over the rivals: FASTER is faster than each of them, and
+    SLOWER slower than one.
+    """
     frame = frames.complete(frame, AXES)
-    methods = [name for name in methods if name in set(frame["method"].unique())] or methods[:1]
-    found = [verdicts.ratio(frame, AXES, over, name, metric, level).assign(method=name) for name in methods]
-    return pd.concat([table for table in found if len(table)] or found[:1], ignore_index=True)
+    pairs = [(over, name) for name in methods if name in set(frame["method"]) for over in rivals]
+    found = [verdicts.ratio(frame, AXES, *pair, metric, level).assign(rival=pair[0], method=pair[1]) for pair in pairs]
+    none = verdicts.ratio(frame.iloc[:0], AXES, "", "").assign(rival="", method="")
+    table = pd.concat([one for one in found if len(one)] or [none], ignore_index=True)
+    cells = table.groupby(["case", "method"], sort=False)
+    ends, whole = cells[_ENDS].transform("min"), cells["case"].transform("size").eq(len(rivals))
+    table = table.assign(**ends)[whole & table["ratio"].eq(ends["ratio"])].drop_duplicates(["case", "method"])
+    judged = [table["outcome"].eq(NO_CLAIM), table["low"].gt(1), table["high"].lt(1)]
+    return frames.by_size(table.assign(outcome=np.select(judged, [NO_CLAIM, FASTER, SLOWER], UNDECIDED)), AXES)
 
 
-def speeds(frame: pd.DataFrame, work: str = "forward", methods: Sequence[str] = SPARSE) -> pd.DataFrame:
-    """`ratios` of the sparse methods over the best dense product."""
-    return ratios(frame, DENSE, methods, frames.time_metric(frame, f"{work}_kernel"))
+def timed(frame: pd.DataFrame, rivals: Sequence[str], metric: str) -> Sequence[str]:
+    """Those of them that have valid times; all where none has."""
+    have = set(frames.samples(frame, metric)["method"])
+    return [name for name in rivals if name in have] or rivals
+
+
+def speeds(frame: pd.DataFrame, methods: Sequence[str] = SPARSE, rivals: Sequence[str] = ()) -> pd.DataFrame:
+    """`ratios` of a forward of the sparse methods over the faster dense product, by default of those with times."""
+    metric = frames.time_metric(frame, "forward_kernel")
+    return ratios(frame, rivals or timed(frame, DENSE, metric), methods, metric)
 
 
 def fastest(table: pd.DataFrame, *keys: str) -> pd.DataFrame:
-    """Of `speeds` the fastest method of each group of `keys`, by default of each weight, batch and sparsity."""
-    return table.loc[table.groupby(list(keys or ("weight", "batch", "sparsity")), sort=True)["ratio"].idxmax()]
+    """Of `ratios` the row that judges each group of `keys`, by default each weight, batch and sparsity: of the methods
+    that are FASTER that with the largest lower end, else that with the largest upper end, so that SLOWER says all are.
+    """
+    keys = list(keys or ("weight", "batch", "sparsity"))
+    table = table.assign(sure=table["low"].gt(1), end=table["high"].mask(table["low"].gt(1), table["low"]))
+    table = table.sort_values([*keys, "sure", "end", "ratio"], kind="stable").drop_duplicates(keys, keep="last")
+    return table.drop(columns=["sure", "end"])
 
 
 def even(table: pd.DataFrame) -> tuple[float, float]:
@@ -79,20 +102,37 @@ def tokens(frame: pd.DataFrame) -> pd.DataFrame:
     return table.merge(shown(same, TOKENS, ["weight", "context", "batch", "method", "same"]), how="left")
 
 
-def beside(frame: pd.DataFrame, rivals: Sequence[str], under: str) -> pd.DataFrame:
-    """`verdicts.ratio` of `under` over the fastest of its rivals, of the cases in which all of them have times."""
-    frame = frames.complete(frame, AXES)
-    table = pd.concat([verdicts.ratio(frame, TOKENS, over, under) for over in rivals], ignore_index=True)
-    table = table[table.groupby("case")["case"].transform("size").eq(len(rivals))]
-    return table.loc[table.groupby("case", sort=False)["ratio"].idxmin()]
-
-
 def decoded(frame: pd.DataFrame) -> str:
-    """The answer of decoding: of the compiled 2:4 model, where none has times of the eager one."""
-    timed = frames.samples(frame, frames.time_metric(frame, f"{TOKENS.stem}_kernel"))["method"].unique()
-    measured = [name for name in DECODE_DENSE if name in timed] or DECODE_DENSE
-    under = next((name for name in (TOKENS.under, "decode_24") if name in timed), TOKENS.under)
-    return counted(beside(frame, measured, under), "the fastest dense model")
+    """The tokens a second of the 2:4 model over those of the fastest dense one, by batch; of the eager 2:4 model where
+    the compiled one has no times.
+    """
+    metric = f"{TOKENS.stem}_kernel"
+    rivals, (under, *_) = timed(frame, DECODE_DENSE, metric), timed(frame, (TOKENS.under, "decode_24"), metric)
+    table = ratios(frame, rivals, [under], metric)
+    if table.empty or (why := frames.no_claim(table)):
+        return f"Not answered{': no case holds valid times of 2:4 and of dense' if table.empty else f' here ({why})'}."
+    said = []
+    for (weight, context), part in table.sort_values("batch").groupby(["weight", "context"], sort=True):
+        at = ((one, " undecided" * (one["outcome"] == UNDECIDED), one["batch"]) for one in part.to_dict("records"))
+        each = ", ".join(f"{verdicts.interval_text(one)}{open_} at B={batch}" for one, open_, batch in at)
+        said.append(f"{each} ({weight}, {context} tokens before)")
+    points = "No claim, for an interval is missing; by the points " * bool(table["high"].eq(np.inf).any())
+    about = "; ".join([*said, *beaten(frame, table, DECODE_DENSE)])
+    return f"{points}{TOKENS.short(under)} makes of the fastest dense model's tokens a second {about}."
+
+
+def counts(names: pd.Series) -> str:
+    """ "2:4 in 6, BSR in 1": in how many rows each method stands."""
+    return ", ".join(f"{AXES.short(name)} in {count}" for name, count in names.value_counts().items())
+
+
+def beaten(frame: pd.DataFrame, table: pd.DataFrame, asked: Sequence[str]) -> list[str]:
+    """Which dense rival is the fastest in `ratios`, which of those asked for have no times, how many cases it lacks."""
+    cases, rivals = table.drop_duplicates("case"), timed(frame, asked, table["metric"].iloc[0])
+    left = frame.loc[frame["metric"].eq("check"), "case"].nunique() - len(cases)
+    lacks = [f"without {AXES.short(name)}, which has no times" for name in asked if name not in rivals]
+    lacks += [f"{left} case{'s' * (left > 1)} left out, for one has no valid time there"] * (left > 0)
+    return [f"fastest dense: {counts(cases['rival'])}", *lacks]
 
 
 def memory(frame: pd.DataFrame) -> pd.DataFrame:
@@ -100,7 +140,7 @@ def memory(frame: pd.DataFrame) -> pd.DataFrame:
     table = frames.medians(frame, AXES, held="packed_bytes", formula="packed_bytes_formula")
     if table.empty:
         return pd.DataFrame({"packed weight": ["none was weighed"]})
-    dense = table[table["method"].eq(DENSE)].set_index("case")["held"]
+    dense = table[table["method"].eq(AXES.over)].set_index("case")["held"]
     over = (table["held"] / table["case"].map(dense)).astype(float).round(4)
     table = table.assign(**{"held (B)": table["held"], "formula (B)": table["formula"], "over dense": over})
     cell = ["pattern", "weight", "sparsity", "block", "method"]
@@ -110,8 +150,7 @@ def memory(frame: pd.DataFrame) -> pd.DataFrame:
 
 def tuned(frame: pd.DataFrame) -> pd.DataFrame:
     """What the search for a setting is worth: BSR tuned here over BSR as PyTorch ships it, a row a case."""
-    metric = frames.time_metric(frame, "forward_kernel")
-    table = verdicts.ratio(frame, AXES, "bsr_shipped", "bsr", metric)
+    table = verdicts.ratio(frame, AXES, "bsr_shipped", "bsr", frames.time_metric(frame, "forward_kernel"))
     if table.empty:
         return pd.DataFrame({"tuned over shipped": ["no case holds valid times of both"]})
     table["tuned over shipped"] = [verdicts.interval_text(row) for row in table.to_dict("records")]
@@ -120,31 +159,20 @@ def tuned(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(frame: pd.DataFrame) -> str:
-    """The answer in a sentence: where some pattern is faster than the best dense product, and which."""
+    """The answer in a sentence: where some pattern is faster than each dense product, and which; what is undecided."""
     table = speeds(frame)
     if table.empty:
         return "Not answered: no case holds valid times of a pattern and of the best dense product."
     if why := frames.no_claim(table):
         return f"Not answered here ({why})."
     every = fastest(table)
-    wins = every[every["outcome"].eq(FASTER)]
-    if wins.empty:
-        return f"No pattern beats the best dense product at any of {len(every)} weights, batches and sparsities."
-    names = ", ".join(f"{AXES.short(name)} in {count}" for name, count in wins["method"].value_counts().items())
-    low, high = wins["ratio"].min(), wins["ratio"].max()
-    return (
-        f"In {len(wins)} of {len(every)} weights, batches and sparsities some pattern beats the best dense product, by "
-        f"{low:.2f} to {high:.2f}x; fastest: {names}."
-    )
-
-
-def page(frame: pd.DataFrame) -> str:
-    """The page of results behind its title; what was not measured says so."""
-    from blockshock_lib.studies.gallery import STUDY  # its tables by name, as notebooks take them
-
-    own, lines = frame[frame["phase"].eq("gallery_speed")], []
-    for _, one, lacks in verdicts.judged(frame, STUDY.hypotheses):
-        lines.append(f"- **{one.hypothesis.rstrip('.')}: {one.verdict}.** {(lacks or one.why).rstrip('.')}.")
-    for name in ("break-even", "times", "packed weight"):
-        lines += ["", f"## {name.capitalize()}", "", *markdown(STUDY.tables[name](own))]
-    return "\n".join(["## The answer", "", answer(own), "", *lines])
+    wins, left = every[every["outcome"].eq(FASTER)], every["outcome"].eq(UNDECIDED).sum()
+    of = f"{len(every)} weights, batches and sparsities"
+    said = f"No pattern {'is surely faster than' if left else 'beats'} the best dense product at any of {of}"
+    if table["groups"].lt(2).all():
+        said = f"No claim for any of {of}: points without an interval, of one group of processes"
+    elif len(wins):
+        by = f"by {wins['ratio'].min():.2f} to {wins['ratio'].max():.2f}x; fastest: {counts(wins['method'])}"
+        said = f"In {len(wins)} of {of} some pattern beats the best dense product, {by}"
+    open_ = [f"undecided in {left} of {len(every)}"] * bool(left)
+    return "; ".join([said, *open_, *beaten(frame, table, DENSE)]) + "."

@@ -193,6 +193,13 @@ def test_a_claim_of_accuracy_is_judged_by_its_interval_over_seeds(rule, gaps, ho
     assert found.verdict == verdict, found.why
 
 
+def test_the_arm_that_decides_is_shown_and_not_one_of_larger_scatter():
+    frame = planted(dict.fromkeys(TRAINED, 0.1) | {"trained_decay": 0.001})
+    far = frame["value"] - frame["method"].eq("trained_once") * (0.2 + frame["seed"] % 2)
+    found = losses.p6b(frame.assign(value=far.where(frame["metric"].eq("validation_loss"), frame["value"])))
+    assert found.verdict == "supported" and found.high <= losses.DINO
+
+
 def test_losses_are_paired_by_seed_and_shown_beside_what_was_published():
     frame = planted({"wanda_24": 1.2, "trained_gradual": 0.1})
     one = losses.lost(losses.finals(frame), "wanda_24")
@@ -201,7 +208,12 @@ def test_losses_are_paired_by_seed_and_shown_beside_what_was_published():
     assert (
         table.loc["2:4, Wanda", "lost (nats)"] == str(one) and table.loc["2:4, Wanda", "published at 124M"] == "+1.351"
     )
-    assert "gradual loses least" in losses.answer(frame)
+    assert "trained 2:4, gradual, +0.1" in losses.answer(frame) and "least" not in losses.answer(frame), "one of each"
+    arms = {"wanda_24": 0.5, "sparsegpt_24": 0.1, "wanda_any": 0.1005}
+    said = losses.answer(planted(arms))
+    assert "undecided which loses least: 2:4 SparseGPT, +0.0998" in said and " or any, Wanda, +0.1" in said
+    assert "2:4 Wanda" not in said and "undecided" in losses.answer(planted(arms | {"wanda_any": 9.0}, seeds=3))
+    assert "least is lost by 2:4 SparseGPT, +0.0998" in losses.answer(planted(arms | {"wanda_any": 0.2}))
     assert "shows that the code runs" in losses.answer(planted({"wanda_24": 1.0}, width=64))
     assert "2:4, Wanda: +1.2" in losses.nats_lost(frame).alt
     apart = pd.concat([frame, planted({"wanda_24": 9.0}, seeds=1).assign(recipe="b", run="b")])

@@ -21,6 +21,7 @@ from blockshock_lib.studies.gallery.accuracy import opened
 from blockshock_lib.studies.gallery.axes import AXES, TOKENS
 from blockshock_lib.studies.gallery.methods import DECODERS
 from blockshock_lib.studies.gallery.params import columns, expand
+from blockshock_lib.studies.gallery.report import decoded
 from tests.report.frames import row
 
 STUDY = studies.load("gallery")
@@ -293,11 +294,11 @@ def test_the_table_the_figure_and_the_answer_say_tokens_a_second():
     assert table["same"].eq(1).all() and len(table) == 12
     assert "1024 tokens before, B=16: 1.2" in STUDY.figures["tokens"](frame).alt
     answer = STUDY.answers["gallery_decode"]
-    assert answer(frame) == "Always here: faster than the fastest dense model in all 2 cases, by 20 to 50%."
-    assert "slower" in answer(planted({1: 1.5}, rival=2.0))
-    assert "faster" in answer(frame[~frame["method"].eq("decode_compiled")])
+    assert answer(frame).startswith("2:4, compiled makes of the fastest dense model's tokens a second 1.5")
+    assert answer(planted({1: 1.5}, rival=2.0)).endswith("tokens before); fastest dense: dense, compiled in 1.")
     compiled, time = frame["method"].isin(COMPILED), frame["metric"].eq("token_kernel")
-    assert answer(frame[~(compiled & time)]) == answer(frame), "what has no time leaves the eager models"
+    assert answer(frame[~(compiled & time)]).startswith("2:4 makes"), "what has no time leaves the eager models"
+    assert "undecided at B=1, 1.2" in answer(planted({1: 1.0, 16: 1.2})) and "undecided" not in answer(frame)
     assert "CPU" in answer(planted({1: 1.5}, "cpu")) and "Not answered" in answer(frame.iloc[:0])
     (words,) = verdicts.twin_sentences(frame, AXES)
     assert words.startswith("dense again differs from dense in 0 of 2 cells")
@@ -305,18 +306,18 @@ def test_the_table_the_figure_and_the_answer_say_tokens_a_second():
 
 def test_the_study_says_how_many_tokens_a_whole_model_makes_behind_what_its_products_say():
     said = results.answer(planted({16: 1.2, 1: 1.5}, rival=3.0))  # ms of the fastest dense one: 4 / 3 of it
-    assert said.startswith("Not answered: no case") and said.count("over the fastest dense one's: 1.1") == 1
-    assert said.index("at B=1,") < said.index("0.9") < said.index("at B=16 (")
-    assert results.answer(planted({1: 1.5}, "cpu")).endswith("A whole model: no claim about speed: CPU.")
-    assert results.decoded(planted({1: 1.5}).iloc[:0]) == "A whole model: no case holds valid times."
+    assert said.startswith("Not answered: no case") and said.count("A whole model: 2:4, compiled makes of the") == 1
+    assert said.index("1.1") < said.index("at B=1,") < said.index("0.9") < said.index("at B=16 (")
+    assert results.answer(planted({1: 1.5}, "cpu")).endswith("model: Not answered here (no claim about speed: CPU).")
+    assert decoded(planted({1: 1.5}).iloc[:0]).startswith("Not answered: no case holds valid times")
     frame = planted({1: 1.5, 4: 1.5})
-    assert results.decoded(frame).startswith("A 2:4 model's") and "left out" not in results.decoded(frame)
-    fewer = results.decoded(frame[~frame["method"].isin(["decode_compiled", "decode_searched_compiled"])])
+    assert decoded(frame).startswith("2:4, compiled makes") and "left out" not in decoded(frame)
+    fewer = decoded(frame[~frame["method"].isin(["decode_compiled", "decode_searched_compiled"])])
     assert all(f"without {TOKENS.short(name)}" in fewer for name in ("decode_compiled", "decode_searched_compiled"))
-    fewer = results.decoded(frame[~(frame["method"].eq("decode_dense") & frame["batch"].eq(4))])
-    assert "1 case left out, for a model has no time there" in fewer and "B=4" not in fewer
-    points = results.decoded(frame[frame["group"].eq(0)])
-    assert points.startswith("No claim of a whole model, for an interval is missing; by the points a 2:4 model's")
+    fewer = decoded(frame[~(frame["method"].eq("decode_dense") & frame["batch"].eq(4))])
+    assert "1 case left out, for one has no valid time there" in fewer and "B=4" not in fewer
+    points = decoded(frame[frame["group"].eq(0)])
+    assert points.startswith("No claim, for an interval is missing; by the points 2:4, compiled makes")
 
 
 def test_models_of_several_shapes_are_told_apart():

@@ -9,11 +9,12 @@ from blockshock_lib import studies
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment
 from blockshock_lib.params import load
-from blockshock_lib.studies.gallery import hypotheses, plots, report
+from blockshock_lib.studies.gallery import hypotheses, plots, report, results
 from blockshock_lib.studies.gallery.methods import METHODS
 from blockshock_lib.studies.gallery.params import columns, expand
 from blockshock_lib.studies.gallery.problem import GalleryProblem
 from tests.report.frames import row, title
+from tools import results as written
 
 STUDY = studies.load("gallery")
 QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01, "sweep.weights": [[128, 192]]}
@@ -27,10 +28,13 @@ def measured(pattern, sparsity=0.75, batch=8, **more):
     return case, pd.DataFrame(experiment.measure(problem, params, STUDY))
 
 
-def planted(speeds, device="cuda", groups=3):
-    """A GPU's records: {(method, weight, batch, sparsity, block): speed over the best dense product of 1 ms}."""
+def planted(speeds, device="cuda", groups=3, linear=1.0, loose=0.0):
+    """A GPU's records: {(method, weight, batch, sparsity, block): speed over the searched dense product of 1 ms}; ms of
+    F.linear; a tuple (speed, True) has groups of processes that differ by `loose`.
+    """
     rng, found = np.random.default_rng(0), []
-    for (method, (n, k), batch, sparsity, block), speed in speeds.items():
+    for (method, (n, k), batch, sparsity, block), asked in speeds.items():
+        speed, wide = asked if isinstance(asked, tuple) else (asked, False)
         case = dict(pattern=METHODS[method].pattern, n=n, k=k, batch=batch, sparsity=sparsity, block=block)
         about = columns(case) | dict(
             run="a", phase="gallery_speed", case=f"{n} {k} {batch} {sparsity} {block} {case['pattern']}"
@@ -38,7 +42,7 @@ def planted(speeds, device="cuda", groups=3):
         about |= dict(seed=0, code="", device=device, emulated=False, world_size=1, dtype="bf16")
         for group in range(groups):
             rows = []
-            for name, ms in (("searched", 1.0), (method, 1 / speed)):
+            for name, ms in (("searched", 1.0), ("dense", linear), (method, np.exp(wide * loose * group) / speed)):
                 rows += [row(name, "check", "bool", 1), row(name, "floor_forward", "ms", ms / 2)]
                 each = ms * np.exp(rng.normal(0, 0.002, 4))
                 rows += [row(name, "forward_kernel", "ms", value, repeat) for repeat, value in enumerate(each)]
@@ -63,6 +67,10 @@ def unstructured(at=0.97, turned=1.0):
         (unstructured(), "cpu", "undecided", "CPU"),
         ({key: value for key, value in unstructured().items() if key[3] != 0.5}, "cuda", "undecided", "s* between"),
         ({("csr", hypotheses.SQUARE, 16, 0.99, 0): 1.5}, "cuda", "undecided", "faster from 0.99"),
+        (unstructured() | {("csr", hypotheses.SQUARE, 16, 0.9, 0): 1.0}, "cuda", "supported", "0.99, 1 undecided"),
+        (unstructured() | {("csr", hypotheses.SQUARE, 16, 0.5, 0): 1.0}, "cuda", "undecided", "0.99, 1 undecided"),
+        (unstructured() | {("csr", hypotheses.SQUARE, 16, 0.999, 0): 1.0}, "cuda", "undecided", "0.99, 1 undecided"),
+        ({("csr", hypotheses.MLP1, 256, 0.9, 0): 1.5}, "cuda", "undecided", "not asked"),
     ],
 )
 def test_unstructured_pays_only_above_a_sparsity(cells, device, verdict, words):
@@ -77,6 +85,15 @@ def test_unstructured_pays_only_above_a_sparsity(cells, device, verdict, words):
 def test_the_seed_asks_for_a_speed_in_each_of_its_cells(speeds, verdict):
     keys = [("bsr", *cell, 64) for cell in hypotheses.SEED]
     assert hypotheses.p2a(planted(dict(zip(keys, speeds, strict=False)))).verdict == verdict
+
+
+@pytest.mark.parametrize("rule", [hypotheses.p1, hypotheses.p2a, hypotheses.p2b])
+def test_what_was_not_asked_is_told_from_what_has_no_times(rule):
+    key = {"p1": ("csr", hypotheses.SQUARE, 16, 0.9, 0)}.get(rule.__name__, ("bsr", hypotheses.MLP1, 256, 0.9, 64))
+    frame = planted({key: 1.5, ("two_four", *hypotheses.DECODE[0], 0): 1.5})
+    assert rule(frame).why[0] != "n"
+    assert rule(frame[~frame["metric"].eq("forward_kernel")]).why == hypotheses.NOTHING
+    assert rule(frame[frame["sparsity"].eq(0.5)]).why.startswith("not asked")
 
 
 @pytest.mark.parametrize(("best", "verdict"), [(3.6, "supported"), (3.2, "refuted")])
@@ -114,13 +131,63 @@ def test_figures_and_the_answer_say_what_is_fastest():
     assert "BSR, tuned here: 2.0 times" in plots.time_over_floor(frame).alt
     assert report.tuned(frame)["tuned over shipped"].str.startswith("2.0").all()
     assert report.answer(frame).startswith("In 7 of 12 weights, batches and sparsities some pattern beats")
-    page = report.page(frame).splitlines()
-    assert page[2] == report.answer(frame) and sum(line.startswith("- **") for line in page) >= 4
+    page = results.page(frame).splitlines()
+    assert (
+        page[2] == results.answer(frame) == report.answer(frame) and sum(line.startswith("- **") for line in page) >= 4
+    )
     assert any("no record of gallery_accuracy yet" in line for line in page) and "## Break-even" in page
     assert any("| pattern |" in line and "| of floor (%) |" in line for line in page)
     assert sum("| BSR, tuned here |" in line and "| 3.00x [" in line for line in page) == 1
     assert report.answer(planted(cells, "cpu")) == "Not answered here (no claim about speed: CPU)."
     assert report.answer(planted({key: 0.5 for key in cells})).startswith("No pattern beats the best dense product")
+
+
+CELLS = [("csr", hypotheses.SQUARE, batch, 0.9, 0) for batch in (16, 256)]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "how", "words"),
+    [
+        ((0.5, 1.0), {}, "No pattern is surely faster than the best dense product at any of 2"),
+        ((0.5, 1.0), {}, "; undecided in 1 of 2; "),
+        ((1.5, 1.0), {}, "fastest: CSR in 1; undecided in 1 of 2; "),
+        ((1.5, 2.0), {"groups": 1}, "No claim for any of 2"),
+        ((1.05, 1.05), {"linear": 0.9}, "No pattern beats"),
+        ((1.05, 1.05), {"linear": 0.9}, "fastest dense: dense in 2."),
+        ((1.5, 1.5), {"linear": 2.0}, "fastest dense: best dense in 2."),
+    ],
+)
+def test_what_is_undecided_and_the_faster_dense_product_are_said(speeds, how, words):
+    said = report.answer(planted(dict(zip(CELLS, speeds, strict=True)), **how))
+    assert words in said, said
+
+
+def test_rivals_and_cases_without_times_are_said():
+    frame = planted(dict.fromkeys(CELLS, 1.5))
+    one, time = frame["batch"].eq(16), frame["metric"].eq("forward_kernel")
+    assert "without dense, which has no times" in report.answer(frame[~frame["method"].eq("dense")])
+    said = report.answer(frame[~(frame["method"].eq("dense") & one & time)])
+    assert said.startswith("In 1 of 1") and "1 case left out" in said and "without" not in said
+
+
+def test_a_win_stands_whatever_a_method_of_larger_scatter_may_reach():
+    key = (hypotheses.MLP1, 256, 0.9, 64)
+    frame = planted({("bsr", *key): 3.6, ("grouped", *key): (8.0, True)}, loose=0.5)
+    table = report.speeds(frame).set_index("method")
+    assert table["ratio"].idxmax() == "grouped" and table.loc["grouped", "outcome"] == "undecided"
+    assert "fastest: BSR in 1; fastest dense" in report.answer(frame)
+    assert "B=256, 0.9: BSR 3.6" in plots.fastest(frame).alt
+    found = hypotheses.p2b(frame)
+    assert found.verdict == "supported" and found.why.startswith("BSR 3.6")
+    wide = planted({("bsr", *key): 2.0, ("grouped", *key): (1.8, True)}, loose=0.5)
+    assert hypotheses.p2b(wide).verdict == "undecided", "another may reach it"
+
+
+def test_the_page_and_the_row_of_readme_say_tokens_and_the_machine(monkeypatch):
+    monkeypatch.setattr(written.studies, "names", lambda: ["gallery"])
+    page, readme = written.written().values()
+    assert page.count("A whole model: ") == readme.count("A whole model: ") == 1
+    assert "tokens before); fastest dense: " in readme and ". Measured on 1x NVIDIA H" in readme
 
 
 @pytest.mark.parametrize("pattern", ["unstructured", "shuffled blocks", "rows"])
