@@ -16,7 +16,7 @@ class Method(Look):
 
 
 _ROWS = (
-    Method("Dense, searched", "best dense", "#000000", "s", "searched", "dense", "searched"),
+    Method("Dense, searched", "searched dense", "#000000", "s", "searched", "dense", "searched"),
     Method("Dense (F.linear)", "dense", "#666666", "H", "dense", "dense", "linear"),
     Method("COO (torch.sparse)", "COO", "#CC79A7", "v", "coo", "unstructured", "coo"),
     Method("CSR (torch.sparse)", "CSR", "#D55E00", "^", "csr", "unstructured", "csr"),
@@ -71,12 +71,12 @@ ACTS = ("GELU", "squared ReLU")
 # is the best dense model's.
 _DECODERS = (
     Method("Dense (F.linear)", "dense", "#666666", "H", "decode_dense", "dense", "linear"),
-    Method("Dense, searched", "best dense", "#000000", "s", "decode_searched", "dense", "searched"),
+    Method("Dense, searched", "searched dense", "#000000", "s", "decode_searched", "dense", "searched"),
     Method("2:4 (torch's op)", "2:4 torch", "#B2182B", "d", "decode_torch", "2:4", "torch"),
     Method("2:4 (sparsify_)", "2:4", "#882255", "p", "decode_24", "2:4", "auto"),
     Method("Dense, compiled", "dense, compiled", "#999999", "v", "decode_compiled", "dense", "linear", True),
     Method(
-        *("Dense, searched and compiled", "best dense, compiled", "#3F6FBF", "D", "decode_searched_compiled"),
+        *("Dense, searched and compiled", "searched dense, compiled", "#3F6FBF", "D", "decode_searched_compiled"),
         *("dense", "searched", True),
     ),
     Method("2:4, compiled", "2:4, compiled", "#CC79A7", "^", "decode_24_compiled", "2:4", "auto", True),

@@ -288,7 +288,7 @@ def test_the_table_the_figure_and_the_answer_say_tokens_a_second():
     frame = planted({1: 1.5, 16: 1.2})
     table = STUDY.tables["tokens"](frame).set_index(["B", "method"])
     assert table.loc[(16, DECODERS["decode_searched"].label), "tokens/s"] == pytest.approx(2000, rel=0.01)
-    vs = table["vs best dense, compiled"]
+    vs = table["vs searched dense, compiled"]
     assert vs[1, DECODERS["decode_24_compiled"].label].startswith("1.5")
     assert vs[1, DECODERS["decode_24"].label].startswith("0.75")
     assert table["same"].eq(1).all() and len(table) == 12

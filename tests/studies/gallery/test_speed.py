@@ -154,7 +154,7 @@ CELLS = [("csr", hypotheses.SQUARE, batch, 0.9, 0) for batch in (16, 256)]
         ((1.5, 2.0), {"groups": 1}, "No claim for any of 2"),
         ((1.05, 1.05), {"linear": 0.9}, "No pattern beats"),
         ((1.05, 1.05), {"linear": 0.9}, "fastest dense: dense in 2."),
-        ((1.5, 1.5), {"linear": 2.0}, "fastest dense: best dense in 2."),
+        ((1.5, 1.5), {"linear": 2.0}, "fastest dense: searched dense in 2."),
     ],
 )
 def test_what_is_undecided_and_the_faster_dense_product_are_said(speeds, how, words):
