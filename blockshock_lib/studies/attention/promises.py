@@ -40,11 +40,10 @@ def rivals(frame: pd.DataFrame) -> pd.DataFrame:
     """The speed of our kernels over FlexAttention, a row a (case, work, kernel): as it comes, as PyTorch tunes it, and
     over the faster of the two, which counts; 99% intervals.
     """
-    overs = ("flex", "flex_tuned")
-    table = pd.concat([_both(frame, overs, ours) for ours in ("triton", "gluon")], ignore_index=True)
+    names = {"flex": "over Flex", "flex_tuned": "over Flex, tuned"}
+    table = pd.concat([_both(frame, tuple(names), ours) for ours in ("triton", "gluon")], ignore_index=True)
     if table.empty:
         return pd.DataFrame({"over FlexAttention": ["no case holds valid times of both"]})
-    names = dict(zip(overs, ("over Flex", "over Flex, tuned"), strict=True))
     table = table.rename(columns=names | {"text": "what counts", "outcome": "claim"})
     return shown(smallest_first(table, AXES), AXES, [*_CASE, "method", *names.values(), "what counts", "claim"])
 
@@ -94,10 +93,7 @@ def gathered(frame: pd.DataFrame) -> pd.DataFrame:
 _SECTIONS = {  # phase, "" for all records: title: the table, and what it says
     "": {"Every check": ("correctness", "The worst outcome of a pattern, on one GPU and over ranks.")},
     "attention_speed": {
-        "The break-even": (
-            "break-even",
-            "ms = slope x density + overhead over random blocks; d*: dense takes as long.",
-        ),
+        "The break-even": ("break-even", "ms = slope x density + overhead, random blocks; d*: dense takes as long."),
         "Over FlexAttention": ("over FlexAttention", "The speed of our kernels; FlexAttention's faster way counts."),
         "What was kept, where nothing was tuned": ("auto", "`auto` over the fastest single backend."),
         "Of how many cells": ("auto, shares", "Points that reach 0.97 and 0.90 of it; intervals that hold these."),
@@ -108,7 +104,7 @@ _SECTIONS = {  # phase, "" for all records: title: the table, and what it says
     "attention_scaling": {
         "Speed-up over ranks": (
             "speed-ups",
-            "Over one GPU with the same kernel, and over the fastest dense kernel on one.",
+            "Over one GPU with the same kernel, and over the fastest dense one there.",
         ),
         "The parts of a step": (
             "parts of a step",

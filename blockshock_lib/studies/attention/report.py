@@ -72,9 +72,7 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
     table = table.merge(share[["case", "method", "share"]], "left")
     table["blocks visited"] = table["case"].map(law.densities(frame)).astype(float)
     made = {f"{name} (ms)": rounded(table[name]) for name in names}
-    made |= {
-        f"{work} of floor (%)": (100 * table[f"{work} floor"] / table[f"{work} kernel"]).round(1) for work in WORKS
-    }
+    made |= {f"{of} of floor (%)": (100 * table[f"{of} floor"] / table[f"{of} kernel"]).round(1) for of in WORKS}
     made |= {"share of dense": table["share"].round(3), "blocks visited": table["blocks visited"].round(4)}
     columns = [*_CASE, "blocks visited", "method", *(f"{name} (ms)" for name in names)]
     columns += ["vs dense", "over", "share of dense", *(f"{work} of floor (%)" for work in WORKS)]
@@ -126,9 +124,8 @@ def break_even(frame: pd.DataFrame) -> pd.DataFrame:
 
 def span_text(of: tuple[float, float, float]) -> str:
     """ "0.93 [0.91, 0.95]"."""
-    if np.isnan(of[0]):
-        return "none"
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*of) if of[1] > 0 else f"{of[0]:.2f} [no interval]"
+    text = "{:.2f} [{:.2f}, {:.2f}]" if of[1] > 0 else "{:.2f} [no interval]"
+    return "none" if np.isnan(of[0]) else text.format(*of)
 
 
 def even_text(one: Law) -> str:
@@ -156,11 +153,8 @@ def answer(frame: pd.DataFrame) -> str:
         elif one.even.low >= 1:
             words = "at every density measured" if faster.all() else f"in {faster.sum()} of {len(cells)} cells"
         said[row["nowhere"] or one.even.low > 0].append(f"{words} at {row['lengths']} ({row['by']})")
-    ran, (sure, points) = (
-        "; ".join(dict.fromkeys(row["dense kernels"] for row, _ in judged)),
-        map(", ".join, said.values()),
-    )
-    text = f"lock-sparse attention is faster than the fastest dense kernel that ran ({ran})"
+    ran, sure, points = dict.fromkeys(row["dense kernels"] for row, _ in judged), *map(", ".join, said.values())
+    text = f"lock-sparse attention is faster than the fastest dense kernel that ran ({'; '.join(ran)})"
     text = f"B{text} {sure}" if sure else f"It is undecided whether b{text}"
     text += f"{'; undecided' * bool(sure)}, by points of the density below which it is: {points}" * bool(points)
     return f"{text} ({AXES.setting(row)}, {row['dtype']})."
