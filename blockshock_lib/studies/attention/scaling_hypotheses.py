@@ -1,4 +1,6 @@
-"""What is claimed of several GPUs: A3, each claim of the seeds (A4) and A5; rules written before any time of a GPU."""
+"""What is claimed of several GPUs: A3, each claim of the seeds (A4) and A5; rules written before any time of a GPU, but
+for A3's choice among strategies that are equally fast within their intervals.
+"""
 
 from collections.abc import Callable
 from operator import truediv
