@@ -1,9 +1,11 @@
 """What the study promises of one GPU beside its law: over FlexAttention, by `auto`, dilated; and the study's page."""
 
+import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.tables import ABSENT, markdown, shown, smallest_first
+from blockshock_lib.report.verdicts import FASTER, NO_CLAIM, SLOWER, UNDECIDED
 from blockshock_lib.studies.attention import hypotheses, report, scaling_report
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.report import WORKS
@@ -16,18 +18,21 @@ _CASE = ["k_len", "pattern", "shape", "work"]
 
 
 def _both(frame: pd.DataFrame, overs: tuple[str, ...], under: str) -> pd.DataFrame:
-    """Of each (case, work) the row of `verdicts.ratio` over the rival that leaves least, with `over`, its `text`, and a
-    column of texts a rival.
+    """Of each (case, work) the row of `verdicts.ratio` over the rival that leaves least, `over`, with the least of all
+    rivals' ends as its interval and `text`: any of them may be the fastest; and a column of texts a rival.
     """
     frame, found = frames.complete(frame, AXES), []
     for work in WORKS:
         metric = frames.time_metric(frame, f"{work}_kernel")
         every = pd.concat([verdicts.ratio(frame, AXES, over, under, metric).assign(over=over) for over in overs])
-        every["text"] = [verdicts.interval_text(row) for row in every.to_dict("records")]
-        texts = dict(zip(zip(every["case"], every["over"], strict=True), every["text"], strict=True))
+        texts = {(row["case"], row["over"]): verdicts.interval_text(row) for row in every.to_dict("records")}
+        every[["low", "high"]] = every.groupby("case")[["low", "high"]].transform("min")  # over whichever is faster
+        decided = np.select([every["low"] > 1, every["high"] < 1], [FASTER, SLOWER], UNDECIDED)
+        every["outcome"] = every["outcome"].where(every["outcome"].eq(NO_CLAIM), decided)
         least = every.sort_values("ratio", kind="stable").drop_duplicates("case")
         each = {over: [texts.get((case, over), ABSENT) for case in least["case"]] for over in overs}
-        found.append(least.assign(work=work, method=under, **each))
+        text = [verdicts.interval_text(row) for row in least.to_dict("records")]
+        found.append(least.assign(work=work, method=under, text=text, **each))
     return pd.concat(found, ignore_index=True)
 
 
@@ -35,11 +40,10 @@ def rivals(frame: pd.DataFrame) -> pd.DataFrame:
     """The speed of our kernels over FlexAttention, a row a (case, work, kernel): as it comes, as PyTorch tunes it, and
     over the faster of the two, which counts; 99% intervals.
     """
-    overs = ("flex", "flex_tuned")
-    table = pd.concat([_both(frame, overs, ours) for ours in ("triton", "gluon")], ignore_index=True)
+    names = {"flex": "over Flex", "flex_tuned": "over Flex, tuned"}
+    table = pd.concat([_both(frame, tuple(names), ours) for ours in ("triton", "gluon")], ignore_index=True)
     if table.empty:
         return pd.DataFrame({"over FlexAttention": ["no case holds valid times of both"]})
-    names = dict(zip(overs, ("over Flex", "over Flex, tuned"), strict=True))
     table = table.rename(columns=names | {"text": "what counts", "outcome": "claim"})
     return shown(smallest_first(table, AXES), AXES, [*_CASE, "method", *names.values(), "what counts", "claim"])
 
@@ -63,14 +67,18 @@ def choices(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def shares(frame: pd.DataFrame) -> pd.DataFrame:
-    """Of the rows of `choices` the share that reach GOOD and FAIR, by work."""
+    """Of the rows of `choices` the share whose points reach GOOD and FAIR; and how many intervals hold these."""
     table = _chosen(frame)
     if table.empty:
         return choices(frame)
-    ratio = table.groupby("work", sort=False)["ratio"]  # as measured: what is printed is rounded
-    each = {f"at least {least:g} (%)": ratio.agg(lambda x, at=least: 100 * x.ge(at).mean()) for least in (GOOD, FAIR)}
-    found = {"cells": ratio.size(), "least": ratio.min().round(4)}
-    return pd.DataFrame(found | {name: share.round(1) for name, share in each.items()}).reset_index()
+    each = {}  # as measured: what is printed is rounded
+    for least in (GOOD, FAIR):
+        each[f"points at least {least:g} (%)"] = 100 * table["ratio"].ge(least)
+        each[f"undecided at {least:g}"] = table["low"].lt(least) & table["high"].ge(least)
+    by = table.assign(**each).groupby("work", sort=False)
+    found = {"cells": by.size(), "least point": by["ratio"].min().round(4)}
+    found |= {name: by[name].sum() if "undecided" in name else by[name].mean().round(1) for name in each}
+    return pd.DataFrame(found).reset_index()
 
 
 def gathered(frame: pd.DataFrame) -> pd.DataFrame:
@@ -85,13 +93,10 @@ def gathered(frame: pd.DataFrame) -> pd.DataFrame:
 _SECTIONS = {  # phase, "" for all records: title: the table, and what it says
     "": {"Every check": ("correctness", "The worst outcome of a pattern, on one GPU and over ranks.")},
     "attention_speed": {
-        "The break-even": (
-            "break-even",
-            "ms = slope x density + overhead over random blocks; d*: dense takes as long.",
-        ),
+        "The break-even": ("break-even", "ms = slope x density + overhead, random blocks; d*: dense takes as long."),
         "Over FlexAttention": ("over FlexAttention", "The speed of our kernels; FlexAttention's faster way counts."),
         "What was kept, where nothing was tuned": ("auto", "`auto` over the fastest single backend."),
-        "Of how many cells": ("auto, shares", "The share of those that reach 0.97 and 0.90 of its speed."),
+        "Of how many cells": ("auto, shares", "Points that reach 0.97 and 0.90 of it; intervals that hold these."),
         "Dilated attention": ("dilated", "LongNet's pairs gathered, over one kernel with their union as its mask."),
         "Building lists": ("lists", "Nothing of them was kept: each time from the rule."),
         "Every time": ("times", "Medians in ms, by kernel where a CUDA graph can hold it, and as called."),
@@ -99,7 +104,7 @@ _SECTIONS = {  # phase, "" for all records: title: the table, and what it says
     "attention_scaling": {
         "Speed-up over ranks": (
             "speed-ups",
-            "Over one GPU with the same kernel, and over the fastest dense kernel on one.",
+            "Over one GPU with the same kernel, and over the fastest dense one there.",
         ),
         "The parts of a step": (
             "parts of a step",

@@ -7,10 +7,10 @@ import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.tables import ABSENT, rounded, shown, smallest_first
+from blockshock_lib.report.verdicts import FASTER
 from blockshock_lib.studies.attention import law
 from blockshock_lib.studies.attention.axes import AXES
-from blockshock_lib.studies.attention.law import DENSE, RIVALS
-from blockshock_lib.studies.attention.methods import METHODS
+from blockshock_lib.studies.attention.law import RIVALS, Law
 from blockshock_lib.studies.attention.phases import PHASES
 
 WORKS = PHASES["attention_speed"].works
@@ -72,9 +72,7 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
     table = table.merge(share[["case", "method", "share"]], "left")
     table["blocks visited"] = table["case"].map(law.densities(frame)).astype(float)
     made = {f"{name} (ms)": rounded(table[name]) for name in names}
-    made |= {
-        f"{work} of floor (%)": (100 * table[f"{work} floor"] / table[f"{work} kernel"]).round(1) for work in WORKS
-    }
+    made |= {f"{of} of floor (%)": (100 * table[f"{of} floor"] / table[f"{of} kernel"]).round(1) for of in WORKS}
     made |= {"share of dense": table["share"].round(3), "blocks visited": table["blocks visited"].round(4)}
     columns = [*_CASE, "blocks visited", "method", *(f"{name} (ms)" for name in names)]
     columns += ["vs dense", "over", "share of dense", *(f"{work} of floor (%)" for work in WORKS)]
@@ -116,46 +114,47 @@ def break_even(frame: pd.DataFrame) -> pd.DataFrame:
     for work in WORKS:
         for row in law.laws(frame, work).to_dict("records"):
             one = row["law"]
-            about = {name: row[name] for name in [*law.KEYS, "method"]} | {"work": work}
+            about = {name: row[name] for name in ("k_len", "shape", "batch", "block", "dtype", "method")}
             numbers = {"slope (ms)": one.slope, "overhead (ms)": one.overhead, "dense (ms)": row["dense"]}
-            found.append(about | numbers | {"worst off (%)": 100 * one.worst, "d*": even_text(one.even)})
+            found.append(about | {"work": work} | numbers | {"worst off (%)": 100 * one.worst, "d*": even_text(one)})
     if not found:
         return pd.DataFrame({"law": ["no length has two densities and a dense time"]})
     return rounded(shown(pd.DataFrame(found), AXES, found[0]), 3)
 
 
-def even_text(even: tuple[float, float, float]) -> str:
+def span_text(of: tuple[float, float, float]) -> str:
     """ "0.93 [0.91, 0.95]"."""
-    if np.isnan(even[0]):
-        return "none"
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*even) if even[1] > 0 and even[2] < 100 else f"{even[0]:.2f} [no interval]"
+    text = "{:.2f} [{:.2f}, {:.2f}]" if of[1] > 0 else "{:.2f} [no interval]"
+    return "none" if np.isnan(of[0]) else text.format(*of)
+
+
+def even_text(one: Law) -> str:
+    """d*, where it is a density: "0.93 [0.91, 0.95]", "0.97 or more"; and how many groups of processes have none."""
+    even, text = one.even, span_text(one.even)
+    if (even.high if even.low else even.ratio) >= 1:
+        text = f"{min(even.low, 1.0):.2f} or more" if even.low else "1.00 or more [no interval]"
+    return text + f" ({one.lacks} groups have none)" * bool(one.lacks)
 
 
 def answer(frame: pd.DataFrame) -> str:
-    """The answer of the speed phase in a sentence: the largest d* of each length."""
-    table = law.laws(frame)
-    if table.empty:
+    """The answer of the speed phase in a sentence: of the setting with the most cases d* of each length."""
+    rows = law.blocks(frame)
+    rows, _ = frames.focus(rows, AXES, metrics=(frames.time_metric(rows, "forward_kernel"), "block_density"))
+    if not (judged := [*law.judged(rows)]):
         return "Not answered: no length holds valid times of two densities and of the best dense kernel."
-    if why := frames.no_claim(table):
+    if why := frames.no_claim(rows):
         return f"Not answered here ({why})."
-    table = law.fastest(table[table["block"].eq(table["block"].max())])
-    shape = table["shape"].iloc[-1]
-    table = table[table["shape"].eq(shape)]
-    each, rivals, known = {}, [], True  # what is said -> the lengths of which it is said
-    for row in table.to_dict("records"):
-        even, by = row["law"].even, f" ({AXES.short(row['method'])})"
-        name = "PyTorch's dense attention" if row["rival"] == DENSE else METHODS[row["rival"]].label
-        rivals += [name] if name not in rivals else []
-        if not 0 < even.low <= even.high < np.inf:
-            known &= not even.ratio > 0  # NaN where nothing beats it
-        if not even.ratio > 0:
-            said = "nowhere", ""
-        elif (even.low if known else even.ratio) >= 1:
-            said = "at any density", by
-        else:
-            said = f"below a density of {even_text(even)}", by
-        each.setdefault(said, []).append(str(row["k_len"]))
-    at = [" and ".join(filter(None, (", ".join(lengths[:-1]), lengths[-1]))) for lengths in each.values()]
-    parts = [f"{words} at {lengths} keys{by}" for (words, by), lengths in zip(each, at, strict=True)]
-    said = f"Block-sparse attention is faster than {' and '.join(rivals)} {', '.join(parts)} ({shape})."
-    return said if known else f"No claim, for an interval is missing. By the points: {said[0].lower()}{said[1:]}"
+    said = {True: [], False: []}  # whether it is decided: what is said of a length
+    for row, cells in judged:
+        one, faster = row["law"], cells["outcome"].eq(FASTER)
+        words = "below a density of " * (one.even.low > 0) + even_text(one)
+        if row["nowhere"]:
+            words = "at no density measured"
+        elif one.even.low >= 1:
+            words = "at every density measured" if faster.all() else f"in {faster.sum()} of {len(cells)} cells"
+        said[row["nowhere"] or one.even.low > 0].append(f"{words} at {row['lengths']} ({row['by']})")
+    ran, sure, points = dict.fromkeys(row["dense kernels"] for row, _ in judged), *map(", ".join, said.values())
+    text = f"lock-sparse attention is faster than the fastest dense kernel that ran ({'; '.join(ran)})"
+    text = f"B{text} {sure}" if sure else f"It is undecided whether b{text}"
+    text += f"{'; undecided' * bool(sure)}, by points of the density below which it is: {points}" * bool(points)
+    return f"{text} ({AXES.setting(row)}, {row['dtype']})."

@@ -1,4 +1,6 @@
-"""What is claimed of several GPUs: A3, each claim of the seeds (A4) and A5; rules written before any time of a GPU."""
+"""What is claimed of several GPUs: A3, each claim of the seeds (A4) and A5; rules written before any time of a GPU, but
+for A3's choice among strategies that are equally fast within their intervals.
+"""
 
 from collections.abc import Callable
 from operator import truediv
@@ -12,7 +14,7 @@ from blockshock_lib.report.tables import GIB
 from blockshock_lib.report.verdicts import FASTER, NOT_APPLICABLE, REFUTED, SLOWER, SUPPORTED, UNDECIDED, Verdict
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.methods import METHODS
-from blockshock_lib.studies.attention.report import against, speed
+from blockshock_lib.studies.attention.report import against, speed, told
 
 HEADLINE = {"pattern": "causal", "shape": "16 heads of 128", "block": 128, "dtype": "bf16"}
 RANKS, SHARE = (2, 4), 0.9  # A3: of so many GPUs at least so much of a proportional speed-up
@@ -27,18 +29,18 @@ _OVER = "99% intervals over whole runs, of a single run over its fresh groups of
 _ELSE = "undecided otherwise; not applicable on a CPU or where one GPU plays all ranks"
 _RULE_A3 = (
     f"Speed-up of a step by the fastest strategy over one GPU with the same kernel ({_OVER}; causal, batch 1, "
-    f"{HEADLINE['shape']}, blocks of {HEADLINE['block']}, bf16). L* of p GPUs: from this length on the interval lies "
-    f"above {SHARE} p at each that was measured. Supported if 2 and 4 GPUs have an L*, refuted if at the longest of "
-    f"2 or of 4 GPUs the interval lies below; {_ELSE}."
+    f"{HEADLINE['shape']}, blocks of {HEADLINE['block']}, bf16); of those not slower, by the interval, that with the "
+    f"largest lower end. L* of p GPUs: from this length on the interval lies above {SHARE} p at each one. Supported if "
+    f"2 and 4 GPUs have an L*, refuted if at the longest of 2 or of 4 the intervals of all those lie below; {_ELSE}."
 )
 _STATED = (
-    f"Measured over stated ({_OVER}; memory: the least and the most of them). Supported if the interval lies within "
+    f"Measured over stated ({_OVER}; memory: least and most, of one a point). Supported if the interval lies within "
     f"{NEAR[0]} and {NEAR[1]}, refuted if it lies wholly outside, {_ELSE}. 2 GPUs, {CLAIMED['shape']}, 5% of the "
     "blocks, bf16"
 )
 _BEST = (
     f"Of one GPU, DataParallel, DDP and ring the named one has the fastest step at each length in the range ({_OVER}). "
-    f"Supported if it is faster than each other in all cells, refuted if slower than one in a cell, {_ELSE}. "
+    f"Supported if it is faster than each other in all cells, none missing, refuted if slower in a cell, {_ELSE}. "
     f"{CLAIMED['shape']}, 5% of the blocks, bf16."
 )
 _RULE_A5 = (
@@ -69,11 +71,19 @@ def over_one(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def best(frame: pd.DataFrame) -> pd.DataFrame:
-    """Of each case the row of the strategy with the fastest step, the shortest sequence first."""
-    table, every = over_one(frame), frames.medians(frame, AXES, kernel="step_kernel", call="step_call")
-    times = every.set_index(["case", "method"])[["kernel", "call"]].bfill(axis=1)["kernel"].to_dict()
-    table["ms"] = [times.get(key, np.nan) for key in zip(table["case"], table["method"], strict=True)]
-    return table.sort_values("ms", kind="stable").drop_duplicates("case").sort_values(["world_size", "k_len"])
+    """Of each case, the shortest sequence first, the row of the strategy with the fastest step: of those not slower, by
+    the interval, the one with the largest `low`; `most`: their largest `high`. In kernel time where all have it.
+    """
+    every = frames.medians(where(frame, method=(*ONE, *ONE.values())), AXES, kernel="step_kernel", call="step_call")
+    call = every.loc[every["kernel"].isna(), "case"]
+    frame = frame[~(frame["metric"].eq("step_kernel") & frame["case"].isin(call))]
+    every["ms"] = every["kernel"].mask(every["case"].isin(call), every["call"])
+    table = over_one(frame).merge(every[["case", "method", "ms"]], "left").sort_values("ms", kind="stable")
+    first = table.drop_duplicates("case").set_index("case")["method"]
+    near = [not said.endswith(SLOWER) for said in told(frame, table, first, "step")]
+    table = table[np.array(near, bool)].sort_values("low", ascending=False, kind="stable")
+    table["most"] = table.groupby("case")["high"].transform("max")
+    return table.drop_duplicates("case").sort_values(["world_size", "k_len"])
 
 
 def a3(frame: pd.DataFrame) -> Verdict:
@@ -84,7 +94,7 @@ def a3(frame: pd.DataFrame) -> Verdict:
         enough = part["low"].ge(SHARE * ranks).to_numpy()
         last = part.iloc[-1]
         longest = np.append(np.flatnonzero(~enough), -1).max() + 1  # the first of those from which on all are enough
-        states.append(SUPPORTED if enough[-1] else REFUTED if last["high"] < SHARE * ranks else UNDECIDED)
+        states.append(SUPPORTED if enough[-1] else REFUTED if last["most"] < SHARE * ranks else UNDECIDED)
         words.append(
             f"{ranks} GPUs {verdicts.interval_text(last)} at {last['k_len']} keys ({AXES.short(last['method'])}), L* "
             + (f"= {part['k_len'].iloc[longest]}" if enough[-1] else "not reached")
@@ -98,11 +108,9 @@ def a5(frame: pd.DataFrame) -> Verdict:
     claim = "A5: gradient compression pays on this link."
     table = against(where(frame := real(frame), **CLAIMED), "ddp", HOOKS).sort_values(["world_size", "k_len"])
     each = [part["outcome"] for _, part in table.groupby("method")] if len(table) else []
-    verdict = UNDECIDED
-    if any(one.eq(FASTER).all() for one in each):
-        verdict = SUPPORTED
-    elif each and all(one.eq(SLOWER).any() and not one.eq(FASTER).any() for one in each):
-        verdict = REFUTED
+    won = any(one.eq(FASTER).all() for one in each)
+    lost = each and all(one.eq(SLOWER).any() and not one.eq(FASTER).any() for one in each)
+    verdict = SUPPORTED if won else REFUTED if lost else UNDECIDED
     words = [f"{AXES.short(row['method'])} {verdicts.interval_text(row)}" for row in table.tail(3).to_dict("records")]
     return _verdict(frame, claim, _RULE_A5, verdict, ", ".join(words) + " of DDP's speed", table)
 
@@ -125,7 +133,8 @@ def stated(frame: pd.DataFrame, name: str) -> Verdict:
         ends = row["low"] / one.value, row["high"] / one.value
         inside, outside = ends[0] >= NEAR[0] and ends[1] <= NEAR[1], ends[1] < NEAR[0] or ends[0] > NEAR[1]
         verdict = SUPPORTED if inside else REFUTED if outside else UNDECIDED
-        why = f"{row['ratio']:.3g} [{row['low']:.3g}, {row['high']:.3g}] at {row['k_len']} keys, stated {one.value:g}"
+        span = f"[{row['low']:.3g}, {row['high']:.3g}]" if row["groups"] > 1 else "(a point, of one group)"
+        why = f"{row['ratio']:.3g} {span} at {row['k_len']} keys, stated {one.value:g}"
         table = table.assign(**{name: table[name] / one.value for name in ("ratio", "low", "high")})
     return _verdict(frame, claim, rule, verdict, why, table)
 
@@ -138,15 +147,13 @@ def advised(frame: pd.DataFrame, name: str) -> Verdict:
     rows = rows[rows["k_len"].gt(above) & rows["k_len"].le(upto)]
     found = {other: speed(rows, other, method) for other in MODELS if other != method}
     table = pd.concat([one.assign(method=other) for other, one in found.items()], ignore_index=True)
-    verdict = UNDECIDED
-    if len(table):
-        won = all(map(len, found.values())) and table["outcome"].eq(FASTER).all()
-        verdict = SUPPORTED if won else REFUTED if table["outcome"].eq(SLOWER).any() else UNDECIDED
-        table = table.sort_values("ratio", ascending=False)
+    lacks = [AXES.label(other) for other, one in found.items() if len(one) < rows["case"].nunique()]
+    won = not lacks and len(table) and table["outcome"].eq(FASTER).all()
+    verdict = SUPPORTED if won else REFUTED if table["outcome"].eq(SLOWER).any() else UNDECIDED
+    table = table.sort_values("ratio", ascending=False)
     worst = table.tail(1).to_dict("records")
-    why = "".join(
-        f"{verdicts.interval_text(r)} of {AXES.label(r['method'])}'s speed at {r['k_len']} keys" for r in worst
-    )
+    why = [f"{verdicts.interval_text(r)} of {AXES.label(r['method'])}'s speed at {r['k_len']} keys" for r in worst]
+    why = "; ".join([*why, *[f"in some cell no times beside {', '.join(lacks)}"] * bool(lacks)])
     return _verdict(frame, f"{name}: the advice to use {AXES.short(method)} {span}.", _BEST, verdict, why, table)
 
 
@@ -172,8 +179,8 @@ def _peaks(over: str, under: str, make: Callable, *lengths: int) -> Callable[[pd
         wide = rows.pivot_table(index=["k_len", "run", "group"], columns="who", values="value")
         if not {over, under} <= set(wide):
             return pd.DataFrame()
-        found = make(wide[over], wide[under]).dropna().groupby("k_len").agg(["median", "min", "max"])
-        return found.set_axis(["ratio", "low", "high"], axis=1).reset_index()
+        found = make(wide[over], wide[under]).dropna().groupby("k_len").agg(["median", "min", "max", "size"])
+        return found.set_axis(["ratio", "low", "high", "groups"], axis=1).reset_index()
 
     return measured
 

@@ -136,6 +136,16 @@ def test_the_answer_says_the_interval_the_least_case_and_the_strongest_rival():
     assert "is 1.80x [no interval] as fast" in scaling_report.answer(frame[frame["group"].eq(0)])
 
 
+def test_strategies_are_compared_in_the_same_time_and_equals_by_the_lower_end():
+    frame = planted(lambda p, k: {"alone": 1.0, "heads": 1.4, "pull": 1.8}, (4096,), (2,))
+    kernel = frame[frame["metric"].eq("step_call") & frame["method"].isin(["alone", "heads"])]
+    frame = pd.concat([frame, kernel.assign(metric="step_kernel", value=kernel["value"] / 2)])
+    assert rules.best(frame)["method"].tolist() == ["pull"], "the kernel time of heads is shorter than pull's calls"
+    frame = planted(lambda p, k: {"alone": 1.0, "ring": 1.79, "pull": 1.8}, (4096,), (2,))
+    frame["value"] *= np.where(frame["method"].eq("pull") & frame["unit"].eq("ms"), 1.1 ** (frame["group"] - 1), 1)
+    assert rules.best(frame)["method"].tolist() == ["ring"] and rules.best(frame)["most"].gt(2).all()
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_all_ranks_take_the_kernel_that_rank_0_takes_once_it_has_searched(fails, monkeypatch):
     case, params = asked(["alone", "ring"])
@@ -326,6 +336,8 @@ def test_a_stated_number_is_held_to_what_was_measured(letter, factor, verdict):
     exact = letter in "dehijk"  # memory has no scatter here: at the edge it is still inside
     assert found.verdict == ("supported" if exact and verdict == "undecided" else verdict), found.why
     assert found.ratio == pytest.approx(factor, rel=0.02)
+    frame = of_claim(name, factor)
+    assert ("(a point" in found.why, "(a point" in rules.stated(frame[frame["group"].eq(0)], name).why) == (False, True)
 
 
 @pytest.mark.parametrize(("letter", "length"), [("l", 32768), ("m", 65536), ("n", 131072)])
@@ -337,8 +349,10 @@ def test_what_is_advised_must_be_the_fastest_in_its_range(letter, length):
         found = rules.advised(frame, name)
         assert found.verdict == verdict and found.hypothesis.startswith(f"{name}: the advice to use ")
         assert rules.advised(frame.assign(k_len=512), name).verdict == "undecided"
-    fewer = planted(lambda p, k: {"model": 1.0, method: 1.5}, (length,), claimed=True)
-    assert rules.advised(fewer, name).verdict == "undecided", "a rival was not measured"
+    frame = planted(lambda p, k: speeds | {method: 1.5}, (length, length - 1024), claimed=True)
+    rival = next(other for other in rules.MODELS if other != method)
+    fewer = rules.advised(frame[frame["method"].ne(rival) | frame["k_len"].eq(length)], name)
+    assert fewer.verdict == "undecided" and fewer.why.endswith(f"no times beside {AXES.label(rival)}")
 
 
 def test_tables_say_what_was_planted_and_figures_stand_without_records():
