@@ -29,7 +29,8 @@ def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     a NaN has NaN for a scale, one of zeros a scale above zero.
     """
     largest = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
-    scale = torch.linalg.vector_norm(x, math.inf, 1, True).float().clamp_min(1e-12) / largest
+    # A GPU divides by a number as it multiplies by its reciprocal; so do we everywhere, for the same bits.
+    scale = torch.linalg.vector_norm(x, math.inf, 1, True).float().clamp_min(1e-12) * (1 / largest)
     values = x / scale
     return (values.round_() if dtype == torch.int8 else values).to(dtype), scale
 

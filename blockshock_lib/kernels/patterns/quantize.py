@@ -15,7 +15,7 @@ def _quantize(x, values, scales, columns, LARGEST: constexpr, INTEGER: constexpr
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = at < columns
     own = tl.load(x + row * columns + at, mask=inside, other=0).to(tl.float32)
-    scale = tl.math.div_rn(tl.maximum(tl.max(tl.abs(own), 0), 1e-12), LARGEST)
+    scale = tl.maximum(tl.max(tl.abs(own), 0), 1e-12) * (1 / LARGEST)
     scale = tl.where(tl.max((own != own).to(tl.int32), 0) > 0, float("nan"), scale)  # a maximum passes over a NaN
     own = tl.math.div_rn(own, scale)
     if INTEGER:
