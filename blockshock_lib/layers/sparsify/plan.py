@@ -59,7 +59,8 @@ def plan(model: nn.Module, config: Config | None, filter: Filter = None, parts: 
     if not rows:
         raise ValueError(f"no linear layer of the model is taken by filter={filter!r}" if filter else "no linear layer")
     if all(row.refused for row in rows):
-        raise UnsupportedError(f"none of {len(rows)} layers can be converted; {rows[0].name}: {rows[0].refused}")
+        first = f"{rows[0].name or 'the model'}: {rows[0].refused}"
+        raise UnsupportedError(f"none of {len(rows)} layers can be converted; {first}")
     return rows
 
 

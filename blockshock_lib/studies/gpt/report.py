@@ -108,8 +108,7 @@ def answer(frame: pd.DataFrame) -> str:
     if passed:
         few = passed[-1]
         return f"Down to {few.syncs} of {of} for less than {COST} nats: {AXES.short(few.method)} {few.gap} ({what})."
-    most = max(each, key=lambda row: row.gap.high)
-    held = (
-        f"Down to {counts[-1]} of {of} for at most {most.gap.high:.2g} nats, the 99% end of {AXES.short(most.method)}"
-    )
-    return f"{held}'s {most.gap}; less than {COST} is shown for no count ({what})."
+    most, last = max(each, key=lambda row: row.gap.high), counts[-1]
+    shown = " and ".join(AXES.short(row.method) for row in each if row.gap.high < COST) or "no count"
+    held = f"Down to {last} of {of} for at most {most.gap.high:.2g} nats, the 99% end of {AXES.short(most.method)}'s"
+    return f"{held} {most.gap}; less than {COST} is shown for {shown} ({what})."

@@ -124,6 +124,15 @@ def test_a_packed_weight_multiplies_on_a_cpu_and_faults_are_seen(kind, dtype):
     assert not fault(one, values, scales)
 
 
+@pytest.mark.parametrize(("rows", "refused"), [(1, False), (16, True)])
+def test_a_column_is_judged_by_itself_where_it_is_long_enough_not_to_have_cancelled(rows, refused):
+    truth = torch.randn(rows, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    truth[:, 3] *= 1e-5
+    y = truth + 1e-5 * truth.square().mean().sqrt()  # nothing beside all others
+    assert bool(eight_bits.off(y, truth)) is refused
+    assert eight_bits.off(1.02 * truth, truth), "all of it"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_library_applies_the_scales_of_a_weight_where_it_can(library, kind, dtype):

@@ -138,7 +138,7 @@ def test_a_model_of_which_nothing_is_taken_or_nothing_can_be_is_refused():
         (ValueError, "no linear layer", nn.Sequential(nn.ReLU()), Sparse24(), None),
         (UnsupportedError, "none of 1 layers can be converted; head: it shares", model, Sparse24(), "head"),
         (UnsupportedError, "none of 9.*blocks.0.q: .*NVIDIA", model, Sparse24(product="cslt"), None),
-        (UnsupportedError, "the whole model", nn.Linear(64, 64), Sparse24(), None),
+        (UnsupportedError, "converted; the model: it is the whole model", nn.Linear(64, 64), Sparse24(), None),
     ):
         with pytest.raises(kind, match=words):
             sparsify_(given, config, which)
