@@ -4,13 +4,16 @@ says whether they are stale.
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from blockshock_lib import files, studies
+from blockshock_lib.engine.study import Study
 from blockshock_lib.files import ROOT
 from blockshock_lib.notebook import terminal
 from blockshock_lib.notebook.findings import Findings
+from blockshock_lib.runs import code
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NOTHING = "Not answered: no run on a GPU is shipped yet."
@@ -45,15 +48,25 @@ def written() -> dict[Path, str]:
 
 def _runs(found: Findings) -> str:
     """The runs behind the page: executed notebook, start, code and versions of each."""
-    lines = ["", "## The runs behind it", "", "| run | started | code | versions |", "| --- | --- | --- | --- |"]
+    lines = ["", "## The runs behind it", "", "| run | started | code | versions | note |", "| - | - | - | - | - |"]
     for source in found.sources:
         if source.counts and source.setting == found.setting:
             row, notebook = source.row(), found.study.phases[source.manifest["phase"]].notebook
             link = f"[{row['run']}](../../{row['run']}/{Path(notebook).name})"
-            lines.append(f"| {link} | {row['started']} | {row['code']} | {row['versions']} |")
+            about = [link, row["started"], row["code"], row["versions"], note(source.manifest, found.study)]
+            lines.append(f"| {' | '.join(about)} |")
     return "\n".join(
         [*lines, "", "Times of runs of other code or versions are not to be compared with each other.", ""]
     )
+
+
+def note(facts: Mapping[str, Any], study: Study) -> str:
+    """What a reader must know of a run: that parts of it are missing, or that the rules were worded anew since."""
+    lost = re.search(r"INCOMPLETE (\d+ of \d+)", facts.get("verdict", ""))
+    rules = code.rules(study)["digest"]
+    said = [f"holds {lost[1]} records"] if lost else []
+    said += ["judged by other rules than stood before it"] if (facts.get("rules") or {}).get("digest") != rules else []
+    return "; ".join(said)
 
 
 def stale() -> list[Path]:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from blockshock_lib import studies
+from blockshock_lib.runs import code
 from tools import results
 
 
@@ -21,3 +23,11 @@ def test_an_altered_page_is_stale_and_written_again(tmp_path, monkeypatch, capsy
     assert results.main(["--check"]) == 0 and readme.read_text() == "No: 0.77x."
     page.write_text("3 rowz")
     assert results.stale() == [page]
+
+
+def test_a_page_says_of_a_run_that_parts_are_missing_and_that_its_rules_are_others():
+    study = studies.load("gpt")
+    own = {"verdict": "gpt_latency: INCOMPLETE 17 of 18 · checks", "rules": {"digest": code.rules(study)["digest"]}}
+    assert results.note(own, study) == "holds 17 of 18 records"
+    assert results.note(own | {"rules": None}, study).endswith("; judged by other rules than stood before it")
+    assert results.note(own | {"verdict": "PASS"}, study) == ""

@@ -29,14 +29,14 @@ _DOES_NOT_SAY = """\
 
 
 def answer(frame: pd.DataFrame) -> str:
-    phases, said = verdicts.phases(frame), {"training": ("Loss", report.answer), "latency": ("Time", saved.answer)}
-    here = {
-        what: say(frame).removeprefix(f"{what}: ") for phase, (what, say) in said.items() if f"gpt_{phase}" in phases
-    }
-    if not here:
+    """Of losses, and of times over each link."""
+    phases, none = verdicts.phases(frame), "Not answered: no record of these machines is shipped yet."
+    timed = frame[frame["phase"].eq("gpt_latency")] if "gpt_latency" in phases else frame[:0]
+    if len(timed) == 0 and "gpt_training" not in phases:
         return "Not answered: no schedule was trained or timed."
-    none = "Not answered: no record of these machines is shipped yet."
-    return " ".join(f"{what}: {here.get(what, none)}" for what, _ in said.values())
+    loss = report.answer(frame) if "gpt_training" in phases else none
+    times = [saved.answer(part).removeprefix("Time: ").rstrip(".") for _, part in timed.groupby("link")]
+    return f"Loss: {loss.removeprefix('Loss: ')} Time: {'; '.join(times) or none.rstrip('.')}."
 
 
 def headline(frame: pd.DataFrame) -> pd.DataFrame:

@@ -38,6 +38,11 @@ FEW = {"tensor_parallel": 0.0, "spd": 0.05}
             ["Time: no claim, for an interval is missing; by the points at most 50.0% [no interval] of tensor"],
             [],
         ),
+        (
+            pd.concat([timed(), timed(link="slow", step={"spd": 0.25})]),
+            ["at most 50.0% [", "fast link); at most 75.0% [", "slow link)."],
+            [],
+        ),
         (timed()[lambda rows: rows["method"].eq("tensor_parallel")], ["Not answered: no case holds valid times"], []),
         (both(), ["S3 fast: ", "384 wide, 3.28M tokens", "**After training**", "9 of 9 times"], ["No record"]),
         (both(device="cpu"), ["no claim about speed: CPU"], ["times that await their sums"]),
