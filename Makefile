@@ -76,7 +76,7 @@ attention_% gpt_% gallery_%: setup
 corpus: setup ## build a text corpus to train on from the installed packages, without a download; or take your shards: ARGS="--data folder"
 	@$(BLOCKSHOCK).layers.gpt.corpus $(ARGS)
 
-findings: setup ## weigh all records, the shipped and your own: writes the answer page; measures nothing
+findings: setup ## weigh all records, the shipped and your own: the linear study's answer page, docs/results, README; measures nothing
 	@$(BLOCKSHOCK) findings $(ARGS)
 	@$(VENV)/bin/python -m tools.results
 

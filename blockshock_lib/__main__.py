@@ -74,7 +74,7 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     add = verb("share", _share, "write index.html of all runs; or pack one run as a zip")
     add("run", nargs="?", type=Path, metavar="RUN", help="folder of the run to pack")
 
-    add = verb("findings", _findings, "weigh all records and write the answer page; measures nothing")
+    add = verb("findings", _findings, "weigh all records of a study and write the answer page; measures nothing")
     add("--runs", choices=("all", "reference"), default="all", help="the shipped references alone, or also your own")
     add("--study", default="", metavar="NAME", help="whose records (default: the only study that has findings)")
 

@@ -17,6 +17,10 @@ from blockshock_lib.runs import code
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NOTHING = "Not answered: no run on a GPU is shipped yet."
+HOW = """\
+Brackets hold 99% intervals, over whole runs, of a single run over its fresh groups of processes; "faster" and "slower"
+are said where they exclude 1, and of one group there is a point and no interval ([how it is
+measured](../measuring.md)). "The seed" of a hypothesis: notes that the project began with, whose claims are tested."""
 
 
 def written() -> dict[Path, str]:
@@ -35,7 +39,7 @@ def written() -> dict[Path, str]:
                 machines = " and ".join(dict.fromkeys(one.manifest["machine"]["title"] for one in of))
                 gpu = set(found.main["device"]) - {"cpu"}
                 said = f"{found.sentence} Measured on {machines}." if gpu else NOTHING
-            text = f"# Results of the study {name}\n\n**{study.question}**\n\n{source}"
+            text = f"# Results of the study {name}\n\n**{study.question}**\n\n{HOW}\n\n{source}"
             pages[ROOT / "docs" / "results" / f"{name}.md"] = text
             rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {said} |")
     readme = ROOT / "README.md"
