@@ -249,7 +249,7 @@ def top_kernels(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
 
 
 def rounded(table, digits: int = 3):
-    """`table` (a DataFrame or a Series) with its floats rounded to `digits` significant digits."""
+    """`table` (a DataFrame or a Series), its floats of `digits` significant digits; what rounding left of 0 is 0."""
     if isinstance(table, pd.DataFrame):
         return table.assign(**{name: rounded(table[name], digits) for name in table.select_dtypes("float")})
-    return table.map(lambda value: float(f"{value:.{digits}g}"), na_action="ignore")
+    return table.map(lambda value: float(f"{value:.{digits}g}") if abs(value) > 1e-9 else 0.0, na_action="ignore")

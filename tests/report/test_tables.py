@@ -38,3 +38,7 @@ def test_errors_are_those_of_valid_cells(phase0):
     assert worst[0] == 1.9 > worst[1]
     looser = tables.error_table(frame, replace(AXES, looser=True))
     assert looser.loc["A dense", "worst max ratio (x)"] == 1.9, "no gate is named where each check has its own"
+
+
+def test_what_rounding_left_of_zero_is_zero_on_every_machine():
+    assert tables.rounded(pd.Series([2.2e-14, -1.234e-3])).tolist() == [0.0, -0.00123]

@@ -22,7 +22,7 @@ class Law(NamedTuple):
 
     slope: float
     overhead: float
-    worst: float  # of the relative deviations from the law; NaN of two densities, which lie on any line
+    worst: float  # of the relative deviations from the law
     even: Interval  # d*, 99%, by the groups of processes that have one above 0; to inf where others have none
     lacks: str  # "1 of 3": groups without a d*
     kept: Interval = Interval(*[np.nan] * 3)  # t(1) d / t(d) at d = DOWN_TO: what is left of proportionality
@@ -99,7 +99,7 @@ def _law(own: pd.DataFrame, dense: pd.DataFrame) -> tuple[Law, dict[str, dict[tu
     """And of each group of processes, by a law of its own, `even` and `kept`."""
     density, ms = own["density"].to_numpy(float), own["median"].to_numpy(float)
     slope, overhead = line(density, ms)
-    worst = float(np.abs((slope * density + overhead) / ms - 1).max()) if len(set(density)) > 2 else np.nan
+    worst = float(np.abs((slope * density + overhead) / ms - 1).max())
     each = {"even": {}, "kept": {}}
     for key in sorted(set().union(*own["logs"])):  # runs may hold other cells
         here = np.array([key in logs for logs in own["logs"]])
