@@ -1,5 +1,5 @@
-"""Writes docs/results/<study>.md and README's table from the records: `python -m tools.results`; with --check it only
-says whether they are stale.
+"""Writes docs/results/<study>.md, its picture and README's table from the records: `python -m tools.results`; with
+--check it only says whether the texts are stale.
 """
 
 import re
@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from blockshock_lib import files, studies
 from blockshock_lib.engine.study import Study
 from blockshock_lib.files import ROOT
 from blockshock_lib.notebook import terminal
 from blockshock_lib.notebook.findings import Findings
+from blockshock_lib.report import figures
 from blockshock_lib.runs import code
 
+RESULTS = ROOT / "docs" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NOTHING = "Not answered: no run on a GPU is shipped yet."
 HOW = """\
@@ -23,8 +27,8 @@ are said where they exclude 1, and of one group there is a point and no interval
 measured](../measuring.md)). "The seed" of a hypothesis: notes that the project began with, whose claims are tested."""
 
 
-def written() -> dict[Path, str]:
-    """File -> what it should hold, of the shipped records: each study's page, and README."""
+def written() -> dict[Path, str | Figure]:
+    """File -> what it should hold, of the shipped records: each study's page and picture, and README."""
     pages, rows = {}, []
     for name in studies.names():
         terminal.note(name)
@@ -34,13 +38,16 @@ def written() -> dict[Path, str]:
             source, said = "Written by `make findings`: no run of it is shipped yet.\n", NOTHING
             if found.frames:
                 source = f"Written by `make findings` from the records of {found.setting}."
+                if study.picture:
+                    pages[RESULTS / f"{name}.png"] = drawn = study.figures[study.picture](found.main)
+                    source = f"{source}\n\n![{drawn.alt}]({name}.png)"
                 source = f"{source}\n\n{study.results(found.main)}\n{_runs(found)}"
                 of = [one for one in found.sources if one.counts and one.setting == found.setting]
                 machines = " and ".join(dict.fromkeys(one.manifest["machine"]["title"] for one in of))
                 gpu = set(found.main["device"]) - {"cpu"}
                 said = f"{found.sentence} Measured on {machines}." if gpu else NOTHING
             text = f"# Results of the study {name}\n\n**{study.question}**\n\n{HOW}\n\n{source}"
-            pages[ROOT / "docs" / "results" / f"{name}.md"] = text
+            pages[RESULTS / f"{name}.md"] = text
             rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {said} |")
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
@@ -74,8 +81,9 @@ def note(facts: Mapping[str, Any], study: Study) -> str:
 
 
 def stale() -> list[Path]:
-    """The files that do not hold what the shipped records say."""
-    return [path for path, text in written().items() if not path.is_file() or path.read_text("utf-8") != text]
+    """The texts that do not hold what the shipped records say."""
+    texts = {path: text for path, text in written().items() if isinstance(text, str)}
+    return [path for path, text in texts.items() if not path.is_file() or path.read_text("utf-8") != text]
 
 
 def main(words: Sequence[str] = ()) -> int:
@@ -89,8 +97,8 @@ def main(words: Sequence[str] = ()) -> int:
         return int(bool(old))
     with terminal.working("docs/results and README"):
         pages = written()
-    for path, text in pages.items():
-        files.write_atomic(path, text)
+    for path, made in pages.items():
+        files.write_atomic(path, made if isinstance(made, str) else figures.png(made))
         print(files.shown(path))
     return 0
 

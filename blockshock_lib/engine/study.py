@@ -244,5 +244,6 @@ class Study:
     figures: Mapping[str, Callable[[pd.DataFrame], Figure]] = field(default_factory=dict)
     findings: str = ""  # file in notebooks/ that answers the question from all records
     results: Callable[[pd.DataFrame], str] | None = None  # records that are weighed together -> docs/results/<name>.md
+    picture: str = ""  # the figure on that page
     joined: bool = False  # whether phases that machines of their own measured are weighed together
     live: str = ""  # "module:function" -> (controls by name, (phase, values) -> settings): a run, from a notebook

@@ -39,6 +39,7 @@ STUDY = Study(
     },
     summary=late("studies.gpt.saved:summary"),
     results=late("studies.gpt.results:page"),
+    picture="gap over time saved",
     joined=True,
     tables={
         "correctness": late("report.tables:correctness_table", AXES),
