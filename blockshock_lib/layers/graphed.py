@@ -101,16 +101,19 @@ class Capture:
     """One CUDA graph of `compute`, which ran before, on a contiguous tensor like x [B, K], with memory of its own."""
 
     def __init__(self, compute: Callable[[Tensor], Tensor], x: Tensor):
-        self.last, self.last_handle = None, None
+        self.last, self.last_handle, of = None, None, {"size": x.shape, "dtype": x.dtype, "device": x.device}
 
         def run() -> Tensor:
             # In the graph's own pool: freed, its memory is nobody else's while a replay may still run.
-            self.x = torch.empty_like(x)
+            self.x = torch.empty(**of)
             return compute(self.x)
 
         # Replays write the input; a tensor made in inference mode could be written in that mode only.
         with torch.inference_mode(False), torch.no_grad():
+            torch.cuda.synchronize(x.device)
+            torch.cuda.empty_cache()  # no capture can free what the cache keeps
             self.graph = Graph([run], x.device, warm=True)
+        self.graph.calls = []  # they would keep the layer, and this
 
     def __call__(self, x: Tensor) -> Tensor:
         self._follow(x.device)

@@ -13,6 +13,7 @@ from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import packing
 from blockshock_lib.layers import BlockShockLinear, DenseLinear, Graphed, Linear24, graphed
+from blockshock_lib.layers.graphed import Capture
 from tests.layers.ranks import K, N, built, problem
 from tests.layers.ranks import draw as drawn
 from tests.training import said_by
@@ -53,6 +54,15 @@ def captures(monkeypatch):
     Memory.made = []
     monkeypatch.setattr(graphed, "Capture", Memory)
     monkeypatch.setattr(graphed, "capturable", lambda x: True)
+
+
+def test_a_capture_keeps_the_layer_no_longer_than_its_graph_does(monkeypatch):
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+    layer = nn.Linear(K, N)
+    kept, gone = Capture(layer.forward, torch.ones(1, K)), weakref.ref(layer)
+    del layer
+    assert gone() is None and kept.graph is not None
 
 
 def layer_of(kind):

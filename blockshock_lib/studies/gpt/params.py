@@ -127,10 +127,10 @@ class Params(RunParams):
         if self.phase != "gpt_latency" and self.size.heads % ranks:
             keys = "size.heads|tracks" if self.phase == "gpt_training" else "size.heads|hardware.world_size"
             raise wrong(keys, f"{self.size.heads} heads cannot be dealt whole to {ranks} ranks")
-        for work, width, _ in self.latency.rows() if self.phase == "gpt_latency" else ():
-            if width % head or _shape(self.latency, work, width)["heads"] % ranks:
+        for row in self.latency.rows() if self.phase == "gpt_latency" else ():
+            if not (heads := _timed(self, *row)["heads"]) or heads % ranks:
                 keys = "latency.head|latency.widths|latency.step|hardware.world_size"
-                raise wrong(keys, f"heads of {head} in {width} cannot be dealt whole to {ranks} ranks")
+                raise wrong(keys, f"heads of {head} in {row[1]} cannot be dealt whole to {ranks} ranks")
         if self.phase == "gpt_latency" and not self.latency.rows():
             raise wrong("latency", "nothing is asked: name widths, and lengths of prefill, decode or step")
         return self
@@ -184,7 +184,7 @@ def expand(params: Params) -> tuple[Case, ...]:
         return (Case(**general, **place, methods=params.methods, batch=CHECK_BATCH, tokens=0),)
     if params.phase == "gpt_latency":
         place |= {"methods": params.methods, "layers": params.latency.layers, "link": hardware.link, "tokens": 0}
-        return tuple(Case(**general | place | _timed(params.latency, *row)) for row in params.latency.rows())
+        return tuple(Case(**general | place | _timed(params, *row)) for row in params.latency.rows())
     how = train.model_dump(exclude={"validations", "after", "batch", "tokens"})
     how |= {"betas": train.betas, "final": train.final}
     how |= {"compiled": train.compiled and hardware.device == "cuda", "device": hardware.device}
@@ -194,17 +194,14 @@ def expand(params: Params) -> tuple[Case, ...]:
     return tuple(Case(**general, **place, seed=seed, methods=(name,)) for seed in every for name in params.methods)
 
 
-def _timed(latency: Latency, work: str, width: int, length: int) -> dict[str, Any]:
-    shape = _shape(latency, work, width)
-    batch = -(-length // shape["context"]) if work == "step" else 1
-    shape |= {"width": width, "context": length // batch + (work == "decode")}
+def _timed(params: Params, work: str, width: int, length: int) -> dict[str, Any]:
+    """A step of a trained width is of that size, so that its loss and its time are of one GPT; 0 heads: none fit."""
+    sizes = [params.size.model_dump(), *SIZES.values()] if work == "step" else []
+    heads = 0 if width % params.latency.head else width // params.latency.head
+    of = next((size for size in sizes if size["width"] == width), {"heads": heads, "context": 1024})
+    batch = -(-length // of["context"]) if work == "step" else 1
+    shape = {"width": width, "heads": of["heads"], "context": length // batch + (work == "decode")}
     return shape | {"batch": batch, "work": work, "length": length}
-
-
-def _shape(latency: Latency, work: str, width: int) -> dict[str, int]:
-    """A step of a trained width is of that size, so that its loss and its time are of one GPT."""
-    of = next((size for size in SIZES.values() if size["width"] == width and work == "step"), {})
-    return {"heads": of.get("heads", width // latency.head), "context": of.get("context", 1024)}
 
 
 def weights(width: int, vocab: int) -> int:

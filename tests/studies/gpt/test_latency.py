@@ -61,6 +61,9 @@ def test_a_step_of_a_trained_width_is_of_that_gpt():
     assert [getattr(small, name) for name in shape] == [getattr(trained, name) for name in shape]
     assert (wide.heads, wide.context, wide.batch) == (12, 1024, 64)
     assert (other.heads, other.context, other.batch) == (4, 1024, 2)
+    own = {"size": {"width": 512, "heads": 16, "vocab": 300, "context": 256}, "latency.step": [[512, 512]]}
+    (step,) = STUDY.expand(load(STUDY, "gpt_latency", told | own, choose={"hardware": "cuda-4"}))
+    assert (step.heads, step.context, step.batch) == (16, 256, 2)
 
 
 @pytest.mark.parametrize("work", ASKED)
