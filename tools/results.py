@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from blockshock_lib import files, studies
@@ -22,9 +23,10 @@ RESULTS = ROOT / "docs" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NOTHING = "Not answered: no run on a GPU is shipped yet."
 HOW = """\
-Brackets hold 99% intervals, over whole runs, of a single run over its fresh groups of processes; "faster" and "slower"
-are said where they exclude 1, and of one group there is a point and no interval ([how it is
-measured](../measuring.md)). "The seed" of a hypothesis: notes that the project began with, whose claims are tested."""
+Brackets hold 99% intervals: of times over whole runs, of a single run over its fresh groups of processes, over several
+rivals the least of their ends; of losses over seeds. "[no interval]": one group, or groups too far apart. "Faster" and
+"slower" are said where an interval excludes 1 ([how it is measured](../measuring.md)). The "seed" of a hypothesis is
+notes that the project began with, whose claims are tested."""
 
 
 def written() -> dict[Path, str | Figure]:
@@ -64,19 +66,30 @@ def _runs(found: Findings) -> str:
         if source.counts and source.setting == found.setting:
             row, notebook = source.row(), found.study.phases[source.manifest["phase"]].notebook
             link = f"[{row['run']}](../../{row['run']}/{Path(notebook).name})"
-            about = [link, row["started"], row["code"], row["versions"], note(source.manifest, found.study)]
+            about = [
+                link,
+                row["started"],
+                row["code"],
+                row["versions"],
+                note(source.manifest, found.study, source.frame),
+            ]
             lines.append(f"| {' | '.join(about)} |")
     return "\n".join(
         [*lines, "", "Times of runs of other code or versions are not to be compared with each other.", ""]
     )
 
 
-def note(facts: Mapping[str, Any], study: Study) -> str:
-    """What a reader must know of a run: that parts of it are missing, or that the rules were worded anew since."""
-    lost = re.search(r"INCOMPLETE (\d+ of \d+)", facts.get("verdict", ""))
-    rules = code.rules(study)["digest"]
-    said = [f"holds {lost[1]} records"] if lost else []
-    said += ["judged by other rules than stood before it"] if (facts.get("rules") or {}).get("digest") != rules else []
+def note(facts: Mapping[str, Any], study: Study, frame: pd.DataFrame) -> str:
+    """What a reader must know of a run: its rules, the smallest difference that it can claim, and what it lacks."""
+    rules, then = code.rules(study)["digest"], (facts.get("rules") or {}).get("digest")
+    said = (
+        [] if then == rules else ["judged by other rules than stood before it" if then else "its rules were not kept"]
+    )
+    said += re.findall(r"smallest difference to claim: [\d.]+%", facts.get("verdict", ""))
+    groups, asked = frame.groupby("case")["group"].nunique(), facts["params"]["timing"]["groups"]
+    few = frame[frame["case"].isin(groups[groups < asked].index)].drop_duplicates("case").to_dict("records")
+    words = [", ".join(filter(None, (row.get("timed"), study.axes.case(row)))) for row in few]
+    said += [f"{groups[row['case']]} of {asked} groups: {what}" for row, what in zip(few, words, strict=True)]
     return "; ".join(said)
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from blockshock_lib import studies
 from blockshock_lib.runs import code
+from tests.studies.gpt.test_saved import timed
 from tools import results
 
 
@@ -25,9 +26,12 @@ def test_an_altered_page_is_stale_and_written_again(tmp_path, monkeypatch, capsy
     assert results.stale() == [page]
 
 
-def test_a_page_says_of_a_run_that_parts_are_missing_and_that_its_rules_are_others():
-    study = studies.load("gpt")
-    own = {"verdict": "gpt_latency: INCOMPLETE 17 of 18 · checks", "rules": {"digest": code.rules(study)["digest"]}}
-    assert results.note(own, study) == "holds 17 of 18 records"
-    assert results.note(own | {"rules": None}, study).endswith("; judged by other rules than stood before it")
-    assert results.note(own | {"verdict": "PASS"}, study) == ""
+def test_a_page_says_of_a_run_its_rules_what_it_can_claim_and_what_it_lacks():
+    study, frame = studies.load("gpt"), timed()
+    own = {"verdict": "twin: smallest difference to claim: 0.4% · 3", "params": {"timing": {"groups": 2}}}
+    own["rules"] = {"digest": code.rules(study)["digest"]}
+    assert results.note(own, study, frame) == "smallest difference to claim: 0.4%"
+    few = frame[frame["group"].eq(0) | frame["work"].ne("step")].assign(timed=frame["work"])
+    assert results.note(own, study, few).endswith("0.4%; 1 of 2 groups: step, width=384, ranks=4")
+    assert results.note(own | {"rules": None}, study, frame).startswith("its rules were not kept; ")
+    assert results.note(own | {"rules": {"digest": "x"}}, study, frame).startswith("judged by other rules")

@@ -93,7 +93,7 @@ def gathered(frame: pd.DataFrame) -> pd.DataFrame:
 _SECTIONS = {  # phase, "" for all records: title: the table, and what it says
     "": {"Every check": ("correctness", "The worst outcome of a pattern, on one GPU and over ranks.")},
     "attention_speed": {
-        "The break-even": ("break-even", "ms = slope x density + overhead, random blocks; d*: dense takes as long."),
+        "The break-even": ("break-even", "ms = slope x density + overhead; of two densities nothing can be off."),
         "Over FlexAttention": ("over FlexAttention", "The speed of our kernels; FlexAttention's faster way counts."),
         "What was kept, where nothing was tuned": ("auto", "`auto` over the fastest single backend."),
         "Of how many cells": ("auto, shares", "Points that reach 0.97 and 0.90 of it; intervals that hold these."),
@@ -104,11 +104,11 @@ _SECTIONS = {  # phase, "" for all records: title: the table, and what it says
     "attention_scaling": {
         "Speed-up over ranks": (
             "speed-ups",
-            "Over one GPU with the same kernel, and over the fastest dense one there.",
+            "In a CUDA graph; ms also as called. By its power cap a GPU alone may run slower than each of several.",
         ),
         "The parts of a step": (
             "parts of a step",
-            "Each measured alone; together they make up the step. Ring and heads are sent, so their fellow is send.",
+            "ms, called, each alone; together they make up the step. Ring and heads are sent, so their fellow is send.",
         ),
         "Memory": ("memory", "The peak of a step by rank; the longest sequence is reckoned from it, not tried."),
         "Models": ("models", "One model of one attention: batches dealt to ranks, or its sequence."),
@@ -122,6 +122,7 @@ def answer(frame: pd.DataFrame) -> str:
     """That of each phase that was timed."""
     said = {"attention_speed": report.answer, "attention_scaling": scaling_report.answer}
     found = [say(frame[frame["phase"].eq(phase)]) for phase, say in said.items() if phase in verdicts.phases(frame)]
+    found = [one.partition(", by points of")[0] + "." * (", by points of" in one) for one in found]  # A1 names them
     return " ".join(dict.fromkeys(found)) or report.answer(frame)
 
 

@@ -20,9 +20,9 @@ _MODELS = tuple(name for name, method in METHODS.items() if method.layer == "mod
 
 
 def speeds(frame: pd.DataFrame) -> pd.DataFrame:
-    """What several ranks add, a row a (case, strategy): the speed of a forward and of a step over one rank with the
-    same kernel, which is named, and over the fastest dense kernel on one, kernel time where both have it; 99%
-    intervals.
+    """What several ranks add, a row a (case, strategy): ms in a CUDA graph and as called; the speed of a forward and of
+    a step over one rank with the same kernel, which is named, and over the fastest dense kernel on one, kernel time
+    where both have it; 99% intervals.
     """
     rows = frames.complete(frame, AXES)
     kernels = rows[rows["metric"].eq("kernel")].drop_duplicates("case").set_index("case")["detail"]
@@ -40,12 +40,13 @@ def _against(
     frame: pd.DataFrame, methods: tuple[str, ...], overs: dict[str, str | dict | Callable], **of_case: pd.Series
 ) -> pd.DataFrame:
     """`overs`: words -> a method, or what finds one for each case; `of_case`: further columns, of each case."""
-    names = {f"{work} (ms)": f"{work}_call" for work in ("forward", "step")}
-    names |= {"waiting (ms)": "wait_call"} if frames.complete(frame)["metric"].eq("wait_call").any() else {}
+    clocks = {"kernel": " (ms)", "call": ", called (ms)"}
+    names = {f"{work}{unit}": f"{work}_{clock}" for work in ("forward", "step") for clock, unit in clocks.items()}
+    names |= {"waiting (ms)": "wait_call"}
     table = frames.medians(where(frame, method=methods), AXES, **names)
     if table.empty:
         return pd.DataFrame({"speed-up": ["none was measured"]})
-    columns = list(names)
+    columns = [name for name in names if table[name].notna().any()]
     for name, known in of_case.items():
         columns.append(name)
         own = [METHODS[name].dense for name in table["method"]]  # by a kernel that is named with the method
@@ -164,13 +165,18 @@ def answer(frame: pd.DataFrame, rival: bool = True) -> str:
     if why := frames.no_claim(table):
         return f"Not answered here ({why})."
     table = table[table["k_len"].eq(table["k_len"].max())].sort_values("ratio", kind="stable")
-    cases = table["world_size"].value_counts()
+    cases, dense = table["world_size"].value_counts(), fastest_dense(frame, "step")
     table = table.drop_duplicates("world_size").sort_values("world_size")
-    dense = told(frame, table, fastest_dense(frame, "step"), "step")
+    over, called = (told(rows, table, dense, "step") for rows in (frame, frame[frame["metric"].ne("step_kernel")]))
+    ran = frames.medians(where(frame, method=tuple(ONE)), AXES, ms="step_call").groupby("world_size")["method"].agg(set)
     each = []
-    for row, over in zip(table.to_dict("records"), dense, strict=True):
-        least = f", the least of {cases[row['world_size']]} cases" if cases[row["world_size"]] > 1 else ""
-        what = f"on {row['world_size']} GPUs ({AXES.short(row['method'])}, {row['pattern']}{least})"
+    for row, dense, call in zip(table.to_dict("records"), over, called, strict=True):
+        ranks, about = row["world_size"], [AXES.short(row["method"]), row["pattern"]]
+        about += [f"the least of {cases[ranks]} cases"] * bool(cases[ranks] > 1)
+        about += [f"without {AXES.short(name)}" for name in AXES.ordered(set().union(*ran) - ran[ranks])]
+        what = f"on {ranks} GPUs ({', '.join(about)})"
         each.append(f"{what} is {verdicts.interval_text(row)} as fast as on one with the same kernel")
-        each += [f"{over} over the fastest dense kernel on one"] if rival and over != ABSENT else []
+        ratio, _, outcome = dense.rpartition(" ")
+        said = f"{ratio} as fast as the fastest dense kernel on one ({outcome}; as called {call})"
+        each += [said] if rival and dense != ABSENT else []
     return f"At {table['k_len'].iloc[0]} keys a step {', '.join(each)}."

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from blockshock_lib.report import verdicts
+from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.tables import markdown
 
-_LEADS = {"speed": "", "decode": "A whole model: ", "training": "", "accuracy": "Loss: "}
+_LEADS = {"speed": "", "decode": "A whole model, a token in a CUDA graph: ", "training": "", "accuracy": "Loss: "}
 
 
 def answer(frame: pd.DataFrame) -> str:
@@ -14,7 +14,10 @@ def answer(frame: pd.DataFrame) -> str:
 
     rows = {f"gallery_{name}": frame[frame["phase"].eq(f"gallery_{name}")] for name in _LEADS}
     said = {phase: STUDY.answers[phase](own) for phase, own in rows.items() if len(own) or phase == "gallery_speed"}
-    return " ".join(_LEADS[phase.removeprefix("gallery_")] + text for phase, text in said.items())
+    timed = frames.samples(rows["gallery_speed"], "forward_kernel")
+    patterns, batches = (", ".join(map(str, sorted(set(timed[name])))) for name in ("pattern", "batch"))
+    leads = _LEADS | {"speed": f"{patterns} alone, B of {batches}: " if patterns else ""}
+    return " ".join(leads[phase.removeprefix("gallery_")] + text for phase, text in said.items())
 
 
 def page(frame: pd.DataFrame) -> str:

@@ -13,8 +13,8 @@ SHOWN = (1, 2, 4, 6, 8, 12)  # of how many syncs were dropped; the page of a run
 _HOW = """\
 A gap is a schedule's validation loss less that of tensor parallelism (TP) of the same seed, in nats a token, with
 Student's 99% interval over seeds; fewer than 4 seeds are points. Time saved is of TP's kernel time, with its 99%
-interval over whole runs, or over the fresh groups of processes of one. [The schedules](../gpt.md) and [how it is
-measured](../measuring.md) have pages of their own."""
+interval over whole runs, or over the fresh groups of processes of one. The slow link: the same GPUs without peer access
+(`NCCL_P2P_DISABLE=1`, no symmetric memory). [The schedules](../gpt.md) have a page of their own."""
 _DOES_NOT_SAY = """\
 - One recipe serves all schedules: no learning rate is tuned for each, and one that suits another schedule better than
   tensor parallelism makes its gap too small. Losses are those of source code, not of web text.
@@ -36,6 +36,7 @@ def answer(frame: pd.DataFrame) -> str:
         return "Not answered: no schedule was trained or timed."
     loss = report.answer(frame) if "gpt_training" in phases else none
     times = [saved.answer(part).removeprefix("Time: ").rstrip(".") for _, part in timed.groupby("link")]
+    times = [one.replace("at most", "up to") for one in times]  # of what was timed
     return f"Loss: {loss.removeprefix('Loss: ')} Time: {'; '.join(times) or none.rstrip('.')}."
 
 

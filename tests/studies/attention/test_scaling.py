@@ -130,7 +130,14 @@ def test_the_answer_says_the_interval_the_least_case_and_the_strongest_rival():
     frame = planted(lambda p, k: {"alone": 1.0, "dense": 1.2, "dense_fa4": 1.5, "pull": 1.8}, (4096,), (2,))
     slow = planted(lambda p, k: {"alone": 1.0, "pull": 0.6}, (4096,), (2,)).assign(case="slow", pattern="window")
     said = scaling_report.answer(frame)
-    assert "is 1.80x [" in said and "1.20x [1.20, 1.20] faster over the fastest dense kernel on one" in said
+    assert "is 1.80x [" in said and "1.20x [1.20, 1.20] as fast as the fastest dense kernel on one (faster; as" in said
+    kernels = frame[frame["metric"].eq("step_call")].assign(metric="step_kernel")
+    kernels["value"] *= kernels["method"].map({"pull": 0.5}).fillna(1.0)
+    assert "2.40x [2.40, 2.40] as fast as the fastest dense kernel on one (faster; as called 1.20x [" in (
+        scaling_report.answer(pd.concat([frame, kernels]))
+    )
+    four = planted(lambda p, k: {"alone": 1.0, "pull": 3.0, "heads": 3.2}, (4096,), (4,))
+    assert "on 2 GPUs (pull, causal, without heads) is" in scaling_report.answer(pd.concat([frame, four]))
     said = scaling_report.answer(pd.concat([frame, slow]))
     assert "(pull, window, the least of 2 cases) is 0.60x [" in said and "1.80x" not in said
     assert "is 1.80x [no interval] as fast" in scaling_report.answer(frame[frame["group"].eq(0)])

@@ -30,17 +30,17 @@ FEW = {"tensor_parallel": 0.0, "spd": 0.05}
         ),
         (
             timed(),
-            ["Time: ", "No record of gpt_training on these machines is shipped yet.", "at most 50.0% ["],
+            ["Time: ", "No record of gpt_training on these machines is shipped yet.", "up to 50.0% ["],
             ["## What a dropped"],
         ),
         (
             timed()[lambda rows: rows["group"].eq(0)],
-            ["Time: no claim, for an interval is missing; by the points at most 50.0% [no interval] of tensor"],
+            ["Time: no claim, for an interval is missing; by the points up to 50.0% [no interval] of tensor"],
             [],
         ),
         (
             pd.concat([timed(), timed(link="slow", step={"spd": 0.25})]),
-            ["at most 50.0% [", "fast link); at most 75.0% [", "slow link)."],
+            ["up to 50.0% [", "fast link); up to 75.0% [", "slow link)."],
             [],
         ),
         (timed()[lambda rows: rows["method"].eq("tensor_parallel")], ["Not answered: no case holds valid times"], []),
