@@ -199,6 +199,15 @@ def test_figures_and_tables_say_what_was_planted_and_stand_without_records():
     assert [hypotheses.a1(frame.iloc[:0]).verdict, hypotheses.a2(frame.iloc[:0]).verdict] == ["undecided"] * 2
 
 
+def test_a_kernel_that_is_slower_than_one_rival_is_slower_though_the_fastest_tells_nothing():
+    frame = planted(lengths=(4096,), more=[("triton", 1.0), ("flex", 0.9), ("flex_tuned", 0.88)])
+    frame = frame[frame["case"].eq("4096 1.0")].copy()
+    frame["value"] *= np.where(
+        frame["method"].eq("flex_tuned") & frame["unit"].eq("ms"), 2.0 ** (frame["group"] - 1), 1
+    )
+    assert set(promises.rivals(frame)["claim"]) == {"slower"}
+
+
 @pytest.mark.long
 def test_what_is_promised_is_read_from_records_and_the_page_stands_without_them():
     more = [("triton", 1.0), ("flex", 1.3), ("flex_tuned", 1.2), ("auto", 1.05)]
