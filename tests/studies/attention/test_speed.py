@@ -128,6 +128,17 @@ def test_a_group_without_a_break_even_leaves_a_length_undecided_in_any_order():
         assert hypotheses.a1(frame).verdict == "undecided"
 
 
+@pytest.mark.parametrize("level", [0.6, 1.2])  # below and above the dense kernel's
+def test_a_group_whose_time_does_not_grow_with_density_leaves_its_length_undecided(level):
+    frame = planted(slope=0.8, overhead=0.1)
+    odd = frame["k_len"].eq(4096) & frame["method"].eq("fa4") & frame["group"].eq(1) & frame["unit"].eq("ms")
+    density = frame["pattern"].str.split().str[1].astype(float)
+    frame.loc[odd, "value"] *= (level - 0.1 * density) / (0.8 * density + 0.1)
+    said = report.answer(frame)
+    assert "(1 of 3 groups have none) at 4096 keys (FA4" in said and said.count("groups have none") == 1
+    assert law.laws(frame)["law"].iloc[0].even.high == np.inf and hypotheses.a1(frame).verdict == "undecided"
+
+
 def test_cases_of_other_batches_have_laws_of_their_own_and_the_surest_kernel_counts():
     frame = planted(lengths=(4096,), more=[("triton", 0.97)])
     slow = planted(slope=1.8, lengths=(4096,), more=[("triton", 0.97)]).assign(batch=4)
@@ -197,6 +208,15 @@ def test_figures_and_tables_say_what_was_planted_and_stand_without_records():
     assert table["share of dense"].to_list() == pytest.approx([0.405, 1, 0.3], rel=0.02)
     assert not [name for name in table if name.startswith("step")]
     assert [hypotheses.a1(frame.iloc[:0]).verdict, hypotheses.a2(frame.iloc[:0]).verdict] == ["undecided"] * 2
+
+
+def test_a_kernel_that_is_slower_than_one_rival_is_slower_though_the_fastest_tells_nothing():
+    frame = planted(lengths=(4096,), more=[("triton", 1.0), ("flex", 0.9), ("flex_tuned", 0.88)])
+    frame = frame[frame["case"].eq("4096 1.0")].copy()
+    frame["value"] *= np.where(
+        frame["method"].eq("flex_tuned") & frame["unit"].eq("ms"), 2.0 ** (frame["group"] - 1), 1
+    )
+    assert set(promises.rivals(frame)["claim"]) == {"slower"}
 
 
 @pytest.mark.long

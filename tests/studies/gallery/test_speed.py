@@ -184,6 +184,15 @@ def test_a_win_stands_whatever_a_method_of_larger_scatter_may_reach():
     assert hypotheses.p2b(wide).verdict == "undecided", "another may reach it"
 
 
+@pytest.mark.parametrize(("speed", "loose", "outcome"), [(1.5, "dense", "undecided"), (0.9, "searched", "slower")])
+def test_a_pattern_is_held_against_each_rival_and_not_the_fastest_alone(speed, loose, outcome):
+    """The other rival may be as fast; and where the fastest tells nothing, being slower than the other suffices."""
+    frame = planted({("bsr", hypotheses.MLP1, 256, 0.9, 64): speed}, linear=1.02)
+    frame["value"] *= np.where(frame["method"].eq(loose) & frame["unit"].eq("ms"), 2.0 ** (frame["group"] - 1), 1)
+    (one,) = report.speeds(frame).to_dict("records")
+    assert (one["rival"], one["outcome"]) == ("searched", outcome)
+
+
 def test_the_page_and_the_row_of_readme_say_tokens_and_the_machine(monkeypatch):
     monkeypatch.setattr(written.studies, "names", lambda: ["gallery"])
     page, readme = written.written().values()

@@ -226,6 +226,11 @@ def test_the_answer_claims_no_more_than_the_intervals_exclude(gap, noise, said):
     assert report.answer(records({"tensor_parallel": 0} | gap, noise=noise)).startswith(said)
 
 
+def test_a_mean_below_the_cost_is_not_shown_while_its_interval_reaches_above():
+    said = report.answer(records({"tensor_parallel": 0, "spd": -0.3, "grouped_2": -0.3}, noise=0.3))
+    assert "nats, the 99% end of" in said and "less than 0.01 is shown for no count (" in said, said
+
+
 def test_what_shows_that_the_code_runs_or_costs_in_every_arm_says_so():
     assert report.answer(records(width=64)).startswith("Not answered here: it shows that the code runs (64 wide")
     assert report.answer(records(noise=0.0005)).startswith("None for nothing: SPD costs least")
