@@ -45,7 +45,7 @@ def written() -> dict[Path, str | Figure]:
                     source = f"{source}\n\n![{drawn.alt}]({name}.png)"
                 source = f"{source}\n\n{study.results(found.main)}\n{_runs(found)}"
                 of = [one for one in found.sources if one.counts and one.setting == found.setting]
-                machines = " and ".join(dict.fromkeys(one.manifest["machine"]["title"] for one in of))
+                machines = ", ".join(sorted({one.manifest["machine"]["title"] for one in of}))
                 gpu = set(found.main["device"]) - {"cpu"}
                 said = f"{found.sentence} Measured on {machines}." if gpu else NOTHING
             text = f"# Results of the study {name}\n\n**{study.question}**\n\n{HOW}\n\n{source}"
