@@ -104,7 +104,7 @@ def memory(frame: pd.DataFrame) -> pd.DataFrame:
     wide = rows.pivot_table(index=["case", "method"], columns="name", values="value", aggfunc="max")
     wide = wide.reindex(columns=[*ranks, "peak_bytes_formula", "memory_bytes"])
     most = wide[ranks].max(axis=1)
-    made = {f"{name} (GiB)": wide[name] / GIB for name in ranks}
+    made = {f"{name} (GiB)": (wide[name] / GIB).round(3) for name in ranks}
     made["measured / formula"] = (most / wide["peak_bytes_formula"]).round(2)
     about = rows.drop_duplicates(["case", "method"])[[*AXES.case_columns, "method"]]
     table = about.merge(wide.assign(most=most, **made).reset_index(), on=["case", "method"])

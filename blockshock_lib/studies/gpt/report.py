@@ -109,6 +109,6 @@ def answer(frame: pd.DataFrame) -> str:
         few = passed[-1]
         return f"Down to {few.syncs} of {of} for less than {COST} nats: {AXES.short(few.method)} {few.gap} ({what})."
     most, last = max(each, key=lambda row: row.gap.high), counts[-1]
-    shown = " and ".join(AXES.short(row.method) for row in each if row.gap.high < COST) or "no count"
+    sure = [f"{row.syncs} ({AXES.short(row.method)})" for row in each if row.gap.high < COST]
     held = f"Down to {last} of {of} for at most {most.gap.high:.2g} nats, the 99% end of {AXES.short(most.method)}'s"
-    return f"{held} {most.gap}; less than {COST} is shown for {shown} ({what})."
+    return f"{held} {most.gap}; less than {COST} is shown for {' and '.join(sure) or 'no count'} ({what})."
