@@ -25,8 +25,8 @@ NOTHING = "Not answered: no run on a GPU is shipped yet."
 HOW = """\
 Brackets hold 99% intervals: of times over whole runs, of a single run over its fresh groups of processes, over several
 rivals the least of their ends; of losses over seeds. "[no interval]": one group, or groups too far apart. "Faster" and
-"slower" are said where an interval excludes 1 ([how it is measured](../measuring.md)). The "seed" of a hypothesis is
-notes that the project began with, whose claims are tested."""
+"slower" are said where an interval excludes 1 ([how it is measured](../measuring.md)). "The seed" in a
+hypothesis are the notes that the project began with, whose claims are tested."""
 
 
 def written() -> dict[Path, str | Figure]:
