@@ -129,7 +129,8 @@ def off(y: Tensor, truth: Tensor) -> str:
     """Why y [B, N] is not the truth, in float64; "" where it is."""
     wrong, size = (y.double() - truth).square(), truth.square()
     whole = (wrong.mean() / size.mean().clamp_min(1e-30)).sqrt().item()
-    long = [dim for dim in (0, 1) if y.shape[dim] >= ROWS]  # of a few, one that cancelled may be most of the error
-    line = max([whole, *((wrong.mean(dim) / size.mean(dim).clamp_min(1e-30)).sqrt().max().item() for dim in long)])
+    # Of fewer entries all may have cancelled: their error is then held against the size of all.
+    least = [1e-30 if length >= ROWS else max(1e-30, size.mean().item()) for length in y.shape]
+    line = max((wrong.mean(dim) / size.mean(dim).clamp_min(least[dim])).sqrt().max().item() for dim in (0, 1))
     good = y.shape == truth.shape and whole <= RMS and line <= 2 * RMS  # neither with a NaN
     return "" if good else f"RMS error is {whole:.3g} of the truth's RMS, {line:.3g} in the worst row or column"

@@ -170,13 +170,13 @@ def answer(frame: pd.DataFrame, rival: bool = True) -> str:
     over, called = (told(rows, table, dense, "step") for rows in (frame, frame[frame["metric"].ne("step_kernel")]))
     ran = frames.medians(where(frame, method=tuple(ONE)), AXES, ms="step_call").groupby("world_size")["method"].agg(set)
     each = []
-    for row, dense, call in zip(table.to_dict("records"), over, called, strict=True):
+    for row, beside, call in zip(table.to_dict("records"), over, called, strict=True):
         ranks, about = row["world_size"], [AXES.short(row["method"]), row["pattern"]]
         about += [f"the least of {cases[ranks]} cases"] * bool(cases[ranks] > 1)
         about += [f"without {AXES.short(name)}" for name in AXES.ordered(set().union(*ran) - ran[ranks])]
         what = f"on {ranks} GPUs ({', '.join(about)})"
         each.append(f"{what} is {verdicts.interval_text(row)} as fast as on one with the same kernel")
-        ratio, _, outcome = dense.rpartition(" ")
+        ratio, _, outcome = beside.rpartition(" ")
         said = f"{ratio} as fast as the fastest dense kernel on one ({outcome}; as called {call})"
-        each += [said] if rival and dense != ABSENT else []
+        each += [said] if rival and beside != ABSENT else []
     return f"At {table['k_len'].iloc[0]} keys a step {', '.join(each)}."

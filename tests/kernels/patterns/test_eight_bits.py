@@ -131,6 +131,9 @@ def test_a_column_is_judged_by_itself_where_it_is_long_enough_not_to_have_cancel
     y = truth + 1e-5 * truth.square().mean().sqrt()  # nothing beside all others
     assert bool(eight_bits.off(y, truth)) is refused
     assert eight_bits.off(1.02 * truth, truth), "all of it"
+    y = truth.clone()
+    y[:, truth.abs().sum(0).argmax()] = 0
+    assert eight_bits.off(y, truth), "a column that is lost is seen in one row, too"
 
 
 @pytest.mark.parametrize("kind", KINDS)
