@@ -184,6 +184,14 @@ def test_a_win_stands_whatever_a_method_of_larger_scatter_may_reach():
     assert hypotheses.p2b(wide).verdict == "undecided", "another may reach it"
 
 
+def test_of_many_cells_one_reaches_it_by_an_interval_for_all_together():
+    """Three groups 1% apart, once: 3.6 is surely above 3.4 alone, and not as the best of 40 cells."""
+    one = {("bsr", hypotheses.MLP1, 256, 0.9, 64): (3.6, True)}
+    others = {("bsr", hypotheses.MLP2, batch, 0.9, 64): (2.0, True) for batch in range(1, 40)}
+    found = [hypotheses.p2b(planted(cells, loose=0.004)) for cells in (one, one | others)]
+    assert [each.verdict for each in found] == ["supported", "undecided"], [each.why for each in found]
+
+
 @pytest.mark.parametrize(("speed", "loose", "outcome"), [(1.5, "dense", "undecided"), (0.9, "searched", "slower")])
 def test_a_pattern_is_held_against_each_rival_and_not_the_fastest_alone(speed, loose, outcome):
     """The other rival may be as fast; and where the fastest tells nothing, being slower than the other suffices."""
