@@ -37,10 +37,9 @@ def unsupported(line: str, group: Group, x: Tensor) -> str:
     if line == "fused":
         odd = x.shape[0] % group.world_size
         return all_reduce.reducer(group, x.device).why or f"{x.shape[0]} rows do not split over the ranks" * bool(odd)
-    if line == "torch":
-        return ""
-    if line == "compiled":
-        return "no time of a CPU counts, and each shape compiles for seconds" * (x.device.type != "cuda")
+    if line in ("torch", "compiled"):
+        slow = line == "compiled" and x.device.type != "cuda"
+        return "no time of a CPU counts, and each shape compiles for seconds" * slow
     if x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) < (8, 9):
         return "fp8 products need a GPU of compute capability 8.9 or more"
     return "fp8 is compared with bf16 alone" * (x.dtype != torch.bfloat16)
@@ -143,7 +142,7 @@ def _fp8_checks(run: CaseRun, one: Any, reference: Callable[[], Reference], y: T
 def works(own: Any) -> Iterator[Work]:
     """Of B1's `works.Works`: each line's call, and its kernels where they can be captured in a CUDA graph."""
     run, one, name, reference = own.run, own.one, own.name, cache(partial(fp8_reference, own.problem, own.name))
-    for line in MAKERS:
+    for line in filter(own.problem.params.lines.count, MAKERS):
         metric, make = f"forward_{line}_call", partial(_calls, line, own.problem, own.layers)
         if (calls := run.attempt(name, partial(run.agree, make), metric)) is None:
             continue

@@ -11,7 +11,7 @@ from blockshock_lib.errors import allowed
 from blockshock_lib.kernels.sparse24.mask import MASKS, Mask
 from blockshock_lib.params.models import Count, DType, Flag, Frozen, Positive, RunParams, by_name, known, wrong
 from blockshock_lib.studies.linear.methods import METHODS
-from blockshock_lib.studies.linear.phases import PHASES
+from blockshock_lib.studies.linear.phases import LINES, PHASES
 
 Features = Annotated[int, Field(strict=True, ge=64, le=1 << 20, multiple_of=64)]
 
@@ -92,7 +92,7 @@ class LearningRates(Frozen):
 
 
 class Params(RunParams):
-    """`dw`: how Block-Shock makes its weight's gradient; `loss_steps`: the length of the loss curve, 0 for none."""
+    """`lines`: phase 1's beside B1. `dw`: how Block-Shock makes its weight's gradient. `loss_steps`: 0 for no curve."""
 
     study: Literal["linear"] = "linear"
     phase: Literal[tuple(PHASES)]
@@ -102,6 +102,7 @@ class Params(RunParams):
     bias: Flag
     product: Literal["auto", "reference", "torch", "cslt", "small", "tuned"]
     sweep: Sweep
+    lines: tuple[Literal[tuple(LINES)], ...] = tuple(LINES)
     optimizers: tuple[Literal["sgd", "adamw"], ...] = ()
     learning_rates: LearningRates = LearningRates()
     dw: Literal["auto", "full", "periodic", "exchange"] = "auto"

@@ -150,6 +150,9 @@ def test_a_product_takes_what_was_found_for_operands_that_lie_as_its_own(monkeyp
     products(*cases[1])
     assert taken[-1] is None, "an eager call takes K whole"
     assert copy.deepcopy(products).ways == {}, "a copy may go to another device"
+    found["N", "N"] = dense.Way("cublaslt", 4)
+    products.search(square, square)
+    assert taken[-1] == found["N", "N"], "parts are met in captures only, also by a rank that found them in the file"
     monkeypatch.setattr(dense, "fastest", mock.Mock(side_effect=torch.OutOfMemoryError))
     products.search(square, wide.t()[:64])
 

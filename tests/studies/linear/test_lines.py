@@ -53,12 +53,14 @@ def test_what_is_quantized_is_exact_in_bf16_and_within_e4m3():
     assert ((kept.float() * scale - t.float()).abs() <= 2**-4 * t.float().abs() + 2**-10 * scale).all()
 
 
-def test_where_one_process_plays_all_ranks_the_rows_say_so():
+def test_where_one_process_plays_all_ranks_the_rows_of_each_line_that_is_asked_for_say_so():
     rows = measured(asked("phase1"), methods=("row_parallel",))
     for metric in TIMES[: len(LINES)]:
         (row,) = picked(rows, "row_parallel", metric)
         assert (row["status"], row["reason"]) == ("unsupported", "rank 0: one process plays all ranks")
     assert picked(rows, "row_parallel", "forward_kernel")
+    rows = measured(asked("phase1", lines=["fp8"]), methods=("row_parallel",))  # one that hangs would end all others
+    assert {row["metric"] for row in rows} & set(TIMES) == {"forward_fp8_call"}
 
 
 def test_lines_are_timed_once_beside_b1_and_a_wrong_one_alone_has_no_time(pair):
