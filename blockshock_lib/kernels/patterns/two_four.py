@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from blockshock_lib.kernels.patterns.pattern import Counts, Kernel, Packed, Pattern
-from blockshock_lib.kernels.sparse24 import masks, pattern, stock
+from blockshock_lib.kernels.sparse24 import masks, stock
 from blockshock_lib.kernels.sparse24.backends import BACKENDS, Backend
 from blockshock_lib.kernels.sparse24.mask import MASKS
 from blockshock_lib.kernels.sparse24.packing import MULTIPLE
+from blockshock_lib.kernels.sparse24.pattern import Pattern as Pattern24
 
 
 class TwoFour(Packed):
@@ -48,14 +49,13 @@ class TwoFour(Packed):
             other.packed.extra.update(self.packed.extra)
         return other
 
-    def again(self, weight: Tensor, mask: Tensor) -> "TwoFour":
-        """Another weight [N, K], zero outside a mask that is 2:4 for sure, as this one was tuned. Nothing is checked:
-        the host waits for no device.
+    def again(self, weight: Tensor, kept: Pattern24) -> "TwoFour":
+        """Another weight [N, K], zero where `kept` keeps nothing, as this one was tuned. Nothing is checked: the host
+        waits for no device.
         """
         if self.backend.blank is None:
             packed = stock.compress(weight)
         else:
-            kept = pattern.Pattern(pattern.words_of(mask), None)
             packed = replace(self.backend.blank(kept, weight.dtype), extra=self.packed.extra)
             kept.gather(weight, out=packed.values)
         other = object.__new__(TwoFour)

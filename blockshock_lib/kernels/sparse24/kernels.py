@@ -111,6 +111,29 @@ def _move(
 
 
 @triton.jit
+def _larger(scores, dense, masked, tiles, rows, cols, ROWS: constexpr, COLS: constexpr):
+    """scores, dense, masked: int64 [4 rows, cols]; tiles: int16 [rows, cols]."""
+    r, c = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(0) * COLS + tl.arange(0, COLS)
+    inside = (r < rows)[:, None] & (c < cols)[None, :]
+    word, kept = tl.full((ROWS, COLS), 0, tl.int32), tl.full((ROWS, COLS), 0xFFFF, tl.uint64)
+    for i in tl.static_range(4):
+        at = (4 * r + i).to(tl.int64)[:, None] * cols + c[None, :]
+        four = tl.load(scores + at, mask=inside, other=0)
+        # Without their signs 16-bit floats are ordered as integers are; of two equal ones the first wins.
+        w, x, y, z = four & 0x7FFF, four >> 16 & 0x7FFF, four >> 32 & 0x7FFF, four >> 48 & 0x7FFF
+        wx, wy, wz = (w >= x).to(tl.int32), (w >= y).to(tl.int32), (w >= z).to(tl.int32)
+        xy, xz, yz = (x >= y).to(tl.int32), (x >= z).to(tl.int32), (y >= z).to(tl.int32)
+        one, two, three = 1 - wx + xy + xz > 1, 2 - wy - xy + yz > 1, 3 - wz - xz - yz > 1
+        first = tl.where(wx + wy + wz > 1, 0, tl.where(one, 1, 2))
+        second = tl.where(three, 3, tl.where(two, 2, 1))
+        word |= (first | second << 2) << (4 * i)
+        four = tl.load(dense + at, mask=inside, other=0).to(tl.uint64, bitcast=True)
+        four = four & (kept << (16 * first).to(tl.uint64) | kept << (16 * second).to(tl.uint64))
+        tl.store(masked + at, four.to(tl.int64, bitcast=True), mask=inside)
+    tl.store(tiles + r.to(tl.int64)[:, None] * cols + c[None, :], word.to(tl.int16), mask=inside)
+
+
+@triton.jit
 def _write_metadata(
     out,  # int64 [16 rows cols / 64]
     tiles,
@@ -206,6 +229,13 @@ def move(name: str, pattern, source: Tensor, out: Tensor) -> None:
     fixed = dict(CODE=pattern.constant(column), NUMBERED=pattern.transposable, ROWS=block[0], COLS=block[1])
     grid = triton.cdiv(cols, block[1]), triton.cdiv(rows, block[0])
     _move[grid](*tensors, rows, cols, MOVE=name, **fixed, num_warps=warps)
+
+
+def larger(scores: Tensor, dense: Tensor, masked: Tensor, pattern) -> None:
+    """As `pattern.larger`: of 16-bit values, into masked [N, K], contiguous, and the pattern's tiles."""
+    rows, cols = pattern.tiles.shape
+    tensors = as_words(scores, torch.int64), as_words(dense, torch.int64), masked.view(torch.int64), pattern.tiles
+    _larger[(triton.cdiv(cols, 128), triton.cdiv(rows, 4))](*tensors, rows, cols, ROWS=4, COLS=128, num_warps=8)
 
 
 def compress(

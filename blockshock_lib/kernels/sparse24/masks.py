@@ -111,9 +111,15 @@ def _magnitude(weight: Tensor | None, shape: tuple[int, int]) -> Tensor:
         size = weight.detach()[part].abs().unflatten(1, (-1, 4))
         if not bool(size.isfinite().all()):
             raise ValueError("a magnitude mask needs finite weights")
-        larger = size.sort(dim=-1, descending=True, stable=True).indices[..., :2]  # a tie goes to the lower index
-        out[part] = torch.zeros_like(size, dtype=torch.bool).scatter_(-1, larger, True).flatten(1)
+        out[part] = larger_two(size)
     return out
+
+
+def larger_two(sizes: Tensor) -> Tensor:
+    """Of groups [N, K/4, 4] the two larger, bool [N, K]: what wins against two of the others, a tie by its index."""
+    wins = sizes[..., None] > sizes[..., None, :]
+    wins |= (sizes[..., None] == sizes[..., None, :]) & torch.ones(4, 4, device=sizes.device).triu(1).bool()
+    return (wins.sum(-1) >= 2).flatten(1)
 
 
 MAKERS: dict[tuple[str, str], Callable[[tuple[int, int], Tensor | None, int, Device], Tensor]] = {

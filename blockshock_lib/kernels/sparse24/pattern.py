@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.kernels.sparse24.masks import TILES, check_groups, parts
+from blockshock_lib.kernels.sparse24.masks import TILES, check_groups, larger_two, parts
 from blockshock_lib.kernels.sparse24.packing import check_place, nibbles
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # as floats of so many bytes are ordered by size
 _NO_TILE = 255
 
 
@@ -200,6 +201,25 @@ class Pattern:
             words = self.tables.words[words.long()]
         shifts = torch.arange(0, 16, 2, device=words.device).view(4, 1, 2)
         return words.long()[:, None, :, None] >> shifts & 3
+
+
+def larger(scores: Tensor, dense: Tensor) -> tuple[Pattern, Tensor]:
+    """The pattern of the two of every four along K whose scores [N, K] are larger in size, NaN above all, a tie by the
+    lower index, and dense [N, K], of the scores' dtype, with +0.0 elsewhere. The host waits for no device.
+    """
+    scores, dense = scores.detach(), dense.detach()
+    rows, columns = dense.shape
+    found = Pattern(torch.empty(rows // 4, columns // 4, dtype=torch.int16, device=dense.device), None)
+    if kernels := triton_for(dense):
+        kernels.larger(
+            scores, dense, masked := torch.empty(rows, columns, dtype=dense.dtype, device=dense.device), found
+        )
+        return found, masked
+    word = _INTEGERS[scores.element_size()]
+    for part in _parts(found.tiles):
+        sizes = scores[4 * part.start : 4 * part.stop].contiguous().view(word) & torch.iinfo(word).max
+        found.tiles[part] = words_of(larger_two(sizes.unflatten(1, (-1, 4))))
+    return found, found.masked(dense)
 
 
 def _of_tiles(tiles: Tensor) -> "Pattern":

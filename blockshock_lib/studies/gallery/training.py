@@ -21,10 +21,10 @@ from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.kernels.patterns import dense
 from blockshock_lib.kernels.patterns.pattern import on_gpu
 from blockshock_lib.kernels.patterns.table import PATTERNS
+from blockshock_lib.kernels.sparse24.pattern import Pattern, larger
 from blockshock_lib.layers import Linear24
 from blockshock_lib.layers.pattern_linear import linear_of
 from blockshock_lib.studies.gallery.methods import WAYS
-from blockshock_lib.studies.gallery.params import HALF
 from blockshock_lib.studies.gallery.phases import STEP
 from blockshock_lib.studies.gallery.problem import LOOSER, GalleryProblem, GalleryRunner
 
@@ -82,7 +82,7 @@ class Operand(NamedTuple):
     """a [B, K], what of it is kept, and it packed; None where all is, or its packed form alone tells."""
 
     a: Tensor
-    keep: Tensor | None = None
+    keep: Pattern | None = None
     packed: Any = None
 
 
@@ -114,10 +114,9 @@ class TrainingRunner(GalleryRunner):
             return Operand(a, None, SparseSemiStructuredTensorCUSPARSELT.prune_dense_static_sort(a))
         if way.operand in ("dense", "weight"):
             return Operand(a)
-        keep = PATTERN.keep((h if way.operand == "before" else a).abs(), HALF, 0)
-        a = torch.where(keep, a, 0)
+        keep, a = larger(h if way.operand == "before" else a, a)
         # The first was checked and tuned, which is no part of a step.
-        packed = self.operand.packed.again(a, keep) if self.operand else PATTERN.pack(a, keep, kernel=way.kernel)
+        packed = self.operand.packed.again(a, keep) if self.operand else PATTERN.pack(a, keep.mask(), kernel=way.kernel)
         return Operand(a, keep, packed)
 
     def forward(self, operand: Operand | None = None) -> Tensor:
@@ -138,7 +137,7 @@ class TrainingRunner(GalleryRunner):
             da = self.searched(dy, self.problem.weight.t())
             dw = (packed.t() @ dy).t() if self.way.tiles else self.searched(dy.t(), a.t())
         dh = self.problem.df(da, self.problem.x)
-        return (dh if keep is None else torch.where(keep, dh, 0)), dw
+        return (dh if keep is None else keep.masked(dh, out=dh)), dw
 
     def step(self) -> tuple[Tensor, ...]:
         made = self.sparsify()
@@ -165,21 +164,24 @@ class TrainingRunner(GalleryRunner):
     def expected(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """(y, dH, dW) by the formulas, of what is kept here."""
         h, weight, dy = (x.to(dtype) for x in (self.problem.x, self.weight, self.problem.dy))
-        a, kept, keep = self.problem.f(h), self.kept, self.operand.keep
-        a = a if kept is None else torch.where(kept, a, 0)
+        a, kept = self.problem.f(h), self.kept
+        a = a if kept is None or self.layer else torch.where(kept, a, 0)
         dh, dw = self.problem.df(dy @ weight, h), dy.t() @ a
-        dh = dh if keep is None else torch.where(keep, dh, 0)
-        return F.linear(a, weight), dh, torch.where(weight != 0, dw, 0) if self.layer else dw
+        dh = dh if self.operand.keep is None else torch.where(kept, dh, 0)
+        return F.linear(a, weight), dh, torch.where(kept, dw, 0) if self.layer else dw
 
     @property
     def kept(self) -> Tensor | None:
-        """Of the activations, bool [B, K]; None: all."""
-        return self.operand.packed.to_dense() != 0 if self.way.tiles else self.operand.keep
+        """Of the weight, bool [N, K], a kept weight of 0 too, or of the activations, [B, K]; None: all."""
+        if self.layer:
+            return self.layer.pattern.mask()
+        if self.way.tiles:
+            return self.operand.packed.to_dense() != 0
+        return self.operand.keep and self.operand.keep.mask()
 
     def fault(self) -> str:
         """What is not 2:4, or not the larger two of four; "" where all is as it should be."""
-        kept = (self.weight != 0) if self.layer else self.kept
-        if kept is None:
+        if (kept := self.kept) is None:
             return ""
         if crowded(kept, *([kept.t()] if self.layer or self.way.tiles else [])):
             return "more than two of four neighbours are kept"

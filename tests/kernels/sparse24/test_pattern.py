@@ -1,8 +1,10 @@
+import importlib
+
 import pytest
 import torch
 
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.kernels.sparse24 import backends, masks
+from blockshock_lib.kernels.sparse24 import backends, masks, pattern
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 
@@ -51,6 +53,26 @@ def test_every_move_is_what_the_mask_says_bit_for_bit(name, term, shape, dtype):
         assert torch.equal(bits(found.t().transpose_values(turned)), bits(values))
     assert torch.equal(bits(found.masked(dense)), wanted)
     assert found.masked(dense, out=dense) is dense and torch.equal(bits(dense), wanted)
+
+
+@pytest.mark.parametrize("dtype", WORDS)
+def test_the_two_larger_of_four_are_kept_a_nan_above_all_and_the_first_of_equal_ones(dtype, monkeypatch):
+    """Of any bits the larger are those that a stable sort puts last, by the kernel too; of other scores than values."""
+    shape, word = (12, 520), WORDS[dtype]
+    scores, dense = dense_of(shape, dtype), dense_of(shape, dtype).flip(1)
+    scores[:3] = torch.randint(-2, 3, (3, 520)).to(dtype)  # many are equal
+    size = (bits(scores) & torch.iinfo(word).max).unflatten(1, (-1, 4))
+    best = size.sort(dim=-1, descending=True, stable=True).indices[..., :2]
+    keep = torch.zeros(size.shape, dtype=torch.bool).scatter_(-1, best, True).flatten(1)
+    found, masked = pattern.larger(scores, dense)
+    assert torch.equal(found.mask(), keep) and torch.equal(bits(masked), torch.where(keep, bits(dense), 0))
+    if dtype.itemsize == 2 and importlib.util.find_spec("triton"):
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        monkeypatch.setattr(
+            pattern, "triton_for", lambda values: importlib.import_module(f"{pattern.__package__}.kernels")
+        )
+        ours, kept = pattern.larger(scores, dense)
+        assert torch.equal(ours.tiles, found.tiles) and torch.equal(bits(kept), bits(masked))
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -1,6 +1,5 @@
 """The training phase: every way's step is its formulas, planted faults are refused; its table, figure and verdict."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -57,7 +56,7 @@ def test_autograd_gives_the_same_gradients():
     for name in ("step_before", "step_after"):
         runner = problem.build(name)
         h, weight = (x.double().requires_grad_() for x in (problem.x, problem.weight))
-        keep = runner.operand.keep
+        keep = runner.operand.keep.mask()
         a = problem.f(h * keep) if name == "step_before" else problem.f(h) * keep
         y = a @ weight.t()
         true = y, *torch.autograd.grad(y, (h, weight), problem.dy.double())
@@ -81,8 +80,8 @@ def test_the_dense_products_of_a_step_are_searched_as_their_operands_lie(monkeyp
 
 
 def smaller(patch):
-    keep = training.PATTERN.keep
-    patch.setattr(training, "PATTERN", replace(training.PATTERN, keep=lambda scores, *how: ~keep(scores, *how)))
+    larger = training.larger
+    patch.setattr(training, "larger", lambda scores, a: larger(1 / scores, a))
 
 
 def flipped(patch):
@@ -102,6 +101,13 @@ def flipped(patch):
 def test_planted_faults_are_refused(plant, method, words, monkeypatch):
     plant(monkeypatch)
     assert words in said(measured("step_dense", method))[method]
+
+
+def test_a_kept_weight_of_0_has_a_gradient(monkeypatch):
+    linear_of, zero = training.linear_of, torch.zeros(())
+    holes = lambda weight: torch.where(torch.rand(weight.shape) < 0.1, zero, weight)  # noqa: E731
+    monkeypatch.setattr(training, "linear_of", lambda weight, bias: linear_of(holes(weight), bias))
+    assert said(measured("step_dense", "step_t1", "step_t3"))["step_t3"] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +134,7 @@ def test_a_step_packs_as_its_operand_was_tuned_and_checks_no_mask(monkeypatch):
     first.packed.extra[64] = "tuned"
     for module in (packing, pattern):
         monkeypatch.setattr(module, "check_groups", lambda mask: pytest.fail("the host waits for the device"))
-    again = first.again(torch.where(masks[1], weights[1], 0), masks[1])
+    again = first.again(*reversed(pattern.larger(weights[1], weights[1])))
     assert again.packed.extra is first.packed.extra and torch.equal(again.tensors["values"], whole.tensors["values"])
     assert torch.equal(*(one.packed.data[0].view(torch.int16) for one in (again, whole)))
     monkeypatch.setattr(two_four.TwoFour, "again", lambda self, *what: self)
