@@ -50,14 +50,18 @@ class Csr(Coo):
 
 
 class Ust(Csr):
-    made: Tensor | None = None
+    def __init__(self, weight: Tensor, mask: Tensor, block: int = 0):
+        super().__init__(weight, mask, block)
+        self.made, self.plans = None, {}
 
     def product(self, x: Tensor) -> Tensor:
         self.check(x)
-        if self.made is None:
-            from nvmath.sparse.ust.interfaces.torch_interface import TorchUST
+        from nvmath.sparse.ust.interfaces import torch_interface
 
-            self.made = TorchUST.from_torch(self.matrix())
+        # Its own plans know a weight by its shape alone: one that keeps more would be read beyond its end (1.0.0).
+        torch_interface._MATMUL_CACHE = self.plans
+        if self.made is None:
+            self.made = torch_interface.TorchUST.from_torch(self.matrix())
         # Its result lies in a buffer that the next call overwrites.
         return F.linear(wide(x), self.made).to(self.dtype, copy=True, memory_format=torch.contiguous_format)
 

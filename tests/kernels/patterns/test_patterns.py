@@ -1,3 +1,6 @@
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 
@@ -5,6 +8,7 @@ from blockshock_lib.engine.case_run import judge
 from blockshock_lib.engine.study import Check
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns import pattern as general
+from blockshock_lib.kernels.patterns import unstructured
 from blockshock_lib.kernels.patterns.table import KERNELS, PATTERNS
 from blockshock_lib.kernels.sparse24 import packing
 
@@ -41,6 +45,33 @@ def held(value, seen=None):
     elif isinstance(value, general.Packed | packing.Packed):
         held(vars(value), seen)
     return sum(seen.values())
+
+
+def test_a_plan_of_the_universal_tensor_is_of_one_weight_and_its_copies(monkeypatch):
+    """nvmath 1.0.0 keeps plans by the shape alone, and reads what the first weight of it kept of each later one."""
+    module = ModuleType("nvmath.sparse.ust.interfaces.torch_interface")
+
+    class TorchUST(torch.Tensor):
+        from_torch = classmethod(lambda cls, matrix: matrix.to_dense().as_subclass(cls))
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            x, weight = (one.as_subclass(torch.Tensor) for one in args)
+            kept = int(weight.count_nonzero())
+            planned = module._MATMUL_CACHE.setdefault(tuple(weight.shape), kept)
+            assert kept == planned, "illegal memory access"
+            return x @ weight.t()
+
+    module.TorchUST, module._MATMUL_CACHE = TorchUST, {}
+    names = module.__name__.split(".")
+    for end in range(1, len(names) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(names[:end]), module if end == len(names) else ModuleType("nvmath"))
+    monkeypatch.setattr(sys.modules[".".join(names[:-1])], "torch_interface", module, raising=False)
+    pattern, weight, _, _ = made("unstructured")
+    x, masks = torch.randn(8, SHAPE[1]), [pattern.mask(weight.abs(), sparsity) for sparsity in (0.9, 0.5)]
+    one, other = (unstructured.Ust(weight, mask) for mask in masks)
+    for packed, mask in ((one, masks[0]), (other, masks[1]), (one.copy(), masks[0]), (one, masks[0])):
+        torch.testing.assert_close(packed.product(x), x @ torch.where(mask, weight, 0).t())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
