@@ -40,6 +40,7 @@ STUDY = Study(
         "gallery_accuracy": late("studies.gallery.losses:answer"),
     },
     results=late("studies.gallery.results:page"),
+    joined=True,
     tables={
         "correctness": late("report.tables:correctness_table", AXES),
         "reasons": late("report.tables:reasons", AXES),

@@ -6,6 +6,8 @@ from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.tables import markdown
 
 _LEADS = {"speed": "", "decode": "A whole model, a token in a CUDA graph: ", "training": "", "accuracy": "Loss: "}
+_TABLES = {"tokens": "decode", "steps": "training", "losses": "accuracy"}
+_TABLES |= dict.fromkeys(("break-even", "times", "packed weight"), "speed")
 
 
 def answer(frame: pd.DataFrame) -> str:
@@ -24,8 +26,9 @@ def page(frame: pd.DataFrame) -> str:
     """The page of results behind its title; what was not measured says so."""
     from blockshock_lib.studies.gallery import STUDY
 
-    own = frame[frame["phase"].eq("gallery_speed")]
     lines = ["## The answer", "", answer(frame), "", *verdicts.claims(frame, STUDY.hypotheses)]
-    for name in ("break-even", "times", "packed weight"):
-        lines += ["", f"## {name.capitalize()}", "", *markdown(STUDY.tables[name](own))]
+    for name, phase in _TABLES.items():
+        own = frame[frame["phase"].eq(f"gallery_{phase}")]
+        if len(own) or phase == "speed":
+            lines += ["", f"## {name.capitalize()}", "", *markdown(STUDY.tables[name](own))]
     return "\n".join(lines)
