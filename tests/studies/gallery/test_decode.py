@@ -191,20 +191,12 @@ def next_token(patch):
     patch.setattr(decode.DecodeRunner, "make", lambda self, part: (made := make(self, part), (made[0], made[1] ^ 1))[1])
 
 
-@pytest.mark.parametrize(
-    ("plant", "words"),
-    [
-        (flipped, "a next token is not the dense model's"),
-        (dropped, "a next token is not the dense model's"),
-        (stale, "a next token is not the dense model's"),
-        (next_token, "a next token is not the dense model's"),
-    ],
-)
-def test_planted_faults_are_refused_and_not_timed(plant, words, monkeypatch):
+@pytest.mark.parametrize("plant", [flipped, dropped, stale, next_token])
+def test_planted_faults_are_refused_and_not_timed(plant, monkeypatch):
     plant(monkeypatch)
     rows = measured(methods=["decode_dense", "decode_24", "decode_24_compiled"])
     for name in ("decode_24", "decode_24_compiled"):
-        assert words in said(rows)[name]
+        assert "a next token is not the dense model's" in said(rows)[name]
         assert not rows["method"].eq(name).to_numpy()[rows["metric"].eq("token_call")].any()
 
 
