@@ -91,6 +91,7 @@ def test_a_step_is_timed_with_its_pieces():
         assert not {f"{stage}_kernel" for stage in {"refresh", "remask", "compress"} - own} & times
         assert set(details(rows, "dw_strategy_kernel", method)) == {"full", "periodic", "exchange"}
         assert set(details(rows, "dw_kernel", method)) == {"periodic"}
+        assert set(details(rows, "dx_kernel", method)) == {"2:4"}
     assert set(details(rows, "backward_kernel", "block_shock")) == {""}, "emulated ranks have one order"
     assert not details(rows, "backward_order_kernel", "block_shock")
 
