@@ -26,6 +26,7 @@ from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.params import columns, expand
 from blockshock_lib.studies.attention.problem import AttentionProblem
 from tests.report.frames import row, title
+from tests.studies.attention.test_speed import framed
 
 STUDY = studies.load("attention")
 QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01}
@@ -49,12 +50,6 @@ def measured(methods, **how):
     case, params = asked(methods, **how)
     problem = AttentionProblem(case, params, device=torch.device("cpu"), group=None)
     return case, experiment.measure(problem, params, STUDY)
-
-
-def framed(case, rows, group=0):
-    about = columns(vars(case)) | dict(run="a", phase="attention_scaling", case=case.id, group=group, seed=0, code="")
-    about |= {name: getattr(case, name) for name in ("device", "emulated", "world_size", "dtype")}
-    return pd.DataFrame([about | one for one in rows])
 
 
 def on_ranks(ctx, methods, fault=""):

@@ -23,6 +23,7 @@ from blockshock_lib.studies.gallery.methods import DECODERS
 from blockshock_lib.studies.gallery.params import columns, expand
 from blockshock_lib.studies.gallery.report import decoded
 from tests.report.frames import row
+from tests.studies.gallery.test_training import said
 
 STUDY = studies.load("gallery")
 QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01, "decode.batches": [2]}
@@ -39,11 +40,6 @@ def problem(**more):
 def measured(**more):
     one, params = problem(**more)
     return pd.DataFrame(experiment.measure(one, params, STUDY))
-
-
-def said(rows):
-    rows = rows[rows["metric"].eq("check") & rows["method"].ne("twin")]
-    return {one.method: one.reason or one.status for one in rows.itertuples()}
 
 
 def test_every_model_is_the_dense_one_of_the_same_weights_and_is_timed():
