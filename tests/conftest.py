@@ -1,6 +1,7 @@
 """Fixtures of the tests that make whole runs, the order of the files, and Triton as its interpreter has it."""
 
 import importlib.util
+import inspect
 import multiprocessing
 import subprocess
 import tempfile
@@ -32,6 +33,15 @@ def pytest_collection_modifyitems(items):
         cases[name := item.nodeid.partition("[")[0]] += 1
         if cases[name] > QUICK:
             item.add_marker(pytest.mark.long)
+
+
+def pytest_generate_tests(metafunc):
+    """Each function of the file whose first argument is `ctx`, as a rank calls it, is a `claim_of_ranks`."""
+    if "claim_of_ranks" in metafunc.fixturenames:
+        own = [one for one in vars(metafunc.module).values() if inspect.isfunction(one)]
+        own = [one for one in own if one.__module__ == metafunc.module.__name__]
+        claims = [one for one in own if [*inspect.signature(one).parameters][:1] == ["ctx"]]
+        metafunc.parametrize("claim_of_ranks", claims, ids=[one.__name__ for one in claims])
 
 
 @pytest.hookimpl(tryfirst=True)

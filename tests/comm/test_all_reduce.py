@@ -1,6 +1,6 @@
 """The backends of an all-reduce on two gloo ranks, with a fake of symmetric memory: gloo in place of the kernels.
 
-A function of `ctx` is a claim that both ranks check.
+A function of `ctx` is a claim that both ranks check (tests/conftest.py).
 """
 
 import gc
@@ -146,17 +146,5 @@ def a_workspace_is_freed_with_its_group(ctx):
         assert space() is None
 
 
-@pytest.mark.parametrize(
-    "claim",
-    [
-        what_is_written_into_the_buffer_is_summed_out_of_it_with_the_bias_added_once,
-        only_measured_sizes_of_whole_packets_have_a_buffer,
-        a_workspace_made_in_inference_mode_serves_outside_of_it_whole_and_in_rows,
-        all_ranks_take_the_first_ones_table,
-        a_workspace_grows_but_not_in_a_graph_and_one_that_a_graph_reads_is_kept,
-        a_workspace_that_one_rank_cannot_make_raises_on_all,
-        a_workspace_is_freed_with_its_group,
-    ],
-)
-def test_on_two_ranks(claim, pair):
-    pair.call(claim, seconds=600)
+def test_on_two_ranks(claim_of_ranks, pair):
+    pair.call(claim_of_ranks, seconds=600)

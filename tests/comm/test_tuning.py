@@ -1,6 +1,6 @@
 """The search for the fastest all-reduce: a wrong one is never chosen, what is found is kept and agreed.
 
-A function of `ctx` is a claim that both ranks check.
+A function of `ctx` is a claim that both ranks check (tests/conftest.py).
 """
 
 import contextlib
@@ -116,19 +116,10 @@ def a_candidate_that_fails_on_one_rank_before_or_in_its_sum_raises_on_all(ctx, _
             tuning.measure(Group.of(), CPU, {Way("bad"): candidate}, 1 << 12)
 
 
-@pytest.mark.parametrize(
-    "claim",
-    [
-        a_wrong_candidate_is_never_chosen_and_the_slowest_rank_counts,
-        the_fastest_of_each_backend_is_kept_in_order_and_searched_once,
-        kernels_that_one_rank_cannot_run_or_has_no_memory_for_are_used_by_none_and_nothing_is_kept,
-        a_candidate_that_fails_on_one_rank_before_or_in_its_sum_raises_on_all,
-    ],
-)
-def test_on_two_ranks(claim, pair, tmp_path):
-    pair.call(in_folder, claim, str(tmp_path), seconds=600)
+def test_on_two_ranks(claim_of_ranks, pair, tmp_path):
+    pair.call(in_folder, claim_of_ranks, str(tmp_path), seconds=600)
 
 
-def in_folder(ctx, claim, folder):
+def in_folder(place, claim, folder):
     with mock.patch.dict(os.environ, BLOCKSHOCK_CACHE=folder):
-        claim(ctx, folder)
+        claim(place, folder)

@@ -91,6 +91,16 @@ def write_notebook(path: Path) -> Path:
     return path
 
 
+KNOWN = json.loads((REFERENCE / manifest.FILE).read_text())
+
+
+def noted(folder: Path, **facts: object) -> Path:
+    """`folder`, with the manifest of the reference run and in it other `facts`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / manifest.FILE).write_text(json.dumps(KNOWN | facts))
+    return folder
+
+
 def small_run(folder: Path) -> Path:
     """A whole run, as light as can be: one record and one trace of the reference run, and a notebook of two cells."""
     for kind in ("records", "traces"):
@@ -104,9 +114,7 @@ def small_run(folder: Path) -> Path:
     cells = [v4.new_markdown_cell("# A run\n\n## Part"), v4.new_code_cell("run()", outputs=[output])]
     nbformat.write(v4.new_notebook(cells=cells), folder / "phase1_forward.ipynb")
     (folder / "phase1_forward.html").write_text(f"<script>{ACT}</script>")
-    known = json.loads((REFERENCE / manifest.FILE).read_text()) | {"files": manifest.digests(folder)}
-    (folder / manifest.FILE).write_text(json.dumps(known))
-    return folder
+    return noted(folder, files=manifest.digests(folder))
 
 
 def contents(path: Path) -> dict[str, bytes]:

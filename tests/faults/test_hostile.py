@@ -1,7 +1,6 @@
 import contextlib
 import gzip
 import hashlib
-import json
 import re
 import shutil
 import zipfile
@@ -150,7 +149,6 @@ def test_hostile_page_of_a_zip_is_made_anew_and_one_without_a_notebook_is_droppe
 
 def test_hostile_manifest_in_the_list_of_runs(tmp_path):
     evil = f"\"'></option></script><script>{hostile.ACT}</script><img src=x onerror={hostile.ACT}>"
-    known = json.loads((hostile.REFERENCE / manifest.FILE).read_text())
     facts = dict.fromkeys(("phase", "status", "started"), evil) | {"verdict": f"{evil} · {evil}"}
     facts |= {"received": {"zip": evil}, "machine": {"title": evil}}
     for name, found in {
@@ -158,10 +156,10 @@ def test_hostile_manifest_in_the_list_of_runs(tmp_path):
         "lists": {key: [evil] for key in facts},
         "redraws": facts | {"redrawn_from": f"../../{evil}"},
         "numbers": {key: 10**30 for key in facts},
-        "damaged": None,
+        "damaged": {},
     }.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / manifest.FILE).write_text(json.dumps(known | found) if found else evil)
+        hostile.noted(tmp_path / name, **found)
+    (tmp_path / "damaged" / manifest.FILE).write_text(evil)
     text = share.write_index(tmp_path).read_text(encoding="utf-8")
     soup = BeautifulSoup(text, "html.parser")
     assert active(text, LIST) == []

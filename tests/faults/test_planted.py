@@ -7,15 +7,7 @@ from tests.cases import MASKS, METHODS
 from tests.faults.planted import FORWARD, TRAINING
 from tests.studies.linear.measuring import asked, measured
 
-
-@pytest.fixture(scope="module")
-def forward():
-    return asked("phase1")
-
-
-@pytest.fixture(scope="module")
-def training():
-    return asked("phase3", loss_steps=0)
+TIMED, TRAINED = asked("phase1"), asked("phase3", loss_steps=0)
 
 
 def of_forward(fault):
@@ -45,25 +37,25 @@ def assert_timed(rows, metric):
 
 @pytest.mark.parametrize("name", FORWARD)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_a_fault_of_the_forward_is_caught_and_has_no_time(name, dtype, monkeypatch, forward):
+def test_a_fault_of_the_forward_is_caught_and_has_no_time(name, dtype, monkeypatch):
     FORWARD[name].plant(monkeypatch)
-    assert_refused(measured(forward, dtype=dtype, **of_forward(FORWARD[name])), "rank ")
+    assert_refused(measured(TIMED, dtype=dtype, **of_forward(FORWARD[name])), "rank ")
 
 
 @pytest.mark.parametrize("name", TRAINING)
-def test_a_fault_of_training_is_caught_by_its_tensor_and_has_no_time(name, monkeypatch, training):
+def test_a_fault_of_training_is_caught_by_its_tensor_and_has_no_time(name, monkeypatch):
     fault = TRAINING[name]
     fault.beside(monkeypatch)
     fault.plant(monkeypatch)
-    assert_refused(measured(training, **of_training(fault)), f"rank 0: {fault.tensor}", f"rank 1: {fault.tensor}")
+    assert_refused(measured(TRAINED, **of_training(fault)), f"rank 0: {fault.tensor}", f"rank 1: {fault.tensor}")
 
 
 @pytest.mark.parametrize(
     "fault", {str(of_training(one)): one for one in TRAINING.values()}.values(), ids=lambda fault: fault.method
 )
-def test_without_the_fault_the_same_step_passes_and_is_timed(fault, monkeypatch, training):
+def test_without_the_fault_the_same_step_passes_and_is_timed(fault, monkeypatch):
     fault.beside(monkeypatch)
-    assert_timed(measured(training, **of_training(fault)), "step_call")
+    assert_timed(measured(TRAINED, **of_training(fault)), "step_call")
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """What BlockShockParallel takes and keeps in a plan of parallelize_module; how it trains: test_compositions.py.
 
-A function of `ctx` is a claim that both ranks check.
+A function of `ctx` is a claim that both ranks check (tests/conftest.py).
 """
 
 import pytest
@@ -55,15 +55,8 @@ def names_attributes_and_modes_survive_the_change_on_a_slice_of_a_mesh_too(ctx):
     assert trains == [("0.weight", False), ("0.bias", True), ("2.weight", True), ("2.bias", True)]
 
 
-@pytest.mark.parametrize(
-    "claim",
-    [
-        what_cannot_be_converted_is_refused_and_stays_as_it_was,
-        names_attributes_and_modes_survive_the_change_on_a_slice_of_a_mesh_too,
-    ],
-)
-def test_on_two_ranks(claim, pair):
-    pair.call(claim, seconds=600)
+def test_on_two_ranks(claim_of_ranks, pair):
+    pair.call(claim_of_ranks, seconds=600)
 
 
 def test_an_option_that_no_layer_has_is_refused():

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from blockshock_lib import load
@@ -13,6 +11,7 @@ from blockshock_lib.runs.dry_run import earlier
 from blockshock_lib.runs.manifest import REFERENCE
 from blockshock_lib.studies.linear import STUDY
 from blockshock_lib.studies.linear.explore import floors_view, masks_view
+from tests.faults.hostile import noted
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -72,9 +71,7 @@ def drawn(folder, alt="what it shows", data=PNG):
     (folder / "figures").mkdir(parents=True)
     (folder / "figures" / "speed.png").write_bytes(data)
     saved = [{"name": "speed", "file": "figures/speed.png", "alt": alt}]
-    facts = manifest.read(REFERENCE / "phase1-cpu") | {"figures": saved, "files": manifest.digests(folder)}
-    (folder / manifest.FILE).write_text(json.dumps(facts))
-    return folder
+    return noted(folder, figures=saved, files=manifest.digests(folder))
 
 
 def test_of_a_colleagues_run_only_a_picture_that_its_manifest_vouches_for_is_taken(tmp_path):

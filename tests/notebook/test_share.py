@@ -13,19 +13,12 @@ from blockshock_lib.notebook import share
 from blockshock_lib.notebook.pages import page
 from blockshock_lib.runs import lock, manifest, records
 from tests.faults import hostile
-
-KNOWN = json.loads((hostile.REFERENCE / manifest.FILE).read_text())
+from tests.faults.hostile import noted
 
 
 @pytest.fixture
 def run(tmp_path):
     return hostile.small_run(tmp_path / "run")
-
-
-def noted(folder, **facts):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / manifest.FILE).write_text(json.dumps(KNOWN | facts))
-    return folder
 
 
 def listed(out):

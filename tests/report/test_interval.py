@@ -20,10 +20,6 @@ def of_times(over, under):
     return of_logs(log_medians(over) - log_medians(under))
 
 
-def holds(interval):
-    return interval.low <= 1 <= interval.high
-
-
 def test_the_ratio_is_that_of_the_groups_medians_and_what_a_group_shares_cancels():
     over, under = [np.array([2.0, 4, 6]), np.array([8.0, 8, 9])], [np.array([1.0, 2, 3]), np.array([1.0, 1, 3])]
     assert np.isclose(of_times(over, under).ratio, 4.0)  # the geometric mean of 2 and 8
@@ -59,27 +55,6 @@ def test_one_group_gives_no_interval_nor_does_one_beyond_all_numbers():
     found += [of_logs([0.7]), welch_interval(np.array([0.0, 0.5]), np.array([0.0, 0.7]), 1 - 1e-7)]
     for interval in found:
         assert (interval.low, interval.high) == (0.0, np.inf) and 0 < interval.ratio < np.inf
-
-
-@pytest.mark.parametrize("groups", [2, 3, 5])
-@pytest.mark.parametrize("effect", [0.0, 0.03])
-def test_the_interval_of_a_single_run_holds_the_truth_in_97_percent_of_simulations(groups, effect):
-    rng, held = np.random.default_rng(7), []
-    for _ in range(300):
-        shared = rng.normal(0, effect, groups)
-        over, under = ([np.exp(one + rng.normal(0, 0.01, 12)) for one in shared] for _ in range(2))
-        held.append(holds(of_times(over, under)))
-    assert np.mean(held) >= 0.97
-
-
-@pytest.mark.parametrize("spreads", [(0.01, 0.01), (0.002, 0.03)])
-@pytest.mark.parametrize("groups", [(2, 2), (3, 5), (5, 5)])
-def test_of_100_comparisons_of_an_unchanged_library_at_most_one_raises_an_alarm(groups, spreads):
-    rng, rows, runs, alarms = np.random.default_rng(11), 20, 150, 0
-    for _ in range(runs):
-        a, b = (rng.normal(0, spread, (rows, count)) for count, spread in zip(groups, spreads, strict=True))
-        alarms += not all(holds(welch_interval(*pair, 1 - 0.01 / rows)) for pair in zip(b, a, strict=True))
-    assert alarms <= 0.01 * runs + 2, "1% expected of 150, and 2 more by chance at most"
 
 
 def references(kind, count=2000, *, cells=20, runs=3, groups=2, machine=0.014, noise=(0.002, 0.008), seed=3):

@@ -10,6 +10,7 @@ from blockshock_lib.files import ROOT
 from blockshock_lib.runs import manifest, record, reference
 from blockshock_lib.runs.compare import compare
 from blockshock_lib.runs.manifest import REFERENCE
+from tests.cases import picked
 from tests.small_runs import copied
 
 CPU, CUDA = REFERENCE / "phase1-cpu", REFERENCE / "phase1-cuda"
@@ -22,10 +23,6 @@ def alter(folder: Path, change) -> Path:
         change(document)
         path.write_bytes(record.encode(document))
     return folder
-
-
-def rows_of(document, method, metric):
-    return [row for row in document["rows"] if row["method"] == method and row["metric"] == metric]
 
 
 @pytest.fixture
@@ -41,7 +38,7 @@ def new(tmp_path):
 
 def slower(factor, method="row_parallel", metric="forward_kernel"):
     def change(document):
-        for row in rows_of(document, method, metric):
+        for row in picked(document["rows"], method, metric):
             row["value"] *= factor
 
     return change

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -121,51 +120,6 @@ def test_each_rank_holds_its_share_of_the_preset():
     assert shapes["up.weight"] == (1024, 1024) and shapes["down.weight"] == (1024, 1024)
     assert shapes["up.bias"] == shapes["down.bias"] == (1024,)
     assert torch.equal(mine.q.weight, block.q.weight[256:512])
-
-
-def bias_on_every_rank(x, linear, group):
-    return hybrid.Sum.apply(F.linear(x, linear.weight, linear.bias), group, True)
-
-
-def no_sum(ctx, grad):
-    return grad, None, None
-
-
-def sliced(ctx, grad):
-    mine = torch.zeros_like(grad)
-    mine[..., hybrid.equal_shard(grad.shape[-1], ctx.group.rank, 2)] = 1
-    return (grad if ctx.here else grad * mine), None, None
-
-
-def twice(ctx, grad):
-    return (2 * grad if ctx.here else hybrid.summed(grad, ctx.group)), None, None
-
-
-def without_residual(self, x):
-    attended = self.attend(self.norm1(x))
-    return x + attended + self.mlp(self.norm2(attended))
-
-
-@pytest.mark.parametrize(
-    ("of", "name", "wrong"),
-    [
-        (hybrid, "joined", bias_on_every_rank),
-        (hybrid.Sum, "backward", no_sum),
-        (hybrid.Sum, "backward", sliced),
-        (hybrid.Sum, "backward", twice),
-    ],
-    ids=["bias on every rank", "no sum in the backward", "sliced, not summed", "summed twice"],
-)
-def test_a_wrong_collective_is_seen(monkeypatch, of, name, wrong):
-    monkeypatch.setattr(of, name, wrong if of is hybrid else staticmethod(wrong))
-    with pytest.raises(AssertionError):
-        local.run(2, agree)
-
-
-def test_an_mlp_without_the_residual_is_seen():
-    wrong = type("Wrong", (hybrid.HybridTransformerBlock,), {"forward": without_residual})
-    with pytest.raises(AssertionError):
-        local.run(2, lambda group: agree(group, change=lambda block: setattr(block, "__class__", wrong)))
 
 
 def test_what_does_not_divide_is_named():

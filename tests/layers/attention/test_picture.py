@@ -19,11 +19,6 @@ def test_the_map_says_of_each_block_what_its_pairs_say(name):
     assert 0 < lists.block_density <= 1
 
 
-def test_a_preset_that_is_none_is_named():
-    with pytest.raises(ValueError, match=r"unknown preset 'mistrl'.*did you mean 'mistral'"):
-        attention.preset("mistrl")
-
-
 @pytest.mark.parametrize(("length", "side"), [(1000, 32), (32 * 1024 + 1, 205)])
 def test_a_picture_shows_each_visited_block_also_where_a_cell_is_several(length, side):
     pattern = attention.by_head([attention.full(), attention.causal() & attention.block_diagonal(64)])

@@ -62,12 +62,11 @@ def test_code_is_folded_unless_its_cell_says_that_it_is_shown(tmp_path):
 def test_the_verdict_of_the_manifest_is_at_the_top(tmp_path, facts, tone, state):
     notebook = write(tmp_path)
     assert soup_of(notebook).find(class_="verdict") is None, "made up without a manifest"
-    known = json.loads((hostile.REFERENCE / manifest.FILE).read_text()) | {"started": "2026-11-20T17:07:16+01:00"}
-    (tmp_path / manifest.FILE).write_text(json.dumps(known | facts))
+    hostile.noted(tmp_path, **{"started": "2026-11-20T17:07:16+01:00"} | facts)
     lock.hold(tmp_path)  # a run that says it is running and has no owner is read as interrupted
     box = soup_of(notebook).header.find(class_="verdict")
     assert tone in box["class"] and "CPU, 2 cores" in box.get_text() and "2026-11-20 16:07 UTC" in box.get_text()
-    assert (known | facts)["verdict"].split(" · ")[0] in box.get_text()
+    assert (hostile.KNOWN | facts)["verdict"].split(" · ")[0] in box.get_text()
     assert (box.find(class_="state").get_text() if state else box.find(class_="state")) == state
     lock.release(tmp_path)
 
@@ -76,8 +75,7 @@ def test_a_notebook_that_begins_with_its_answer_has_no_second_verdict_unless_it_
     said = run(v4.new_output("display_data", {"text/html": '<div class="answer"><p class="sentence">Never.</p></div>'}))
     notebook = write(tmp_path, v4.new_markdown_cell("# Q"), said)
     for status, boxes in (("completed", 0), ("failed", 1), ("interrupted", 1)):
-        known = json.loads((hostile.REFERENCE / manifest.FILE).read_text()) | {"status": status}
-        (tmp_path / manifest.FILE).write_text(json.dumps(known))
+        hostile.noted(tmp_path, status=status)
         soup = soup_of(notebook)
         assert len(soup.find_all(class_="verdict")) == boxes
         assert soup.main.find(class_="sentence").get_text() == "Never." and "CPU, 2 cores" in soup.header.get_text()

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 
 from blockshock_lib import studies
 from blockshock_lib.comm import Group, local
@@ -14,7 +15,7 @@ from blockshock_lib.engine import experiment
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends, sdpa, tune
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.layers.attention import parallel
+from blockshock_lib.layers.attention import hybrid, parallel
 from blockshock_lib.params import load
 from blockshock_lib.report.frames import COLUMNS
 from blockshock_lib.studies.attention import models, promises, scaling, scaling_plots, scaling_report, works
@@ -25,6 +26,7 @@ from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.params import columns, expand
 from blockshock_lib.studies.attention.problem import AttentionProblem
 from tests.report.frames import row, title
+from tests.studies.attention.test_speed import framed
 
 STUDY = studies.load("attention")
 QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01}
@@ -48,12 +50,6 @@ def measured(methods, **how):
     case, params = asked(methods, **how)
     problem = AttentionProblem(case, params, device=torch.device("cpu"), group=None)
     return case, experiment.measure(problem, params, STUDY)
-
-
-def framed(case, rows, group=0):
-    about = columns(vars(case)) | dict(run="a", phase="attention_scaling", case=case.id, group=group, seed=0, code="")
-    about |= {name: getattr(case, name) for name in ("device", "emulated", "world_size", "dtype")}
-    return pd.DataFrame([about | one for one in rows])
 
 
 def on_ranks(ctx, methods, fault=""):
@@ -207,13 +203,47 @@ def test_a_replay_computes_the_same_and_sends_nothing_and_what_travels_is_what_t
     assert local.run(2, on) == [True, True]
 
 
-def test_a_strategy_that_is_wrong_gets_no_time(monkeypatch):
-    averaged = lambda out, lse, found, level: (out.add_(found).div_(2), torch.logaddexp(lse, level))[1]  # noqa: E731
-    monkeypatch.setattr(parallel, "absorb", averaged)
-    frame = framed(*measured(["alone", "pull", "ring"]))
-    assert outcomes(frame) == {"alone": "ok", "pull": "ok", "ring": "failed"}
+def averaged(out, lse, found, level):
+    out.add_(found).div_(2)
+    return torch.logaddexp(lse, level)
+
+
+def stale_keys(x, *rest, pass_on=parallel._pass_on):
+    return pass_on(x, *rest)[0] * 0 + x[..., :1, :], lambda: None
+
+
+def bias_on_every_rank(x, linear, group):
+    return hybrid.Sum.apply(F.linear(x, linear.weight, linear.bias), group, True)
+
+
+def sliced(ctx, grad):
+    mine = torch.zeros_like(grad)
+    mine[..., hybrid.equal_shard(grad.shape[-1], ctx.group.rank, 2)] = 1
+    return (grad if ctx.here else grad * mine), None, None
+
+
+def summed_twice(ctx, grad):
+    return (2 * grad if ctx.here else hybrid.summed(grad, ctx.group)), None, None
+
+
+FAULTS = {
+    "ring: chunks averaged": (parallel, "absorb", averaged),
+    "ring: stale keys": (parallel, "_pass_on", stale_keys),
+    "hybrid: a bias of each rank": (hybrid, "joined", bias_on_every_rank),
+    "hybrid: no sum in the backward": (hybrid.Sum, "backward", staticmethod(lambda ctx, grad: (grad, None, None))),
+    "hybrid: sliced, not summed": (hybrid.Sum, "backward", staticmethod(sliced)),
+    "hybrid: summed twice": (hybrid.Sum, "backward", staticmethod(summed_twice)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_strategy_that_is_wrong_gets_no_time(fault, monkeypatch):
+    monkeypatch.setattr(*FAULTS[fault])
+    wrong = fault.partition(":")[0]
+    frame = framed(*measured(["alone", "pull", wrong]))
+    assert outcomes(frame) == {"alone": "ok", "pull": "ok", wrong: "failed"}
     timed = frame[frame["metric"].isin(["step_call", "step_kernel", "own_call", "balance"])]
-    assert "ring" not in set(timed["method"]) and "pull" in set(timed["method"])
+    assert wrong not in set(timed["method"]) and "pull" in set(timed["method"])
 
 
 def test_a_strategy_that_goes_wrong_while_it_is_timed_gets_no_number(monkeypatch):

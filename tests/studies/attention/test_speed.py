@@ -36,9 +36,9 @@ def measured(**how):
     return case, experiment.measure(problem, params, STUDY)
 
 
-def framed(case, rows, group=0):
-    about = columns(vars(case)) | dict(run="a", phase="attention_speed", case=case.id, group=group, seed=0, code="")
-    about |= {name: getattr(case, name) for name in ("device", "emulated", "world_size", "dtype")}
+def framed(case, rows):
+    about = columns(vars(case)) | dict(run="a", case=case.id, group=0, seed=0, code="")
+    about |= {name: getattr(case, name) for name in ("phase", "device", "emulated", "world_size", "dtype")}
     return pd.DataFrame([about | one for one in rows])
 
 

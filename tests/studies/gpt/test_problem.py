@@ -24,13 +24,13 @@ def asked(phase, **settings):
     return load(STUDY, phase, TINY | settings, choose={"hardware": "cpu"})
 
 
-def measured(phase, done=(), state=None, **settings):
+def measured(phase, done=(), state=None, emit=None, **settings):
     """The rows of the phase's first case; ranks as threads."""
     params = asked(phase, **settings)
     case = STUDY.expand(params)[0]
     own = GPTProblem(case, params, device=torch.device("cpu"), group=Group())
     own.state = state
-    return experiment.measure(own, params, STUDY, done=done)
+    return experiment.measure(own, params, STUDY, emit=emit, done=done)
 
 
 def checks(*methods, **settings):
@@ -80,7 +80,24 @@ def silent(patch):
     patch.setattr(ranks, "_Land", Kept)
 
 
-@pytest.mark.parametrize("plant", [doubled, averaged, biased, silent])
+def without_residual(patch):
+    read = streams.Streams.read
+    patch.setattr(streams.Streams, "read", lambda self: sum(self.own.values()) if self.own else read(self))
+
+
+def rank_1_dropped(patch):
+    def backward(ctx, grad):
+        ctx.one.wait()
+        return grad * (1 - ctx.one.group.rank), None
+
+    patch.setattr(ranks._Start, "backward", staticmethod(backward))
+
+
+def summed_n_times(patch):
+    patch.setattr(problem.GPT, "_before_backward", lambda self, grad: grad)
+
+
+@pytest.mark.parametrize("plant", [doubled, averaged, biased, silent, without_residual, rank_1_dropped, summed_n_times])
 def test_planted_faults_are_refused(plant, monkeypatch):
     plant(monkeypatch)
     found, _ = checks("spd")
@@ -136,17 +153,8 @@ def test_a_stopped_training_goes_on_to_the_same_numbers(data, tmp_path, monkeypa
 
     monkeypatch.setattr(training.Trainer, "save", stop)
     said = []
-    params = asked(
-        "gpt_training",
-        methods=["spd"],
-        data=data,
-        tracks=2,
-        **{f"training.{k}": v for k, v in (SHORT | {"tokens": STEPS * 32}).items()},
-    )
-    own = GPTProblem(STUDY.expand(params)[0], params, device=torch.device("cpu"), group=Group())
-    own.state = state
     with pytest.raises(KeyboardInterrupt):
-        experiment.measure(own, params, STUDY, emit=said.extend)
+        trained(data, "spd", state=state, emit=said.extend)
     monkeypatch.setattr(training.Trainer, "save", save)
     assert [step for step, _ in series(said, "validation_loss")] == [0, 3] and state.exists()
     rest = trained(data, "spd", done=said, state=state)

@@ -32,15 +32,6 @@ def test_every_tensor_of_a_right_method_is_checked_and_weighed(optimizer):
             assert held["value"] == pytest.approx(formula["value"], rel=1e-3)
 
 
-@pytest.mark.parametrize("mask", ["random", "transposable_random", "uniform_1010"])
-def test_other_masks_train_too(mask):
-    rows = run(methods=("block_shock", "block_shock_recompress"), mask=mask)
-    for method in ("block_shock", "block_shock_recompress"):
-        assert picked(rows, method, "check")[0]["value"] == 1
-        way = "2:4" if mask == "transposable_random" else "dense masked"
-        assert {row["detail"] for row in picked(rows, method, "dx_kernel")} == {way}
-
-
 def test_a_timed_step_with_a_wrong_gradient_gives_no_number(monkeypatch):
     right, timed, started = Trainer.step, experiment.Session.time, []
     monkeypatch.setattr(experiment.Session, "time", lambda self, runners: started.append(1) or timed(self, runners))

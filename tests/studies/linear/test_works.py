@@ -14,6 +14,8 @@ from blockshock_lib.studies.linear.works import ORDERS
 from tests.studies.linear import measuring
 from tests.studies.linear.measuring import asked, details, measured, picked
 
+TRAINED = asked("phase3", loss_steps=0)
+
 
 def test_each_product_is_timed_on_every_copy_and_a_rank_that_stands_by_captures_nothing_but_has_the_same_works(
     monkeypatch,
@@ -50,11 +52,6 @@ def test_each_reduction_starts_anew_before_a_sample():
     assert (one.calls, one.detail, one.before) == ([call_], "gloo", call_.reset)
 
 
-@pytest.fixture(scope="module")
-def training():
-    return asked("phase3", loss_steps=0)
-
-
 def timed(rows, method):
     return {row["metric"] for row in rows if row["method"] == method and row["unit"] == "ms"}
 
@@ -84,8 +81,8 @@ def test_a_pass_is_timed_where_weights_are_frozen():
     assert details(rows, "error_max_ratio", "block_shock") == ["", "dx"]
 
 
-def test_a_step_is_timed_with_its_pieces(training):
-    rows = measured(training, methods=("block_shock", "block_shock_recompress"), optimizer="sgd", in_features=128)
+def test_a_step_is_timed_with_its_pieces():
+    rows = measured(TRAINED, methods=("block_shock", "block_shock_recompress"), optimizer="sgd", in_features=128)
     both = {"step_kernel", "step_call", "backward_kernel", "dw_kernel", "optimizer_kernel", "forward_kernel"}
     both |= {"compute_kernel", "dx_kernel", "floor_step", "floor_dw", "floor_dx", "floor_optimizer"}
     for method, own in (("block_shock", {"refresh"}), ("block_shock_recompress", {"remask", "compress"})):
@@ -94,16 +91,17 @@ def test_a_step_is_timed_with_its_pieces(training):
         assert not {f"{stage}_kernel" for stage in {"refresh", "remask", "compress"} - own} & times
         assert set(details(rows, "dw_strategy_kernel", method)) == {"full", "periodic", "exchange"}
         assert set(details(rows, "dw_kernel", method)) == {"periodic"}
+        assert set(details(rows, "dx_kernel", method)) == {"2:4"}
     assert set(details(rows, "backward_kernel", "block_shock")) == {""}, "emulated ranks have one order"
     assert not details(rows, "backward_order_kernel", "block_shock")
 
 
 @pytest.mark.parametrize("faster", [True, False])
-def test_the_faster_order_of_the_backward_is_taken_and_both_are_shown(training, monkeypatch, faster):
+def test_the_faster_order_of_the_backward_is_taken_and_both_are_shown(monkeypatch, faster):
     """The choice follows samples of its own: here they say that the order `faster` takes half of the other's time."""
     monkeypatch.setattr(Timer, "fastest", lambda self, works: faster)
     monkeypatch.setattr(works.Works, "has_orders", True)
-    rows = measured(training, methods=("row_parallel",), optimizer="sgd", in_features=128)
+    rows = measured(TRAINED, methods=("row_parallel",), optimizer="sgd", in_features=128)
     assert set(details(rows, "backward_kernel", "row_parallel")) == {ORDERS[faster]}
     assert set(details(rows, "backward_order_kernel", "row_parallel")) == set(ORDERS.values())
 
