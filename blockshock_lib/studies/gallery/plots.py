@@ -66,8 +66,9 @@ def _look(method: str) -> dict:
 
 
 def _panel(ax: Axes, table: pd.DataFrame, methods: list[str]) -> None:
+    ticks = sorted(set(1 - table["sparsity"]))
+    ax.set(xscale="log", yscale="log", xlim=(1.1 * ticks[-1], ticks[0] / 1.1))
     ax.axhline(1, color=INK, linewidth=1, linestyle=_DASHED)
-    ax.set(xscale="log", yscale="log")
     for method in methods:
         own = table[table["method"].eq(method)]
         if own.empty:
@@ -79,8 +80,6 @@ def _panel(ax: Axes, table: pd.DataFrame, methods: list[str]) -> None:
         ax.errorbar(kept, own["ratio"], yerr=errors, elinewidth=0.8, **_look(method))
         if not np.isnan(at := report.crossing(own)):
             ax.plot([1 - at], [1], marker="x", color=AXES.look(method).colour, markersize=8, linestyle="")
-    ticks = sorted(set(1 - table["sparsity"]))
-    ax.invert_xaxis()
     ax.set_xticks(ticks, [f"{1 - tick:.4g}" for tick in ticks])
     ax.xaxis.set_minor_locator(NullLocator())
     _times(ax.yaxis)

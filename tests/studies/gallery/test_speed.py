@@ -103,6 +103,11 @@ def test_of_all_blocks_the_fastest_cell_counts(best, verdict):
     assert found.verdict == verdict and found.ratio == pytest.approx(best, rel=0.01) and "1024x4096" in found.why
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_panel_of_one_sparsity_is_drawn_without_a_word():
+    assert "1.50x by BSR" in plots.speed_over_dense(planted({("bsr", hypotheses.MLP1, 256, 0.9, 64): 1.5})).alt
+
+
 @pytest.mark.parametrize(("worst", "verdict"), [(1.6, "supported"), (1.4, "refuted")])
 def test_2to4_must_reach_its_speed_in_every_cell_of_decoding(worst, verdict):
     cells = {("two_four", *cell, 0): 1.7 for cell in hypotheses.DECODE} | {
