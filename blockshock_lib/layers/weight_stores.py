@@ -25,10 +25,7 @@ class PackedValues:
         pattern = Pattern.of(keep)
         self.kept_pattern = None if frozen else pattern
         self.transposable = pattern.transposable  # also once the pattern is read off
-        if self.recompresses and self.kept_pattern.transposable and backend.pack_both:
-            self.packed, self.packed_t = backend.pack_both(dense, self.kept_pattern)  # reads the dense weight once
-        else:
-            self.packed = backend.pack(dense, keep)
+        self.packed = backend.pack(dense, keep)
 
     @property
     def pattern(self) -> Pattern:
