@@ -136,6 +136,16 @@ def try_capture(call: Callable[[], object], device: torch.device) -> None:
         raise UnsupportedError(f"it cannot be captured in a CUDA graph: {first_line(error)}") from error
 
 
+def stream_after(last: torch.cuda.Stream | None, device: torch.device) -> torch.cuda.Stream:
+    """The current stream, which from here on waits for `last` where that is another."""
+    if last is not None and torch._C._cuda_getCurrentRawStream(device.index) == last.cuda_stream:
+        return last  # 0.1 us, where current_stream takes 4
+    now = torch.cuda.current_stream(device)
+    if last is not None:
+        now.wait_stream(last)
+    return now
+
+
 def tensors(value: object) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
