@@ -1,5 +1,6 @@
 """A layer's whole forward as one CUDA graph for each batch size: the host launches it all at once."""
 
+import contextlib
 import threading
 import weakref
 from collections import OrderedDict
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from blockshock_lib.kernels.graph import Graph, stream_after
 
 
-class Graphed(nn.Module):
+class Graphed(nn.Module, contextlib.AbstractContextManager):
     """x [..., K] -> y [..., N], what `layer` gives, for inference: product, collective and bias in one launch.
 
         with layer.graphed() as fast, torch.no_grad():
@@ -78,9 +79,6 @@ class Graphed(nn.Module):
         """Frees all graphs; a later call captures anew."""
         with self._lock:
             _free(self._graphs)
-
-    def __enter__(self) -> "Graphed":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
