@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from blockshock_lib.errors import UnsupportedError, first_line
 
@@ -92,7 +93,7 @@ class Graph:
     def fresh(self) -> object:
         """Runs it on outputs overwritten with NaN, whole numbers with -1, so that a replay that does nothing shows."""
         if self.graph is not None:
-            for tensor in tensors(self.out):
+            for tensor in filter(torch.is_tensor, tree_leaves(self.out)):
                 tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
         return self()
 
@@ -144,9 +145,3 @@ def stream_after(last: torch.cuda.Stream | None, device: torch.device) -> torch.
     if last is not None:
         now.wait_stream(last)
     return now
-
-
-def tensors(value: object) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [t for one in value for t in tensors(one)] if isinstance(value, tuple | list) else []
