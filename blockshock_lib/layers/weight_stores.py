@@ -70,9 +70,9 @@ class PackedValues:
         self.packed.values.copy_(weight)
         self.refresh(weight)
 
-    def steps(self, transposable: bool) -> dict[str, Callable[[Tensor], None]]:
+    def steps(self) -> dict[str, Callable[[Tensor], None]]:
         """What to call with the weight after an optimizer changed it, in order."""
-        return {"refresh": self.refresh} if transposable else {}
+        return {"refresh": self.refresh} if self.transposable else {}
 
     def refresh(self, weight: Tensor) -> None:
         if self.packed_t is not None:
@@ -108,7 +108,7 @@ class Master(PackedValues):
     def follow(self, weight: Tensor) -> None:
         self.compress(weight)
 
-    def steps(self, transposable: bool) -> dict[str, Callable[[Tensor], None]]:
+    def steps(self) -> dict[str, Callable[[Tensor], None]]:
         return {"remask": self.remask, "compress": self.compress}
 
     def remask(self, weight: Tensor) -> None:

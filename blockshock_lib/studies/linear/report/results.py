@@ -71,12 +71,11 @@ def _which(frame: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
     asked = [
         ("A forward", forward, AXES, "forward_kernel"),
         ("A forward, energy", tables.widest(forward, AXES), AXES, "energy"),
+        ("A product on one GPU", plots.on_one(forward), plots.ONE, "compute_kernel"),
     ]
-    asked += [("A product on one GPU", plots.on_one(forward), plots.ONE, "compute_kernel")]
     for optimizer in AXES.sort("optimizer", step["optimizer"]):
-        asked.append(
-            (f"A step, {optimizer_name(optimizer)}", step[step["optimizer"].eq(optimizer)], AXES, "step_kernel")
-        )
+        rows = step[step["optimizer"].eq(optimizer)]
+        asked.append((f"A step, {optimizer_name(optimizer)}", rows, AXES, "step_kernel"))
     for title, rows, axes, metric in asked:
         found = fastest.fastest(rows, axes, metric)
         if len(found):
