@@ -1,7 +1,5 @@
 """python -m blockshock_lib run | tune | report | findings | compare | share | list"""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

@@ -21,6 +21,7 @@ from torch import Tensor
 from blockshock_lib.comm import symm
 from blockshock_lib.comm.ranks import Ranks
 from blockshock_lib.errors import BlockShockError, UnsupportedError, first_line
+from blockshock_lib.kernels.graph import stream_after
 from blockshock_lib.kernels.tuning import store
 
 SMALLEST_WORKSPACE = 1 << 20
@@ -164,12 +165,7 @@ class Reducer:
         if torch.cuda.is_current_stream_capturing():
             self.captured = True
             return
-        raw = torch._C._cuda_getCurrentRawStream(self.device.index)  # 0.1 us, current_stream 4 us
-        if self._stream is None or raw != self._stream.cuda_stream:
-            now = torch.cuda.current_stream(self.device)
-            if self._stream is not None:
-                now.wait_stream(self._stream)
-            self._stream = now
+        self._stream = stream_after(self._stream, self.device)
 
 
 _reducers: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, Reducer]] = weakref.WeakKeyDictionary()

@@ -30,9 +30,9 @@ def _count_step(*_: object) -> None:
 register_optimizer_step_post_hook(_count_step)
 
 
-def register(layer: nn.Module) -> None:
+def register(layer: nn.Module, among: weakref.WeakValueDictionary[int, nn.Module] = _layers) -> None:
     layer.handle = next(_handles)
-    _layers[layer.handle] = layer
+    among[layer.handle] = layer
 
 
 def layers() -> list[nn.Module]:

@@ -235,7 +235,7 @@ class BlockShockLinear(TermParallelLinear):
         return slice(middle, self.out_features) if term else slice(0, middle)
 
     def post_step(self) -> dict[str, Callable[[], None]]:
-        steps = {} if self.frozen else self.store.steps(self.dgrad_by == "2:4")
+        steps = {} if self.frozen else self.store.steps()
         return {name: torch.no_grad()(partial(step, self.weight)) for name, step in steps.items()}
 
     def refresh(self) -> None:

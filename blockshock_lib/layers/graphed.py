@@ -1,5 +1,6 @@
 """A layer's whole forward as one CUDA graph for each batch size: the host launches it all at once."""
 
+import contextlib
 import threading
 import weakref
 from collections import OrderedDict
@@ -8,10 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from blockshock_lib.kernels.graph import Graph
+from blockshock_lib.kernels.graph import Graph, stream_after
 
 
-class Graphed(nn.Module):
+class Graphed(nn.Module, contextlib.AbstractContextManager):
     """x [..., K] -> y [..., N], what `layer` gives, for inference: product, collective and bias in one launch.
 
         with layer.graphed() as fast, torch.no_grad():
@@ -79,9 +80,6 @@ class Graphed(nn.Module):
         with self._lock:
             _free(self._graphs)
 
-    def __enter__(self) -> "Graphed":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -101,7 +99,7 @@ class Capture:
     """One CUDA graph of `compute`, which ran before, on a contiguous tensor like x [B, K], with memory of its own."""
 
     def __init__(self, compute: Callable[[Tensor], Tensor], x: Tensor):
-        self.last, self.last_handle, of = None, None, {"size": x.shape, "dtype": x.dtype, "device": x.device}
+        self.last, of = None, {"size": x.shape, "dtype": x.dtype, "device": x.device}
 
         def run() -> Tensor:
             # In the graph's own pool: freed, its memory is nobody else's while a replay may still run.
@@ -116,18 +114,9 @@ class Capture:
         self.graph.calls = []  # they would keep the layer, and this
 
     def __call__(self, x: Tensor) -> Tensor:
-        self._follow(x.device)
+        self.last = stream_after(self.last, x.device)  # whose input and output are those of this call
         self.x.view(x.shape).copy_(x)
         return self.graph().clone()
-
-    def _follow(self, device: torch.device) -> None:
-        """Lets the current stream wait for the stream of the last call, whose input and output are those of this."""
-        handle = torch._C._cuda_getCurrentRawStream(device.index)  # 0.1 us where current_stream takes 4
-        if handle != self.last_handle:
-            stream = torch.cuda.current_stream(device)
-            if self.last is not None:
-                stream.wait_stream(self.last)
-            self.last, self.last_handle = stream, handle
 
     def release(self) -> None:
         self.graph.release()

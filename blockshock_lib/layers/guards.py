@@ -6,6 +6,7 @@ Importing this hooks all modules, and torch's clip_grad_norm_, GradScaler, model
 import functools
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -35,8 +36,8 @@ CHECK = os.environ.get("BLOCKSHOCK_CHECK") == "1"  # the ranks compare x in each
 
 def model_around(module: nn.Module) -> tuple[nn.Module, str]:
     """The model that torch's function, which tells of the module alone, was called with, and the name there."""
-    model, frame = module, sys._getframe()
-    while frame := frame.f_back:
+    model = module
+    for frame, _ in traceback.walk_stack(sys._getframe()):
         if frame.f_code.co_name in ("parallelize_module", "fully_shard"):
             given = frame.f_locals["module"]  # fully_shard takes a list too
             model = given if isinstance(given, nn.Module) else model
@@ -133,10 +134,9 @@ def before_pass(layer: nn.Module, what: str, x: Tensor) -> None:
 
 
 def _asked_for_shapes() -> bool:
-    names, frame = set(), sys._getframe()
-    while frame := frame.f_back:
-        if frame.f_globals.get("__name__") == "torch.distributed.pipelining.stage":
-            names.add(frame.f_code.co_name)
+    callers = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
+    stage = "torch.distributed.pipelining.stage"
+    names = {frame.f_code.co_name for frame in callers if frame.f_globals.get("__name__") == stage}
     return bool(names) and "forward_one_chunk" not in names  # which passes real batches
 
 
@@ -210,8 +210,7 @@ def _judged(own: Callable, optimizer: Optimizer, param_group: dict) -> None:
 
 def _named_by_rank(optimizer: Optimizer, state: dict) -> dict:
     """A share under its rank's name: torch.distributed.checkpoint keeps what has one name once for all ranks."""
-    frame = sys._getframe()
-    while frame := frame.f_back:
+    for frame, _ in traceback.walk_stack(sys._getframe()):
         torchs = frame.f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict"
         if torchs and getattr(frame.f_locals.get("info"), "full_state_dict", False):  # of its StateDictOptions
             raise UnsupportedError(

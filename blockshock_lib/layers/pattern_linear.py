@@ -2,7 +2,6 @@
 Under `torch.compile` its product is one operator, `blockshock::pattern`, which finds it by a number as in autograd.py.
 """
 
-import itertools
 import weakref
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns.pattern import Packed
-from blockshock_lib.layers import guards
+from blockshock_lib.layers import autograd, guards
 
 
 class PatternLinear(nn.Module):
@@ -27,11 +26,11 @@ class PatternLinear(nn.Module):
         self.out_features, self.in_features = packed.shape
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
         self.register_forward_pre_hook(guards.called)
-        _register(self)
+        autograd.register(self, _layers)
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
-        _register(self)  # or the operator would find the original of a copy
+        autograd.register(self, _layers)  # or the operator would find the original of a copy
 
     @property
     def weight(self) -> Tensor:
@@ -94,15 +93,6 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return linear
 
 
-_layers: weakref.WeakValueDictionary[int, PatternLinear] = weakref.WeakValueDictionary()
-_handles = itertools.count(1)
-
-
-def _register(layer: PatternLinear) -> None:
-    layer.handle = next(_handles)
-    _layers[layer.handle] = layer
-
-
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, packed: Packed) -> Tensor:
@@ -114,6 +104,7 @@ class _Product(torch.autograd.Function):
         return dy @ ctx.packed.dense(), None
 
 
+_layers: weakref.WeakValueDictionary[int, PatternLinear] = weakref.WeakValueDictionary()
 # As in autograd.py: shapes follow from the arguments, and a Function joins the operator to a gradient.
 _ops = torch.library.Library("blockshock", "FRAGMENT")
 _ops.define("pattern(Tensor rows, int handle, int features, bool turned) -> Tensor")

@@ -10,7 +10,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 
 import torch.distributed as dist
 from torch import nn
@@ -53,7 +53,7 @@ class Passes:
             warnings.warn(f"ranks {behind} of {world} have not called the {what}: every rank must", stacklevel=1)
 
 
-_groups: dict[weakref.ref[dist.ProcessGroup], Passes] = {}
+_groups: defaultdict[weakref.ref[dist.ProcessGroup], Passes] = defaultdict(Passes)
 
 
 def describe(layer: nn.Module) -> str:
@@ -63,10 +63,8 @@ def describe(layer: nn.Module) -> str:
 
 def count(layer: nn.Module, what: str, shape: tuple[int, ...]) -> None:
     """Of a pass that every rank of a connected group makes. UnsupportedError: ranks passed x of other shapes before."""
-    passes = _groups.get(layer.group.reference)
-    if passes is None:
-        passes = _groups[layer.group.reference] = Passes()
-        _start()
+    passes = _groups[layer.group.reference]
+    _start()
     if passes.unlike:
         raise UnsupportedError(passes.unlike)
     passes.number, passes.digest = passes.number + 1, hash((passes.digest, *shape))

@@ -25,10 +25,7 @@ class PackedValues:
         pattern = Pattern.of(keep)
         self.kept_pattern = None if frozen else pattern
         self.transposable = pattern.transposable  # also once the pattern is read off
-        if self.recompresses and self.kept_pattern.transposable and backend.pack_both:
-            self.packed, self.packed_t = backend.pack_both(dense, self.kept_pattern)  # reads the dense weight once
-        else:
-            self.packed = backend.pack(dense, keep)
+        self.packed = backend.pack(dense, keep)
 
     @property
     def pattern(self) -> Pattern:
@@ -73,9 +70,9 @@ class PackedValues:
         self.packed.values.copy_(weight)
         self.refresh(weight)
 
-    def steps(self, transposable: bool) -> dict[str, Callable[[Tensor], None]]:
+    def steps(self) -> dict[str, Callable[[Tensor], None]]:
         """What to call with the weight after an optimizer changed it, in order."""
-        return {"refresh": self.refresh} if transposable else {}
+        return {"refresh": self.refresh} if self.transposable else {}
 
     def refresh(self, weight: Tensor) -> None:
         if self.packed_t is not None:
@@ -111,7 +108,7 @@ class Master(PackedValues):
     def follow(self, weight: Tensor) -> None:
         self.compress(weight)
 
-    def steps(self, transposable: bool) -> dict[str, Callable[[Tensor], None]]:
+    def steps(self) -> dict[str, Callable[[Tensor], None]]:
         return {"remask": self.remask, "compress": self.compress}
 
     def remask(self, weight: Tensor) -> None:

@@ -169,10 +169,9 @@ class Findings:
     @cached_property
     def frames(self) -> dict[str, pd.DataFrame]:
         """Setting -> the rows of all its runs that count; GPUs first, then emulated ones, then CPUs."""
-        parts: dict[str, list[pd.DataFrame]] = {}
-        for source in self.sources:
-            if source.counts:
-                parts.setdefault(source.setting, []).append(source.frame)
+        counting = [source for source in self.sources if source.counts]
+        settings = dict.fromkeys(source.setting for source in counting)
+        parts = {setting: [one.frame for one in counting if one.setting == setting] for setting in settings}
         found = {setting: pd.concat(some, ignore_index=True) for setting, some in parts.items()}
         order = ("gpu", "emulated", "cpu")
         rank = {setting: min(frames.kind(frame).map(order.index)) for setting, frame in found.items()}

@@ -38,7 +38,7 @@ class Lost(NamedTuple):
     reason: str
 
 
-class WorkerGroup:
+class WorkerGroup(contextlib.AbstractContextManager):
     """Worker processes, one a rank, that run module-level functions and share a process group; one rank has none.
 
     A context manager, or call `close`: no process outlives it, the parent, or a failure. RankError or DeadlineError
@@ -78,8 +78,8 @@ class WorkerGroup:
             for rank in range(processes):
                 self._pipes[rank], theirs = start.Pipe()
                 where = f"cuda:{first + rank}" if device == "cuda" else device
-                args = theirs, rank, processes, where, backend, threads, self._logs[rank], self._meeting
-                args += (dict(os.environ) | dict(environment),)
+                args = theirs, self._logs[rank], self._meeting, dict(os.environ) | dict(environment)
+                args += rank, processes, where, backend, threads
                 self._processes[rank] = start.Process(target=worker.main, args=args, name=f"rank {rank}", daemon=True)
                 self._processes[rank].start()
                 theirs.close()
@@ -124,9 +124,6 @@ class WorkerGroup:
                     process.join(max(0.0, deadline - time.monotonic()))
         finally:
             self._end()
-
-    def __enter__(self) -> "WorkerGroup":
-        return self
 
     def __exit__(self, kind, error, trace) -> None:
         self.close() if kind is None else self._end()

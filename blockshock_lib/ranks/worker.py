@@ -70,18 +70,9 @@ class Answer:
         return not self.kind
 
 
-def main(
-    pipe: Connection,
-    rank: int,
-    size: int,
-    device: str,
-    backend: str,
-    threads: int,
-    log: Path,
-    meeting: Path,
-    environment: dict[str, str],
-):
-    """`meeting`: a folder that is removed with the parent, in a file of which the ranks meet."""
+def main(pipe: Connection, log: Path, meeting: Path, environment: dict[str, str], *place: Any) -> None:
+    """`meeting`: a folder, removed with the parent, in a file of which ranks meet. `place`: what `join` is given."""
+    rank, size, _, backend, _ = place
     os.environ.clear()  # of the process that this one was forked from
     os.environ.update(environment)
     os.setpgrp()  # the parent ends a rank together with the compilers it may have started; Ctrl-C stays with the parent
@@ -98,8 +89,8 @@ def main(
         nonlocal ctx
         if backend == "gloo":
             use_loopback()
-        place = join(rank, size, device, backend, threads, store)
-        ctx = RankContext(rank, size, place, log, lambda value: pipe.send_bytes(pickle.dumps((value,))), heard)
+        emit = lambda value: pipe.send_bytes(pickle.dumps((value,)))  # noqa: E731
+        ctx = RankContext(rank, size, join(*place, store), log, emit, heard)
 
     def heard() -> frozenset[int]:
         while pipe.poll():

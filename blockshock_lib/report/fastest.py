@@ -48,9 +48,8 @@ def which_to_use(
     table = fastest(chosen, axes, metric)
     if table.empty:
         return figures.empty(title, f"no valid {metric.replace('_', ' ')} in these records")
-    no_claim, told = frames.no_claim(table), []
-    for row in table.to_dict("records"):
-        told.append(f"{frames.where(row, axes)}: {words(row, axes)}.")
+    no_claim = frames.no_claim(table)
+    told = [f"{frames.where(row, axes)}: {words(row, axes)}." for row in table.to_dict("records")]
     used = axes.ordered({name for names in table["best"] for name in names} | {*table["next"]} - {""})
     what, of = "how many times as long it takes", frames.time_name(table, axes, metric)
     if metric == "energy":

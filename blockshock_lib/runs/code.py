@@ -3,8 +3,6 @@
 A kernel keeps what it imported, its ranks import what is on disk: where they differ it is stale. Loads nothing heavy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import inspect
@@ -16,13 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from blockshock_lib import studies
+from blockshock_lib.engine.study import Study
 from blockshock_lib.files import canonical, sha256
-
-if TYPE_CHECKING:
-    from blockshock_lib.engine.study import Study
 
 HERE = Path(__file__).resolve().parents[2]
 _DECIDE = ("frames.py", "interval.py", "reruns.py", "verdicts.py")  # of the report: valid samples, intervals, verdicts

@@ -4,8 +4,6 @@ The card goes into records and manifests that are shared, so it holds no host na
 creates a CUDA context: the parent of a run must not take memory on the GPUs that it measures.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util
@@ -19,17 +17,15 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from blockshock_lib import files
 from blockshock_lib.engine.study import CORE, row
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.kernels import needs
 from blockshock_lib.kernels.needs import open_nvml
+from blockshock_lib.params.models import RunParams
 from blockshock_lib.runs import code
-
-if TYPE_CHECKING:
-    from blockshock_lib.params.models import RunParams
 
 PERIOD_S = 0.05
 
@@ -215,7 +211,7 @@ class Sampler:
         self._seen: list[list[tuple[float, float, int]]] = [[] for _ in self.handles]
         self._stop, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> "Sampler":
         if self.handles:
             self._thread.start()
         return self

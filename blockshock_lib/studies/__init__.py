@@ -1,15 +1,10 @@
 """The visible table of studies: a study is a folder beside this file and a row here."""
 
-from __future__ import annotations
-
 import os
 import pkgutil
-from typing import TYPE_CHECKING
 
+from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import ParamsError, allowed
-
-if TYPE_CHECKING:
-    from blockshock_lib.engine.study import Study
 
 STUDIES = {
     "linear": "blockshock_lib.studies.linear:STUDY",

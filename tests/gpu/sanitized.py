@@ -20,6 +20,7 @@ from blockshock_lib.kernels import compiled
 from blockshock_lib.kernels.sparse24 import cslt, masks, small
 from blockshock_lib.kernels.sparse24.mask import MASKS
 from blockshock_lib.kernels.sparse24.pattern import Pattern
+from tests.kernels.sparse24.test_compress import both
 
 from . import reduce_tasks
 
@@ -58,8 +59,8 @@ def compression() -> None:
     for dtype, shape in every((torch.bfloat16, torch.float16), ((64, 64), (192, 320), (1088, 128))):
         weight, mask = weight_of(*shape, dtype)
         pattern = Pattern.of(mask)
-        packed, (both, turned) = cslt.pack(weight, mask), cslt.pack_both(weight, pattern)
-        assert torch.equal(both.data[0].view(torch.int16), packed.data[0].view(torch.int16))
+        packed, (forward, turned) = cslt.pack(weight, mask), both(weight, pattern)
+        assert torch.equal(forward.data[0].view(torch.int16), packed.data[0].view(torch.int16))
         assert torch.equal(pattern.transpose_values(packed.values), turned.values)
         assert torch.equal(pattern.scatter(packed.values), torch.where(mask, weight, 0))
         assert torch.equal(pattern.masked(weight), torch.where(mask, weight, 0))

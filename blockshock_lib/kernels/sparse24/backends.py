@@ -39,7 +39,6 @@ class Backend:
             contiguous, in x's dtype, written into `out` if given. x may be a slice of a wider tensor. ValueError.
         too_large: (shape [N, K]) -> why no weight of that size can be multiplied, "" when one can. Asks no device.
         tune: (x [B, K], packed) -> None: choose what is fastest for this batch size, once, before timing.
-        pack_both: (weight [N, K], pattern of a mask) -> Packed of the weight and of its transpose, in one pass, if any.
     """
 
     name: str
@@ -49,7 +48,6 @@ class Backend:
     linear: Callable[..., Tensor]
     too_large: Callable[[tuple[int, ...]], str] = lambda shape: ""
     tune: Callable[[Tensor, Packed], None] = lambda x, packed: None
-    pack_both: Callable[[Tensor, Pattern], tuple[Packed, Packed]] | None = None
 
     def unpacked(self, packed: Packed) -> Tensor:
         """What it holds, dense [N, K], by its products with the columns of the identity."""
@@ -64,8 +62,7 @@ class Backend:
         return choose, (self.name, "cpu")  # a pickled layer names it
 
 
-_optional = cslt.too_large, tune, cslt.pack_both
-_tuned = Backend("tuned", cslt.unsupported, cslt.pack, cslt.blank, ways.linear, *_optional)
+_tuned = Backend("tuned", cslt.unsupported, cslt.pack, cslt.blank, ways.linear, cslt.too_large, tune)
 _library, _kernel = (
     {"linear": partial(ways.linear, kinds=(kind,)), "tune": partial(tune, kinds=(kind,))} for kind in (Setting, Config)
 )

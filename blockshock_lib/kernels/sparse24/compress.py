@@ -16,11 +16,10 @@ rows and 32 columns is 256 bytes; blocks follow each other row by row. Inside, f
 So 64 bits hold the eight groups of two rows.
 
 The library needs a pass for each orientation, each of about 30 times its bytes' time on an H200, and goes by value: a
-kept zero may be given another place. Here the mask decides, and the weight is read once: bytes a weight that `both`
-moves are 2 + 2 9/8, `values_of_both` 2 + 2 and `blank` 1/8, and a byte a 4x4 tile where the mask repeats no tile. Each
-is one Triton kernel on a CUDA device (kernels.py); the torch version here is its oracle. They read nothing back to the
-host, so they can be captured in a CUDA graph once they have run. Values are moved bit for bit; nothing here has a
-gradient.
+kept zero may be given another place. Here the mask decides, and the weight is read once: bytes a weight that
+`values_of_both` moves are 2 + 2 and `blank` 1/8, and a byte a 4x4 tile where the mask repeats no tile. Each is one
+Triton kernel on a CUDA device (kernels.py); the torch version here is its oracle. They read nothing back to the host,
+so they can be captured in a CUDA graph once they have run. Values are moved bit for bit; nothing here has a gradient.
 
 Shapes: N = out_features, K = in_features, both multiples of 64, else UnsupportedError.
 """
@@ -40,43 +39,29 @@ from blockshock_lib.kernels.sparse24.pattern import Pattern, result, triton_for,
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
-def both(weight: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
-    """The buffers of W [N, K], bf16 or fp16, and of W^T, under a mask that is 2:4 along both dimensions, else
-    UnsupportedError; ValueError where the weight does not fit the pattern or has not 16 bits.
-    """
-    check(pattern.shape, weight.dtype)
-    buffer, values, bytes_ = _empty(pattern.shape, weight)
-    buffer_t, values_t, bytes_t = _empty(pattern.shape[::-1], weight)
-    values_of_both(weight, pattern, values, values_t, (bytes_, bytes_t))
-    return buffer, buffer_t
-
-
-def values_of_both(
-    weight: Tensor, pattern: Pattern, values: Tensor, values_t: Tensor, bytes_: tuple[Tensor, Tensor] | None = None
-) -> None:
-    """Write the values [N, K/2] of W [N, K], any dtype, and [K, N/2] of W^T, both contiguous; and the metadata of both,
-    uint8 [N K/8], if given. Errors as `both`.
+def values_of_both(weight: Tensor, pattern: Pattern, values: Tensor, values_t: Tensor) -> None:
+    """Write the values [N, K/2] of W [N, K], any dtype, and [K, N/2] of W^T, both contiguous, under a mask that is 2:4
+    along both dimensions, else UnsupportedError; ValueError where one of them does not fit the pattern.
     """
     pattern.require_transposable()
     rows, columns = pattern.shape
     weight = pattern.fitting(weight, (rows, columns))
     targets = result(values, weight, (rows, columns // 2)), result(values_t, weight, (columns, rows // 2))
     if kernels := triton_for(weight):
-        kernels.compress(pattern, weight, *targets, bytes_)
+        kernels.compress(pattern, weight, *targets)
         written(values, targets[0])
         written(values_t, targets[1])
         return
     pattern.gather(weight, out=values)
     pattern.transpose_values(values, out=values_t)
-    if bytes_ is not None:
-        bytes_[0].copy_(metadata(pattern))
-        bytes_[1].copy_(metadata(pattern.t()))
 
 
 def blank(pattern: Pattern, dtype: torch.dtype) -> Tensor:
     """The buffer [N, 9/16 K] of a mask, with its metadata and with values that are still to be written."""
     check(pattern.shape, dtype)
-    buffer, _, bytes_ = _empty(pattern.shape, torch.empty(0, dtype=dtype, device=pattern.tiles.device))
+    rows, columns = pattern.shape
+    buffer = torch.empty(rows, columns * 9 // 16, dtype=dtype, device=pattern.tiles.device)
+    bytes_ = buffer.view(-1)[rows * columns // 2 :].view(torch.uint8)
     if kernels := triton_for(buffer):
         kernels.metadata(pattern, bytes_)
     else:
@@ -133,10 +118,3 @@ def check(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if dtype not in _DTYPES:
         raise ValueError(f"bf16 or fp16 is compressed, not {dtype}")
     check_shape(shape)
-
-
-def _empty(shape: tuple[int, int], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A buffer [N, 9/16 K], with views of its values [N, K/2] and of its metadata, uint8 [N K/8]."""
-    rows, half = shape[0], shape[1] // 2
-    flat = torch.empty(rows * half * 9 // 8, dtype=like.dtype, device=like.device)
-    return flat.view(rows, -1), flat[: rows * half].view(rows, half), flat[rows * half :].view(torch.uint8)

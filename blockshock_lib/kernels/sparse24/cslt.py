@@ -79,30 +79,15 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     return packed
 
 
-def pack_both(weight: Tensor, pattern: Pattern) -> tuple[Packed, Packed]:
-    """`pack` of weight [N, K] and of its transpose, in one pass over it. UnsupportedError unless 2:4 along N too."""
-    require(weight.shape, weight.device, weight.dtype)
-    if not compress.known(weight.device):
-        forward, turned = compress.both(weight, pattern)
-        return _packed(pattern.shape, forward), _packed(pattern.shape[::-1], turned)
-    both = blank(pattern, weight.dtype), blank(pattern.t(), weight.dtype)
-    compress.values_of_both(weight, pattern, *(packed.values for packed in both))
-    return both
-
-
 def blank(pattern: Pattern, dtype: torch.dtype) -> Packed:
     """The packed form of a mask [N, K] with values that are still to be written."""
     require(pattern.shape)
     compress.check(pattern.shape, dtype)
-    if not compress.known(pattern.tiles.device):
-        return _packed(pattern.shape, compress.blank(pattern, dtype))
     # The op compresses by value: it would note another place for a kept zero, and values written later would go astray.
     # Ones where the mask keeps give the metadata of the mask.
-    return _packed(pattern.shape, torch._cslt_compress(pattern.mask().to(dtype)))
-
-
-def _packed(shape: tuple[int, int], buffer: Tensor) -> Packed:
-    return Packed("cslt", shape, buffer.dtype, (buffer,), {})
+    unknown = compress.known(pattern.tiles.device)
+    buffer = torch._cslt_compress(pattern.mask().to(dtype)) if unknown else compress.blank(pattern, dtype)
+    return Packed("cslt", pattern.shape, dtype, (buffer,), {})
 
 
 def padded(rows: int) -> int:

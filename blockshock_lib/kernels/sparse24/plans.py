@@ -8,7 +8,7 @@ captured graph beside others, never share it.
 import ctypes
 import functools
 import threading
-from collections import OrderedDict
+import weakref
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -85,11 +85,10 @@ def multiply(
         with torch.cuda.device(index):
             return multiply(x, buffer, shape, setting, out, bias)
     pointer = 0 if bias is None else bias.data_ptr()
-    plan = _held((index, *shape, x.shape[0], x.stride(0), x.dtype, setting, pointer))
-    try:
+    with _making:
+        plan = _plan(index, *shape, x.shape[0], x.stride(0), x.dtype, setting, pointer)
+    with plan.lock:
         plan.run(buffer.data_ptr(), x.data_ptr(), out.data_ptr(), torch._C._cuda_getCurrentRawStream(index))
-    finally:
-        plan.lock.release()
     return out
 
 
@@ -103,6 +102,7 @@ class _Plan:
         self.handle, self.setting, self.lock, self.made = _handle(index), setting, threading.Lock(), ExitStack()
         self.stream = ctypes.c_void_p()  # of the call that runs; the library takes a list of streams
         self.streams = ctypes.addressof(self.stream)
+        weakref.finalize(self, self.made.close).atexit = False  # pushed out, and run by no call any more
         h = self.handle
         try:
             half, gone = library.Sparsity.SPARSITY_50_PERCENT, library.mat_descriptor_destroy
@@ -156,22 +156,8 @@ class _Plan:
 
 _ones = ctypes.c_float(1.0), ctypes.c_float(0.0)
 _ONE, _ZERO = map(ctypes.addressof, _ones)  # alpha and beta, read on the host
-_plans: OrderedDict[tuple, _Plan] = OrderedDict()
-_lock = threading.Lock()
-
-
-def _held(key: tuple) -> _Plan:
-    # Its lock is taken before another thread can push it out.
-    with _lock:
-        if (plan := _plans.get(key)) is None:
-            plan = _plans[key] = _Plan(*key)
-        _plans.move_to_end(key)
-        if len(_plans) > MOST_PLANS:
-            old = _plans.popitem(last=False)[1]
-            with old.lock:  # its last call may still run
-                old.made.close()
-        plan.lock.acquire()
-        return plan
+_plan = functools.lru_cache(MOST_PLANS)(_Plan)
+_making = threading.Lock()
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from bs4 import BeautifulSoup, Tag
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 from nbformat import NotebookNode
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -169,7 +170,9 @@ def _cell(cell: NotebookNode, outline: _Outline, folder: Path) -> dict[str, obje
     name = f"cell {cell.get('execution_count') or outline.count}"
     if cell.cell_type == "code":
         code = Markup(highlight(cell.source, PythonLexer(), HtmlFormatter(nowrap=True)))
-        outputs = [html for output in _joined(cell.outputs) if (html := _output(output, name, folder))]
+        cell.outputs = [output for output in cell.outputs if _WIDGET not in output.get("data", {})]  # they are live
+        CoalesceStreamsPreprocessor().preprocess_cell(cell, {}, 0)
+        outputs = [html for output in cell.outputs if (html := _output(output, name, folder))]
         about = dict(lines=len(cell.source.splitlines()), open="shown" in cell.metadata.get("tags", ()))
         return dict(prose="", name=name, code=code, outputs=outputs, **about)
     if cell.cell_type == "markdown":
@@ -177,18 +180,6 @@ def _cell(cell: NotebookNode, outline: _Outline, folder: Path) -> dict[str, obje
     else:
         prose = _said(cell.source)
     return dict(prose=prose, lines=0, outputs=[])
-
-
-def _joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """The outputs, those without a live widget's, and what was written to one stream in one piece."""
-    joined: list[NotebookNode] = []
-    for output in outputs:
-        last = joined[-1] if joined else {}
-        if output.output_type == last.get("output_type") == "stream" and output.name == last.name:
-            last.text += output.text
-        elif _WIDGET not in output.get("data", {}):
-            joined.append(output)
-    return joined
 
 
 def _output(output: NotebookNode, name: str, folder: Path) -> Markup:

@@ -38,7 +38,7 @@ class LinearProblem(CaseCosts, Problem):
         bias = torch.randn(case.out_features, generator=self._seed("bias"), device=device).to(self.dtype)
         self.bias = bias if case.bias else None
         self.x = self._inputs(case.workload.distribution, "x", repeat)
-        self.keep, self._buffers, self._folded, self._columns = None, {}, None, None
+        self.keep, self._buffers, self._columns = None, {}, None
         self.unfold: dict[str, torch.Tensor] = {}  # by tensor: where the columns of what was made belong
         if any(METHODS[name].load().uses_mask for name in case.methods):
             self.keep = masks.make(case.mask, self.weight.shape, weight=self.weight, seed=case.seed, device=device)
@@ -113,7 +113,7 @@ class LinearProblem(CaseCosts, Problem):
             for what in ("y", "dx")[: 1 + self.phase.backward]:
                 self.expected(method, what, reference)
         if METHODS[method].folded:
-            self.folded()
+            _ = self.folded
 
     def forget(self) -> None:
         self.reference.forget()
@@ -143,22 +143,21 @@ class LinearProblem(CaseCosts, Problem):
         return layer.unsupported(self.case.mask, self.device, self.dtype, **options) or self.too_large(name)
 
     def build(self, method: str) -> LinearRunner:
-        return LinearRunner(self.folded() if METHODS[method].folded else self, method)
+        return LinearRunner(self.folded if METHODS[method].folded else self, method)
 
+    @cached_property
     def folded(self) -> "LinearProblem":
         """The same, with inputs, gradients, bias and teacher in the order that the neighbours of a folded method keep;
         the weight and the truths stay.
         """
-        if self._folded is None:
-            n, k = (one.to(self.device) for one in orders(self.case.mask, *self.weight.shape))
-            self._folded = found = copy.copy(self)
-            found.unfold = {"y": n.argsort(), "dx": k.argsort(), "db": n.argsort()}
-            found.bias, found.x = None if self.bias is None else self.bias[n], self.x[:, k]
-            found.__dict__ |= {"dy": self.dy[:, n]} if self.phase.backward else {}
-            found._columns = k
-            if self.phase.train and self.smallest:
-                found.__dict__["teacher"] = self.teacher[n][:, k]
-        return self._folded
+        n, k = (one.to(self.device) for one in orders(self.case.mask, *self.weight.shape))
+        found = copy.copy(self)
+        found.unfold, found._columns = {"y": n.argsort(), "dx": k.argsort(), "db": n.argsort()}, k
+        found.bias, found.x = None if self.bias is None else self.bias[n], self.x[:, k]
+        found.__dict__ |= {"dy": self.dy[:, n]} if self.phase.backward else {}
+        if self.phase.train and self.smallest:
+            found.__dict__["teacher"] = self.teacher[n][:, k]
+        return found
 
     def layer(self, name: str) -> ShardedLinear:
         make, options = METHODS[name].load(), self._options(name)

@@ -50,8 +50,7 @@ class Trainer:
     def update(self) -> None:
         """The optimizer's step, and the stages that it makes necessary. Communicates nothing."""
         self.optimizer.step()
-        for stage in self.layer.post_step().values():
-            stage()
+        self.layer.refresh()
 
     def step(self, x: Tensor, dy: Tensor) -> tuple:
         """(y, dX, dW, db) of one whole step with a given dy."""

@@ -56,13 +56,8 @@ def _graphed(copies: Sequence[Runner]) -> Work:
     x, graphs = copies[0].problem.x, [one.layer.graphed() for one in copies if one.active]
     for graph in graphs:
         graph(x)
-
-    def release() -> None:
-        for graph in graphs:
-            graph.close()
-
     calls = [partial(graph, x) for graph in graphs] or [lambda: None] * len(copies)
-    return Work("forward_graph_call", calls, eager=True, release=release)
+    return Work("forward_graph_call", calls, eager=True, release=lambda: [graph.close() for graph in graphs])
 
 
 def reductions(one: Runner) -> list[Work]:

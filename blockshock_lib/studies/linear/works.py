@@ -62,34 +62,21 @@ class Works:
         several = heavy and way in (many := ways.products(self.layer, x)) and len(many) > 1
         sent, others = self.problem.cost(self.name).sent, ("product_by_kernel",) * several
         alone = not sent and self.problem.bias is None
-        how = {"recheck": self.made, "heavy": heavy, "traced": heavy}
+        detail, also = (way, ("compute_kernel", *others)) if alone else ("", ())
+        if len(self.counts) > 1:
+            detail, also = str(self.layer.chunks), ("forward_chunks_kernel",)
+        how, forward = {"recheck": self.made, "heavy": heavy}, lambda one: one.multiply(x)
         found = [
-            self.cut(self.layer.chunks, also=("forward_chunks_kernel",))
-            if self.has_chunks
-            else self.work("forward_kernel", lambda one: one.multiply(x), way, also=("compute_kernel", *others), **how)
-            if alone
-            else self.work("forward_kernel", lambda one: one.multiply(x), **how),
-            self.work("forward_call", lambda one: one.multiply(x), eager=True),
+            self.work("forward_kernel", forward, detail, also=also, traced=heavy, **how),
+            self.work("forward_call", forward, eager=True),
         ]
         if not alone:
             found.append(self.work("compute_kernel", lambda one: one.local(x), way, also=others))
         if sent:
             found.append(self.collective("reduce_kernel", lambda: self.layer.local(x), self.layer.reduce))
-        if self.has_chunks:
-            found += [self.cut(count) for count in self.counts if count != self.layer.chunks]
+        for count in (count for count in self.counts if count != self.layer.chunks):
+            found.append(self.work("forward_chunks_kernel", self._by(forward, chunks=count), str(count), **how))
         return found
-
-    @property
-    def has_chunks(self) -> bool:
-        """Whether the forward's batch may be cut."""
-        return len(self.counts) > 1
-
-    def cut(self, count: int, also: tuple[str, ...] = ()) -> Work:
-        """The forward with its batch cut into `count` pieces, whatever the layers take."""
-        metric, heavy = "forward_kernel" if also else "forward_chunks_kernel", not self.phase.backward
-        traced = bool(also) and heavy
-        how = {"also": also, "recheck": self.made, "heavy": heavy, "traced": traced}
-        return self.work(metric, self._by(lambda one: one.multiply(self.x), chunks=count), str(count), **how)
 
     def _by(self, call: Callable[[ShardedLinear], Any], **settings: Any) -> Callable[[ShardedLinear], Any]:
         """`call` with these settings, whatever the layer takes."""
@@ -221,13 +208,12 @@ class Works:
 
         others = [by for by in layer.wgrad_strategies() if by != layer.wgrad_by]
         stages = {one: one.post_step() for one in self.layers}
+        orders = [taken, not taken] if self.has_orders else []
         return [
             self.work("step_kernel", lambda one: trainers[one].step(x, dy), recheck=self.step, heavy=True, traced=True),
-            self.backward("backward_kernel", taken, also=("backward_order_kernel",))
-            if self.has_orders
-            else self.backward("backward_kernel"),
+            self.backward("backward_kernel", *orders[:1], also=("backward_order_kernel",) * bool(orders)),
             dw("dw_kernel", layer.wgrad_by, ("dw_strategy_kernel",) if others else ()),
-            *([self.backward("backward_order_kernel", not taken)] if self.has_orders else []),
+            *(self.backward("backward_order_kernel", order) for order in orders[1:]),
             *(dw("dw_strategy_kernel", by) for by in others),
             self.work("optimizer_kernel", lambda one: trainers[one].optimizer.step(), before=give),
             *(self.work(f"{s}_kernel", lambda one, s=s: stages[one][s]()) for s in stages[layer]),

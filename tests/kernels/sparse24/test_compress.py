@@ -35,12 +35,10 @@ def test_what_does_not_fit_is_refused():
     pattern, weight = Pattern.of(mask_of(TRANSPOSABLE[0], (64, 128))), weight_of((64, 128))
     small, other = Pattern.of(mask_of(TRANSPOSABLE[0], (32, 64))), Pattern.of(mask_of(MASKS[0], (64, 128)))
     for error, match, call, *given in (
-        (ValueError, r"needs \[64, 128\]", compress.both, weight.t(), pattern),
-        (ValueError, "bf16 or fp16", compress.both, weight.float(), pattern),
+        (ValueError, r"needs \[64, 128\]", compress.values_of_both, weight.t(), pattern, *2 * (weight,)),
         (ValueError, "bf16 or fp16", compress.blank, pattern, torch.float32),
-        (UnsupportedError, "multiples of 64", compress.both, weight_of((32, 64)), small),
         (UnsupportedError, "multiples of 64", compress.blank, small, torch.bfloat16),
-        (UnsupportedError, "output dimension", compress.both, weight, other),
+        (UnsupportedError, "output dimension", compress.values_of_both, weight, other, *2 * (weight,)),
         (ValueError, "out must", compress.values_of_both, weight, pattern, weight[:, :64], weight[:32].view(128, 32)),
     ):
         with pytest.raises(error, match=match):
@@ -54,9 +52,16 @@ def library(monkeypatch):
     return lambda reason: monkeypatch.setattr(compress, "known", lambda device: reason)
 
 
+def both(weight, pattern):
+    """W [N, K] and W^T packed, their values in one pass."""
+    packed = cslt.blank(pattern, weight.dtype), cslt.blank(pattern.t(), weight.dtype)
+    compress.values_of_both(weight, pattern, *(one.values for one in packed))
+    return packed
+
+
 def packed_forms(weight, keep):
     pattern = Pattern.of(keep)
-    return [cslt.pack(weight, keep), *(cslt.pack_both(weight, pattern) if pattern.transposable else ())]
+    return [cslt.pack(weight, keep), *(both(weight, pattern) if pattern.transposable else ())]
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=" ".join)

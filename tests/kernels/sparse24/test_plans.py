@@ -2,9 +2,9 @@
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import sys
-from collections import OrderedDict
 from functools import partial
 from unittest import mock
 
@@ -39,7 +39,7 @@ def library(monkeypatch):
     fake = library_of()
     monkeypatch.setattr(plans, "_library", lambda: fake)
     monkeypatch.setattr(plans, "_handle", lambda index: 1000)
-    monkeypatch.setattr(plans, "_plans", OrderedDict())
+    monkeypatch.setattr(plans, "_plan", functools.lru_cache(plans._Plan))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)  # the index of a CPU's tensor
     for name in ("alloc", "delete"):
@@ -71,7 +71,7 @@ def test_the_library_is_called_on_the_device_of_the_tensors(library, monkeypatch
 
 
 def test_plans_are_bounded_and_the_one_unused_for_longest_is_freed_whole(library, monkeypatch):
-    monkeypatch.setattr(plans, "MOST_PLANS", 2)
+    monkeypatch.setattr(plans, "_plan", functools.lru_cache(2)(plans._Plan))
     run(rows=8), run(rows=16), run(rows=8)
     assert not freed(library)
     run(rows=24), run(rows=8)
@@ -87,7 +87,7 @@ def test_a_refusal_is_a_runtime_error_and_keeps_nothing(library):
     library.matmul_plan_init.side_effect = REFUSED
     with pytest.raises(RuntimeError, match=r"refuses \(9, 1, -1\)"):
         run(setting=Setting(9))
-    assert freed(library) == [1, 2, 3, 4, 5] and not plans._plans
+    assert freed(library) == [1, 2, 3, 4, 5] and not plans._plan.cache_info().currsize
     library.matmul_plan_init.side_effect = numbers
     run(setting=Setting(9))
     assert library.matmul.call_count == 1 and given == [(library.MatmulAlgAttribute.CONFIG_ID, 9, 4)] * 2

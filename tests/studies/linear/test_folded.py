@@ -32,8 +32,8 @@ def test_a_chain_undoes_the_orders_at_its_ends_alone():
 def test_what_it_is_given_counts_as_no_methods_memory_and_is_freed_with_the_case():
     own = on(asked("phase3"), phase="phase3", optimizer="sgd", methods=("folded_dense",))
     own.prepare("folded_dense")
-    assert own._folded is not None, "made before the peak of a method is read"
-    assert torch.equal(own.folded().batch(1), own.batch(1)[:, own._folded._columns])
+    assert "folded" in vars(own), "made before the peak of a method is read"
+    assert torch.equal(own.folded.batch(1), own.batch(1)[:, own.folded._columns])
     gone = weakref.ref(own)
     gc.disable()
     try:

@@ -68,6 +68,25 @@ class PermutedDense(Method):
         return "periodic"
 
 
+class FoldedDense(PermutedDense):
+    """D folded: as D, without a copy, where a model's other layers are made for it."""
+
+    def extra(self, shape: Shape) -> float:
+        return 0.0
+
+    def cost_dgrad(self, shape: Shape) -> Cost:
+        cost = super().cost_dgrad(shape)
+        if shape.term_columns == shape.in_features:
+            return cost
+        # It writes its columns straight into zeros.
+        made = shape.batch * shape.term_columns * shape.itemsize
+        return cost._replace(read=cost.read - made, written=cost.written - made, peak=cost.peak - made)
+
+    def cost_wgrad(self, shape: Shape, by: str = "periodic") -> Cost:
+        product = super().cost_wgrad(shape)
+        return product._replace(peak=product.written)
+
+
 def _gathering(shape: Shape, given: float, made: float) -> Cost:
     """Of ranks that each make their share of `made` bytes from all of `given`, and all-gather it."""
     entries, shard = shape.out_features * shape.in_features / shape.world_size, made / shape.world_size
@@ -90,3 +109,6 @@ ROWS = tuple(
         (PermutedDense, "permuted_dense", "D permuted dense", "D", "#009E73", "v", "PermutedDenseLinear", "terms"),
     )
 )
+_LOOKS = ("folded_dense", "D folded", "D folded", "#000000", "<")
+_LAYER = "blockshock_lib.studies.linear.folded:FoldedDenseLinear"
+ROWS += (FoldedDense(*_LOOKS, _LAYER, "terms", periodic_only=True, folded=True),)

@@ -109,10 +109,8 @@ def split_figure(weight: torch.Tensor, *terms: torch.Tensor) -> Figure:
 
 def _pixels(mask0: np.ndarray) -> np.ndarray:
     """uint8 image: 0 for a line, 1 where term 0 holds the weight, 2 where term 1 does."""
-    values = np.where(mask0, 1, 2).astype(np.uint8)
-    large = values.repeat(_CELL, 0).repeat(_CELL, 1)
+    cell = np.pad(np.ones((_CELL - 1, _CELL - 1), np.uint8), (0, 1))
+    large = np.kron(np.where(mask0, 1, 2).astype(np.uint8), cell)
     for axis, size in enumerate(mask0.shape):
-        thin = np.arange(size * _CELL) % _CELL == _CELL - 1
-        large[thin if axis == 0 else (slice(None), thin)] = 0
         large = np.insert(large, np.repeat(np.arange(1, size // 4) * 4 * _CELL, _WIDE), 0, axis)
     return large

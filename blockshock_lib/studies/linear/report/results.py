@@ -32,7 +32,7 @@ def page(frame: pd.DataFrame) -> str:
         by_graph=_count(forward, B1, OURS, "B1", "forward_graph_call"),
         steps={name: _span(verdicts.ratio(step, AXES, *pair, "step_kernel")["ratio"]) for name, pair in pairs.items()},
         s=_span(law.law_rows(frame)["s"]),
-        which=_which(frame),
+        which=_which(forward, step),
         tables=_tables(frame),
         lines=markdown(lines) if "vs B1" in (lines := TABLES["reference lines"](forward)) else [],
         limits=[markdown(TABLES[name](forward)) for name in ("products", "all-reduce")],
@@ -65,18 +65,16 @@ def _tables(frame: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
             yield named, _wide(part, build.interval)
 
 
-def _which(frame: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
+def _which(forward: pd.DataFrame, step: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
     """Which method to use, by what it is that takes least."""
-    forward, step = law.rows_of(frame, "forward"), law.rows_of(frame, "step")
     asked = [
         ("A forward", forward, AXES, "forward_kernel"),
         ("A forward, energy", tables.widest(forward, AXES), AXES, "energy"),
+        ("A product on one GPU", plots.on_one(forward), plots.ONE, "compute_kernel"),
     ]
-    asked += [("A product on one GPU", plots.on_one(forward), plots.ONE, "compute_kernel")]
     for optimizer in AXES.sort("optimizer", step["optimizer"]):
-        asked.append(
-            (f"A step, {optimizer_name(optimizer)}", step[step["optimizer"].eq(optimizer)], AXES, "step_kernel")
-        )
+        rows = step[step["optimizer"].eq(optimizer)]
+        asked.append((f"A step, {optimizer_name(optimizer)}", rows, AXES, "step_kernel"))
     for title, rows, axes, metric in asked:
         found = fastest.fastest(rows, axes, metric)
         if len(found):
