@@ -1,12 +1,14 @@
 """What the study promises of one GPU beside its law: over FlexAttention, by `auto`, dilated; and the study's page."""
 
+import re
+
 import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.tables import ABSENT, markdown, shown, smallest_first
 from blockshock_lib.report.verdicts import FASTER, NO_CLAIM, SLOWER, UNDECIDED
-from blockshock_lib.studies.attention import hypotheses, law, report, scaling_report
+from blockshock_lib.studies.attention import hypotheses, report, scaling_report
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.report import WORKS
 from blockshock_lib.studies.attention.scaling_hypotheses import NONE
@@ -118,31 +120,12 @@ _SECTIONS = {  # phase, "" for all records: title: the table, and what it says
 }
 
 
-def beats(frame: pd.DataFrame) -> str:
-    """`report.answer`, shorter where a density below which sparse is faster is known of every length."""
-    rows = law.blocks(frame)
-    rows, _ = frames.focus(rows, AXES, metrics=(frames.time_metric(rows, "forward_kernel"), "block_density"))
-    found = [row for row, _ in law.judged(rows)]
-    ends = [row["law"].even.low for row in found]
-    if not found or frames.no_claim(rows) or not 0 < min(ends) <= max(ends) < 1 or any(r["nowhere"] for r in found):
-        return report.answer(frame)
-    by, ran = (
-        dict.fromkeys(AXES.short(row["method"]) for row in found),
-        dict.fromkeys(r["dense kernels"] for r in found),
-    )
-    span = " to ".join(dict.fromkeys(f"{end:.2f}" for end in (min(ends), max(ends))))
-    return (
-        f"Block-sparse attention ({', '.join(by)}) is faster than the fastest dense kernel that ran ({'; '.join(ran)}) "
-        f"below a density of {span} or more, at {', '.join(str(row['k_len']) for row in found)} keys "
-        f"({AXES.setting(found[0])}, {found[0]['dtype']})."
-    )
-
-
 def answer(frame: pd.DataFrame) -> str:
     """That of each phase that was timed."""
-    said = {"attention_speed": beats, "attention_scaling": scaling_report.answer}
+    said = {"attention_speed": report.answer, "attention_scaling": scaling_report.answer}
     found = [say(frame[frame["phase"].eq(phase)]) for phase, say in said.items() if phase in verdicts.phases(frame)]
     found = [one.partition(", by points of")[0] + "." * (", by points of" in one) for one in found]  # A1 names them
+    found = [re.sub(r", batch \d+, \d+ densities", "", one) for one in found]
     return " ".join(dict.fromkeys(found)) or report.answer(frame)
 
 

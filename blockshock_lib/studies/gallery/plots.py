@@ -25,10 +25,8 @@ def speed_over_dense(frame: pd.DataFrame) -> Figure:
     table = report.speeds(chosen)
     if table.empty:
         return figures.empty(title, "no case holds valid times of a pattern and of the best dense product")
-    panels = (
-        table.groupby(["weight", "batch"], sort=False)["case"].nunique().sort_values(ascending=False, kind="stable")
-    )
-    places = sorted(panels.index[:_MOST])
+    panels = table.groupby(["weight", "batch"], sort=False)["case"].nunique()
+    places = sorted(panels.sort_values(ascending=False, kind="stable").index[:_MOST])
     no_claim = frames.no_claim(table)
     if not no_claim:
         wins = report.fastest(table)["outcome"].eq(report.FASTER)
@@ -119,9 +117,8 @@ def fastest(frame: pd.DataFrame) -> Figure:
                     wins = row["outcome"] == report.FASTER
                     colour = AXES.look(row["method"]).colour if wins else MUTED
                     ax.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=0.35))
-                    ax.text(
-                        x, y, f"{AXES.short(row['method'])}\n{row['ratio']:.2f}x", ha="center", va="center", fontsize=8
-                    )
+                    text = f"{AXES.short(row['method'])}\n{row['ratio']:.2f}x"
+                    ax.text(x, y, text, ha="center", va="center", fontsize=8)
         ax.set(xlim=(-0.5, len(sparsities) - 0.5), ylim=(-0.5, len(batches) - 0.5), xlabel="sparsity", ylabel="B")
         ax.set_xticks(range(len(sparsities)), [f"{sparsity:g}" for sparsity in sparsities])
         ax.set_yticks(range(len(batches)), batches)
