@@ -148,8 +148,17 @@ class CaseRun:
         self._seen.add(what)
         return first
 
+    def begin(self, method: str) -> None:
+        """Says whose work comes next, "" for no method's, once what came before has ended: its faults are its own."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if self.problem.case.emulated:  # threads of one process, in turns: what one of them still has to do comes first
+            self.group.max_over_ranks([0.0], self.device)
+        self.problem.begins(method)
+
     def attempt(self, method: str, fn: Callable[[], Any], metric: str = "check") -> Any:
         """fn()'s result; None where it was refused, and a row of `metric` says why: only "check" condemns a method."""
+        self.begin(method)
         try:
             return fn()
         except Refused as refused:

@@ -31,7 +31,7 @@ def measure(
 ) -> list[Row]:
     """Runs every method of `problem.case` and returns the rows of the case, the same on every rank. A method that
     cannot run, does not fit or fails its check gets a row that says so, and no time. `emit` takes the rows of samples
-    as they come, on rank 0; `done`: those of a case that was cut off, behind which samples go on.
+    as they come, on rank 0; `done`: those of a case that was cut off: samples go on behind them, without what failed.
     """
 
     def ranked(group: Group) -> list[Row]:
@@ -56,7 +56,8 @@ class Session:
     ):
         self.run, self.timing, self.traces, self.emit, self.done = run, timing, traces, emit, done
         self.problem, self.device = run.problem, run.device
-        self.names = list(self.problem.case.methods)
+        gone = {row["method"] for row in done if row["status"] != "ok"}
+        self.names = [name for name in self.problem.case.methods if name not in gone]
         again = [name for name in self.names if timing and name in twin][:1]
         self.names += [TWIN] * len(again)
         self.methods = {name: name for name in self.names} | dict.fromkeys([TWIN], *again)  # by the names of their rows
@@ -146,6 +147,7 @@ class Session:
 
     def time(self, runners: dict[str, Runner]) -> None:
         run = self.run
+        run.begin("")  # the ceilings are no method's
         release_cache(self.device)
         timing, emulated = self.timing, self.problem.case.emulated
         meter = None if emulated or self.device.type == "cpu" else power.meter(self.device.index or 0)
@@ -173,6 +175,7 @@ class Session:
                 lines = (work for work in mine if work.aside)
                 own += [work for work in lines if run.attempt(name, partial(self.recheck, name, [work]), work.metric)]
                 self.report(name, own, times, runners[name].facts(ceilings))
+        run.begin("")  # nor is what is left to do
         for work in every:
             run.timer.release(work)
             if work.release is not None:
@@ -202,6 +205,8 @@ class Session:
         more = partial(self.run.agree, lambda: [runner] + [self.tuned(self.methods[name]) for _ in range(count - 1)])
         copies = self.run.attempt(name, more)
         works = runner.works(self.run, copies) if copies else []
+        for work in works[:1]:
+            work.begin = partial(self.run.begin, name)
         for work in works:
             work.active = runner.active
         return works

@@ -179,6 +179,7 @@ class Problem:
 
     dtype: torch.dtype
     state: Path | None = None  # a file for what samples go on from, removed when the case's record is written
+    begins: Callable[[str], None] = staticmethod(lambda method: None)  # hears on every rank whose work comes next
 
     def __init__(self, case: Any, params: Any, *, device: torch.device, group: Group, repeat: int = 0):
         self.case, self.params, self.device, self.group, self.repeat = case, params, device, group, repeat

@@ -63,6 +63,7 @@ class Work:
     aside: bool = False  # a line beside the method's own: where it is wrong, it alone has no time
     owners: list[Any] = field(default_factory=list)  # objects whose attributes are put back after a capture
     release: Call | None = None  # frees what the calls made for themselves, once all is timed
+    begin: Call = lambda: None  # of a method's first: says that it is the method's turn, before it leads in
     active: bool = True
     fn: Call | None = None
     inner: int = 1
@@ -226,7 +227,7 @@ class Timer:
         works = [work for turn in turns for work in turn]
         if not works:
             return {}
-        guess = [min([self.sample(work) for _ in range(warmup)]) for work in works]
+        guess = [work.begin() or min([self.sample(work) for _ in range(warmup)]) for work in works]
         slow = dict(zip(works, self.group.max_over_ranks(guess, self.device), strict=True))
         for work, ms in slow.items():
             work.count = calls_for(ms * work.inner, self.min_sample_ms, MAX_CALLS // work.inner)
@@ -235,6 +236,7 @@ class Timer:
         for number, done in enumerate(range(0, samples, block), first):
             at = number % len(turns)
             for work in itertools.chain(*turns[at:], *turns[:at]):
+                work.begin()
                 if work.heavy:
                     work.led.append(self.lead_in(work, slow[work]))
                 mine[work] += [self.sample(work) for _ in range(min(block, samples - done))]

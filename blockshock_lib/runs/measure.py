@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pkgutil
+import re
 import threading
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from blockshock_lib.ranks.worker import RankContext
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+# A process that died, or an error after which a process can use its GPU no more.
+BROKEN = re.compile(r"^(SIG\w+|Exit): |cuda[ _]?(driver )?error|error \[cuda\]|illegal memory access", re.IGNORECASE)
 
 
 def measure(
@@ -45,7 +48,7 @@ def measure(
     try:
         problem = pkgutil.resolve_name(brought.problem)
         own = problem(case, params, device=ctx.device, group=Group.of(), repeat=group)
-        own.state = ctx.log.parent.parent / "records" / f"{case.id}-{group}.state"
+        own.begins, own.state = ctx.emit, ctx.log.parent.parent / "records" / f"{case.id}-{group}.state"
         return experiment.measure(own, params, brought, traces, ctx.emit, done)
     finally:
         # The next case must not run out of memory for what this one left in cycles and in the allocator's cache.
@@ -68,9 +71,9 @@ def run(
 ) -> None:
     """Measure every case in `params.timing.groups` fresh groups of workers; write one record a case and group. Cases of
     one rank that are not timed run side by side, each on a device of its own. `task`, module-level, runs on every rank;
-    its last argument is what it sent by `ctx.emit`, rows, when the case was stopped before. `on_event` hears of done,
-    total, case, group and status: "running", then "ok", "failed", "oom" or "timeout". `finished`: (case id, group) of
-    records that are there. `gives_up`: a case that an earlier attempt began, and that said nothing then, is failed.
+    it emits rows, and each method that it begins; its last argument is the rows of earlier attempts. `on_event` hears
+    of done, total, case, group and status: "running", then "ok", "failed", "oom" or "timeout". `finished`: (case id,
+    group) of records that are there. `gives_up`: a case that an earlier attempt began and said nothing of is failed.
 
     Raises: LaunchError: `task` cannot be sent, or a group cannot start. RecordError: a record cannot be written.
     """
@@ -89,8 +92,8 @@ def run(
             on_event(event | {"case": case.label, "group": index, "status": status})
 
     def lane(cases: Iterator[Case], index: int, stack: contextlib.ExitStack, processes: int, first: int = 0) -> None:
-        workers = None
-        for case in cases:
+        workers, case, again = None, None, []
+        while (case := case if again else next(cases, None)) is not None:
             if stopped.is_set():
                 return
             say(case, index, "running")
@@ -108,16 +111,21 @@ def run(
                         task,
                         *(study.name, case, params, index, part.rows),
                         seconds=params.limits.case_seconds,
-                        on_emit=lambda rank, rows, part=part: part.add(rows),  # one speaks: rank 0 or its heir
+                        on_emit=part.hear,
                         may_lose=study.may_lose(case),
                     )
                     rows = kept(study, answers)
-                    broken = False
+                    broken, again = False, []
                 except (RankError, DeadlineError, RecordError) as error:
-                    rows = failure_rows(study, case, error, first)
-                    broken = True
+                    rows, broken = failure_rows(study, case, error, first), True
+                    again = left_out(study, case, error, rows, part) if context["code"].get("sources") else []
             if stopped.is_set():  # what another lane raised has ended this one's workers
                 return
+            if again:
+                part.add(again)
+                continue
+            rows = [one for one in rows if one["method"] not in part.gone]
+            rows += [one for one in part.rows if one["method"] in part.gone]
             status = next((s for s in ("failed", "oom", "timeout") if any(r["status"] == s for r in rows)), "ok")
             written = dict(run=run_name, group=index, context=context, seconds=time.monotonic() - started)
             record.write(folder, study=study, case=case, rows=[*rows, *sampler.rows()], **written)
@@ -128,13 +136,11 @@ def run(
     for index in range(params.timing.groups):
         left = [case for case in cases if (case.id, index) not in finished]
         alone = [case for case in left if case.world_size == 1 and not study.phases[case.phase].timed]
-        lanes = min(len(alone), hardware.processes)
-        if lanes < 2 or group is not WorkerGroup:
-            with contextlib.ExitStack() as stack:
-                lane(iter(left), index, stack, hardware.processes)
-            continue
+        lanes = min(len(alone), hardware.processes) if group is WorkerGroup else 0
         with contextlib.ExitStack() as stack:
-            lane(iter([case for case in left if case.world_size > 1]), index, stack, hardware.processes)
+            lane(iter([case for case in left if lanes < 2 or case.world_size > 1]), index, stack, hardware.processes)
+        if lanes < 2:
+            continue
         rest = iter(alone)  # that of a list may be shared by threads
         with ThreadPoolExecutor(lanes) as pool, contextlib.ExitStack() as stack:
             try:
@@ -148,8 +154,9 @@ def run(
 class Part:
     """`records/<case>-<group>.part`: a line a message, with a digest over it and all before it, synced as it comes. The
     first says what is measured, by which code and where; a file that begins otherwise is begun anew. RecordError: it
-    cannot be written. `rows`: what earlier attempts have left. `silent`: whether the latest left nothing. `state`: what
-    a problem keeps beside it to go on from; that of a file that is begun anew is removed.
+    cannot be written. `rows`: what earlier attempts have left; `gone`: the methods that failed in them, `running`: what
+    each rank has begun now. `silent`: whether the latest left nothing. `state`: what a problem keeps beside it to go on
+    from; that of a file that is begun anew is removed.
     """
 
     def __init__(self, folder: Path, case: Any, group: int, context: dict[str, Any]):
@@ -158,6 +165,7 @@ class Part:
         sources = context["code"].get("sources")
         begun = {"case": case.id, "group": group, "machine": context["machine"], "sources": sources}
         self.rows: list[dict[str, Any]] = []
+        self.running: dict[int, str] = {}
         self.silent, self._digest, end = False, "", 0
         for message, size, digest in messages(self.path):
             if not end and (message != begun or not sources):
@@ -167,6 +175,11 @@ class Part:
         self._write(begun, end)
         if not end:
             self.state.unlink(missing_ok=True)
+        self.gone = {one["method"] for one in self.rows if one["status"] != "ok"}
+
+    def hear(self, rank: int, said: str | list[dict[str, Any]]) -> None:
+        # Rows come from one rank: rank 0 or its heir.
+        self.running.update({rank: said}) if isinstance(said, str) else self.add(said)
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         self._write({"rows": rows})
@@ -209,6 +222,16 @@ def kept(study: Study, answers: list[Any]) -> list[dict[str, Any]]:
     rows += [row(study.metrics, "machine", "lost", 1.0, rank=one.rank, detail=first_line(one.reason)) for one in lost]
     record.validate(rows, study.metrics)
     return rows
+
+
+def left_out(study: Study, case: Case, error: Exception, rows: list[dict], part: Part) -> list[dict[str, Any]]:
+    """Of `rows`, by which all methods failed, that of the one that ended its process or broke its GPU's context: the
+    case is begun anew without it. None where that is not known, or it is the baseline or the case's first.
+    """
+    name, why = part.running.get(getattr(error, "rank", -1)), "; the case was begun anew without it"
+    if name in {None, case.methods[0], *study.twin, *part.gone} or not BROKEN.search(f"{error.kind}: {error.message}"):
+        return []
+    return [one | {"reason": one["reason"] + why} for one in rows if (one["method"], one["status"]) == (name, "failed")]
 
 
 def failure_rows(

@@ -156,6 +156,15 @@ def test_samples_are_sent_as_they_come_and_a_case_that_was_cut_off_goes_on_behin
     assert [row for row in again if row["metric"] != "lead"] == [row for row in whole if row["metric"] != "lead"]
 
 
+def test_a_method_is_named_once_a_turn_and_never_between_its_samples(monkeypatch):
+    seen = []
+    monkeypatch.setattr(toy.Sorting, "begins", lambda problem, method: seen.append(method[:1]))
+    monkeypatch.setattr(Timer, "sample", lambda timer, work: seen.append(".") or 1.0)
+    run(samples=6)
+    turns = ("w..s..t..", "w......s......t......", "s......t......w......")  # the warm-up, then two turns of two works
+    assert "".join(seen).endswith("".join(turns) + "wst"), "at last what was timed is checked again"
+
+
 ERRORS = [
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"), "oom"),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 21474836480 bytes."), "oom"),

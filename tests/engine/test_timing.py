@@ -134,9 +134,9 @@ def test_only_heavy_works_lead_in_at_each_turn(monkeypatch):
     timer, seen = Timer(CPU, Group(), 1), []
     monkeypatch.setattr(timer, "sample", lambda work: seen.append(work.fn) or 25.0)
     monkeypatch.setattr(timer, "lead_in", lambda work, ms: seen.append(work.fn.upper()) or ms)
-    a, b = work("a", heavy=True), work("b")
+    a, b = work("a", heavy=True, begin=lambda: seen.append("(")), work("b")
     taken = timer.interleave([[a, b]], warmup=1, samples=6)
-    assert "".join(seen) == "ab" + "Aaaa" + "bbb" + "Aaaa" + "bbb"
+    assert "".join(seen) == "(ab" + "(Aaaa" + "bbb" + "(Aaaa" + "bbb", "a turn begins before it leads in"
     assert [len(times) for times in taken.values()] == [6, 6] and a.led == [25.0, 25.0] and not b.led
 
 

@@ -121,6 +121,32 @@ def test_a_shortage_of_memory_is_told_from_other_failures_by_the_line_that_says_
     assert all(row["reason"].startswith(f"rank 1: {kind}: {reason}") for row in rows)
 
 
+ILLEGAL = ("AcceleratorError", "CUDA error: an illegal memory access was encountered")
+BREAKS = [
+    (0, *ILLEGAL, "block_shock", True),
+    (0, "RuntimeError", "Triton Error [CUDA]: an illegal memory access was encountered", "permuted_dense", True),
+    (0, "SIGSEGV", "the process was ended by SIGSEGV", "block_shock", True),
+    (1, "SIGSEGV", "the process was ended by SIGSEGV", "block_shock", False),  # no rank that said so
+    *((0, *ILLEGAL, name, False) for name in ("", "twin", "dense", "row_parallel")),  # the first, and the baseline
+    (0, "ValueError", "planted", "block_shock", False),
+    (0, "AcceleratorError", "CUDA error: out of memory", "block_shock", False),
+]
+
+
+@pytest.mark.parametrize("rank, kind, message, running, anew", BREAKS)
+def test_a_case_is_begun_anew_once_without_the_method_that_broke_it(rank, kind, message, running, anew, tmp_path):
+    case = workers.faulty("0", methods=("dense", "row_parallel", "block_shock", "permuted_dense"))
+
+    def left_out():
+        part, error = Part(tmp_path, case, 0, CONTEXT), RankError(rank, kind, message, "")
+        part.hear(0, running)
+        part.add(made := measure.left_out(STUDY, case, error, measure.failure_rows(STUDY, case, error), part))
+        return [one["method"] for one in made], part.gone
+
+    assert left_out() == ([running] if anew else [], set())
+    assert left_out() == ([], {running} if anew else set()), "a run that is stopped then and resumed knows it"
+
+
 def test_a_hung_case_times_out_and_every_repeat_has_a_fresh_group(tmp_path, light):
     frame, _ = run(tmp_path, [workers.faulty("0"), workers.faulty("1", "hang")], groups=2, case_seconds=3)
     late = frame[frame.status == "timeout"]

@@ -80,6 +80,24 @@ def test_a_rank_that_may_be_lost_is_and_the_case_goes_on(tmp_path):
     assert found[found.metric.eq("lead") & found.method.eq("shared")].value.tolist() == [1, -2, 3, -4]
     assert set(found[found.metric.eq("check")].status) == {"ok"}
     assert set(found[found.metric.eq("sort_kernel")].method) == {"whole", "shared", "twin"}
+    assert found[found.metric.eq("lost")]["rank"].tolist() == [1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("emulated", [False, True])
+def test_a_method_that_ends_its_process_fails_alone_and_fresh_workers_measure_the_others(emulated, tmp_path):
+    orders, last = ["fatal check", "fatal call"], 0 if emulated else 1
+    how = {"methods": ["whole", "careless", "shared"], "hardware.emulated": emulated}
+    found = run(tmp_path, n=[64], orders=orders, **how)
+    for order in orders:
+        rows = found[found.order.eq(order)].set_index("metric")
+        (failed,) = rows[rows.status.eq("failed")].itertuples()
+        assert (failed.Index, failed.method, failed.detail) == ("check", "careless", f"logs/rank{last}.log"), order
+        ended = f"rank {last}: Exit: the process ended with exit code 3 without an answer"
+        assert failed.reason == f"{ended}; the case was begun anew without it"
+        assert set(rows.loc["sort_kernel", "method"]) == {"whole", "shared", "twin"}
+        steps = 2 + (order == "fatal call")  # of methods that came so far
+        assert rows.loc["lead", "value"].tolist() == [1, -2, 3, -4] * steps, "what was said is kept, and not repeated"
 
 
 @pytest.mark.long
