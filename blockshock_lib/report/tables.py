@@ -179,7 +179,7 @@ def machine_table(frame: pd.DataFrame) -> pd.DataFrame:
     was throttled, why; "shared for sums", the all-reduce's most symmetric memory, which no method's peak counts.
     """
     rows = frames.complete(frame)
-    rows = rows[rows["method"].eq(MACHINE) & rows["status"].eq("ok")]
+    rows = rows[rows["method"].eq(MACHINE) & rows["status"].eq("ok") & rows["rank"].ge(0)]  # others are of the case
     if len(frame) and rows.empty:
         return pd.DataFrame({"GPU": ["no GPU: power and clocks were not read"]})
     table = []

@@ -42,3 +42,10 @@ def test_errors_are_those_of_valid_cells(phase0):
 
 def test_what_rounding_left_of_zero_is_zero_on_every_machine():
     assert tables.rounded(pd.Series([2.2e-14, -1.234e-3])).tolist() == [0.0, -0.00123]
+
+
+def test_the_machine_has_a_line_a_gpu_and_none_for_what_a_case_says(phase0):
+    said = [("power", 500.0, 0), ("power", 300.0, 1), ("throttle", 1.0, 1), ("one_at_a_time", 1.0, -1)]
+    rows = [dict(phase0.iloc[0]) | {"method": "machine", "metric": name, "value": v, "rank": r} for name, v, r in said]
+    table = tables.machine_table(pd.DataFrame(rows))
+    assert table["GPU"].tolist() == [0, 1] and table["power median (W)"].tolist() == [500, 300]
