@@ -80,12 +80,15 @@ def _runs(found: Findings) -> str:
 
 
 def note(facts: Mapping[str, Any], study: Study, frame: pd.DataFrame) -> str:
-    """What a reader must know of a run: its rules, the smallest difference that it can claim, and what it lacks."""
+    """What a reader must know of a run: its rules, the smallest difference that it can claim, how it was measured or
+    why it was stopped, and what it lacks.
+    """
     rules, then = code.rules(study)["digest"], (facts.get("rules") or {}).get("digest")
     said = (
         [] if then == rules else ["judged by other rules than stood before it" if then else "its rules were not kept"]
     )
     said += re.findall(r"smallest difference to claim: [\d.]+%", facts.get("verdict", ""))
+    said += filter(None, [facts.get("reason")])
     groups, asked = frame.groupby("case")["group"].nunique(), facts["params"]["timing"]["groups"]
     few = frame[frame["case"].isin(groups[groups < asked].index)].drop_duplicates("case").to_dict("records")
     words = [", ".join(filter(None, (row.get("timed"), study.axes.case(row)))) for row in few]

@@ -34,4 +34,5 @@ def test_a_page_says_of_a_run_its_rules_what_it_can_claim_and_what_it_lacks():
     few = frame[frame["group"].eq(0) | frame["work"].ne("step")].assign(timed=frame["work"])
     assert results.note(own, study, few).endswith("0.4%; 1 of 2 groups: step, width=384, ranks=4")
     assert results.note(own | {"rules": None}, study, frame).startswith("its rules were not kept; ")
+    assert results.note(own | {"reason": "stopped"}, study, frame).endswith("0.4%; stopped")
     assert results.note(own | {"rules": {"digest": "x"}}, study, frame).startswith("judged by other rules")
