@@ -25,8 +25,10 @@ NOTHING = "Not answered: no run on a GPU is shipped yet."
 HOW = """\
 Brackets hold 99% intervals: of times over whole runs, of a single run over its fresh groups of processes, over several
 rivals the least of their ends; of losses over seeds. "[no interval]": one group, or groups too far apart. "Faster" and
-"slower" are said where an interval excludes 1 ([how it is measured](../measuring.md)). "The seed" in a
-hypothesis are the notes that the project began with, whose claims are tested."""
+"slower" are said where an interval excludes 1 ([how it is measured](../measuring.md)). What a run says of its twin, the
+same method timed twice, stands beside it: a claim below the smallest difference of its runs rests on its own interval
+alone. Whole runs at one time on one machine hold no effect of machine or day; the last table names them. "The seed" in
+a hypothesis are the notes that the project began with, whose claims are tested."""
 
 
 def written() -> dict[Path, str | Figure]:
@@ -87,7 +89,10 @@ def note(facts: Mapping[str, Any], study: Study, frame: pd.DataFrame) -> str:
     said = (
         [] if then == rules else ["judged by other rules than stood before it" if then else "its rules were not kept"]
     )
-    said += re.findall(r"smallest difference to claim: [\d.]+%", facts.get("verdict", ""))
+    told = facts.get("verdict", "")
+    said += re.findall(r"\S[^·]* again differs from [^·]*? in [1-9]\d* of \d+ cells[^·;]*", told)
+    said += re.findall(r"smallest difference to claim: [\d.]+%", told)
+    said += [re.sub(r": outputs/\S+ ", ": one run ", one.strip()) for one in re.findall(r"RUNS LIE APART[^·]*", told)]
     said += filter(None, [facts.get("reason")])
     groups, asked = frame.groupby("case")["group"].nunique(), facts["params"]["timing"]["groups"]
     few = frame[frame["case"].isin(groups[groups < asked].index)].drop_duplicates("case").to_dict("records")

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 # A process that died, or an error after which a process can use its GPU no more.
-BROKEN = re.compile(r"^(SIG\w+|Exit): |cuda[ _]?(driver )?error|error \[cuda\]|illegal memory access", re.IGNORECASE)
+BROKEN = re.compile(
+    r"^(SIG(?!TERM|INT)\w+|Exit): |cuda[ _]?(driver )?error|error \[cuda\]|illegal memory access", re.IGNORECASE
+)
 
 
 def measure(

@@ -5,7 +5,7 @@ import torch
 
 from blockshock_lib.comm import Group
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.kernels.sparse24.pattern import Pattern
+from blockshock_lib.kernels.sparse24.pattern import Pattern, larger
 from blockshock_lib.layers import BlockShockLinear
 
 from .test_products import MASKS, assert_right, backend_for, mask_of, problem
@@ -35,6 +35,15 @@ def test_the_kernels_give_the_oracles_bits(mask, shape, dtype):
         if ours.transposable:
             turned = oracle.transpose_values(values.cpu())
             assert torch.equal(bits(ours.transpose_values(values)), bits(turned))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [*SHAPES, (12, 520)])
+def test_the_larger_two_are_the_oracles(shape, dtype):
+    scores, dense = torch.randint(-(1 << 15), 1 << 15, (2, *shape), dtype=torch.int16, device="cuda").view(dtype)
+    scores[:4] = torch.randint(-2, 3, (4, shape[1]), device="cuda").to(dtype)  # many are equal
+    (ours, kept), (oracle, wanted) = larger(scores, dense), larger(scores.cpu(), dense.cpu())
+    assert torch.equal(ours.tiles.cpu(), oracle.tiles) and torch.equal(bits(kept), bits(wanted))
 
 
 def test_more_than_two_to_the_31_bytes_are_moved_right():

@@ -35,4 +35,10 @@ def test_a_page_says_of_a_run_its_rules_what_it_can_claim_and_what_it_lacks():
     assert results.note(own, study, few).endswith("0.4%; 1 of 2 groups: step, width=384, ranks=4")
     assert results.note(own | {"rules": None}, study, frame).startswith("its rules were not kept; ")
     assert results.note(own | {"reason": "stopped"}, study, frame).endswith("0.4%; stopped")
+    said = "PASS · A again differs from A in 1 of 2 cells (0.96x [0.9, 0.99] at b); smallest difference to claim: 9% · "
+    off = results.note(
+        own | {"verdict": f"{said}RUNS LIE APART: time: outputs/x -3% against the others · y"}, study, frame
+    )
+    assert "A again differs from A in 1 of 2 cells (0.96x [0.9, 0.99] at b); smallest" in off
+    assert off.endswith("RUNS LIE APART: time: one run -3% against the others")
     assert results.note(own | {"rules": {"digest": "x"}}, study, frame).startswith("judged by other rules")

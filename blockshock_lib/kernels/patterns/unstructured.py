@@ -87,7 +87,11 @@ def csr_bytes(counts: Counts, itemsize: int) -> float:
 
 def ust(device: torch.device, dtype: torch.dtype, *_) -> str:
     missing = "" if needs.version("nvmath-python") else "nvmath-python is not installed (the extra `cuda`)"
-    return pattern.on_gpu(device, dtype) or missing
+    if why := pattern.on_gpu(device, dtype) or missing:
+        return why
+    from nvmath.sparse.ust.interfaces import torch_interface
+
+    return "" if hasattr(torch_interface, "_MATMUL_CACHE") else "nvmath keeps its plans elsewhere than version 1.0"
 
 
 def keep(scores: Tensor, sparsity: float, block: int) -> Tensor:

@@ -85,8 +85,8 @@ def blank(pattern: Pattern, dtype: torch.dtype) -> Packed:
     compress.check(pattern.shape, dtype)
     # The op compresses by value: it would note another place for a kept zero, and values written later would go astray.
     # Ones where the mask keeps give the metadata of the mask.
-    unknown = compress.known(pattern.tiles.device)
-    buffer = torch._cslt_compress(pattern.mask().to(dtype)) if unknown else compress.blank(pattern, dtype)
+    other = compress.known(pattern.tiles.device)  # why its metadata are not ours
+    buffer = torch._cslt_compress(pattern.mask().to(dtype)) if other else compress.blank(pattern, dtype)
     return Packed("cslt", pattern.shape, dtype, (buffer,), {})
 
 

@@ -205,15 +205,16 @@ class Pattern:
 
 def larger(scores: Tensor, dense: Tensor) -> tuple[Pattern, Tensor]:
     """The pattern of the two of every four along K whose scores [N, K] are larger in size, NaN above all, a tie by the
-    lower index, and dense [N, K], of the scores' dtype, with +0.0 elsewhere. The host waits for no device.
+    lower index, and dense [N, K], of the scores' dtype, with +0.0 elsewhere. The host waits for no device. ValueError
+    where one is not as the other, or a dimension no multiple of 4.
     """
-    scores, dense = scores.detach(), dense.detach()
     rows, columns = dense.shape
     found = Pattern(torch.empty(rows // 4, columns // 4, dtype=torch.int16, device=dense.device), None)
+    scores, dense = (found.fitting(one, found.shape) for one in (scores, dense))
+    if scores.dtype != dense.dtype:
+        raise ValueError(f"scores of {dense.dtype} are needed, not {scores.dtype}")
     if kernels := triton_for(dense):
-        kernels.larger(
-            scores, dense, masked := torch.empty(rows, columns, dtype=dense.dtype, device=dense.device), found
-        )
+        kernels.larger(scores, dense, masked := result(None, dense, found.shape), found)
         return found, masked
     word = _INTEGERS[scores.element_size()]
     for part in _parts(found.tiles):

@@ -125,7 +125,7 @@ def answer(frame: pd.DataFrame) -> str:
     said = {"attention_speed": report.answer, "attention_scaling": scaling_report.answer}
     found = [say(frame[frame["phase"].eq(phase)]) for phase, say in said.items() if phase in verdicts.phases(frame)]
     found = [one.partition(", by points of")[0] + "." * (", by points of" in one) for one in found]  # A1 names them
-    found = [re.sub(r", batch \d+, \d+ densities", "", one) for one in found]
+    found = [re.sub(r", batch \d+(?=, \d+ densities)", "", one) for one in found]
     return " ".join(dict.fromkeys(found)) or report.answer(frame)
 
 

@@ -107,6 +107,7 @@ def answer(frame: pd.DataFrame) -> str:
     passed, of = list(takewhile(lambda row: row.gap.high < COST, each)), gaps.syncs(gaps.BASELINE)
     if passed:
         few = passed[-1]
+        what = what.replace(f"up to {rows['seed'].nunique()}", f"{len(few.seeds)}")
         return f"Down to {few.syncs} of {of} for less than {COST} nats: {AXES.short(few.method)} {few.gap} ({what})."
     most, last = max(each, key=lambda row: row.gap.high), counts[-1]
     sure = [f"{row.syncs} ({AXES.short(row.method)})" for row in each if row.gap.high < COST]

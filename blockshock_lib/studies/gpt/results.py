@@ -21,7 +21,8 @@ _DOES_NOT_SAY = """\
 - Gaps are those at the end of these trainings. They move on the way: tensor parallelism may be behind first and catch
   up, so more tokens may open them.
 - Each interval is a 99% one by itself, over seeds: the validation text is one. Several tracks have as many residual
-  streams between two sums, which one device holds all, and four ranks one each.
+  streams between two sums, which one device holds all, and four ranks one each. Seeds beyond the first four of a
+  schedule were trained after these had been read: a second look, of which the 99% take no account.
 - Sums that run beside a sublayer, of the ladder and the delayed schedule, are NCCL's: our own faster ones are awaited.
   Blocks run by PyTorch's own kernels, uncompiled, for every schedule alike: parallel tracks make more additions of
   their own than tensor parallelism does, which takes back part of what their dropped sums save.

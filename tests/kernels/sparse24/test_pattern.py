@@ -66,6 +66,9 @@ def test_the_two_larger_of_four_are_kept_a_nan_above_all_and_the_first_of_equal_
     keep = torch.zeros(size.shape, dtype=torch.bool).scatter_(-1, best, True).flatten(1)
     found, masked = pattern.larger(scores, dense)
     assert torch.equal(found.mask(), keep) and torch.equal(bits(masked), torch.where(keep, bits(dense), 0))
+    for odd in (scores[:8], scores[:, :516], scores.to(torch.int64)):
+        with pytest.raises(ValueError, match="need"):
+            pattern.larger(odd, dense)
     if dtype.itemsize == 2 and importlib.util.find_spec("triton"):
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         monkeypatch.setattr(
