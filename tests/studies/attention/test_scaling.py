@@ -15,7 +15,7 @@ from blockshock_lib.engine import experiment
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends, sdpa, tune
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.layers.attention import hybrid, parallel
+from blockshock_lib.layers.attention import fetch, hybrid, parallel
 from blockshock_lib.params import load
 from blockshock_lib.report.frames import COLUMNS
 from blockshock_lib.studies.attention import models, promises, scaling, scaling_plots, scaling_report, works
@@ -228,6 +228,7 @@ def summed_twice(ctx, grad):
 
 FAULTS = {
     "ring: chunks averaged": (parallel, "absorb", averaged),
+    "gather: chunks averaged": (fetch, "absorb", averaged),
     "ring: stale keys": (parallel, "_pass_on", stale_keys),
     "hybrid: a bias of each rank": (hybrid, "joined", bias_on_every_rank),
     "hybrid: no sum in the backward": (hybrid.Sum, "backward", staticmethod(lambda ctx, grad: (grad, None, None))),
