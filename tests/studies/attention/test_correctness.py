@@ -3,15 +3,12 @@
 import types
 
 import pytest
-import torch
 
 from blockshock_lib import studies
-from blockshock_lib.engine import experiment
 from blockshock_lib.kernels.attention import backends
 from blockshock_lib.params import load
-from blockshock_lib.studies.attention.params import expand
-from blockshock_lib.studies.attention.problem import AttentionProblem
 from tests.kernels.attention.faults import planted
+from tests.studies.attention.test_speed import run
 
 STUDY = studies.load("attention")
 
@@ -22,8 +19,7 @@ def checks(methods, pattern, dtype="bf16", length=(300,), heads=(4, 2, 64)):
     sweep = {"patterns": [pattern], "lengths": [list(length)], "shapes": [shape], "blocks": [64], "dtypes": [dtype]}
     settings = {"methods": list(methods), "hardware.emulated": True} | {f"sweep.{key}": sweep[key] for key in sweep}
     params = load(STUDY, "attention_correctness", settings, choose={"hardware": "cpu"})
-    (case,) = expand(params)
-    rows = experiment.measure(AttentionProblem(case, params, device=torch.device("cpu"), group=None), params, STUDY)
+    _, rows = run(params)
     return {row["method"]: (row["status"], row["reason"]) for row in rows if row["metric"] == "check"}
 
 
