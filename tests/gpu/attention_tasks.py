@@ -18,11 +18,6 @@ class Sent(Group):
         return None
 
 
-def unsupported(ctx):
-    one = all_reduce.reducer(Group.of(), ctx.device)
-    return one.why or ("" if one.reserve(Group.of(), 1 << 10) else one.why)
-
-
 def rows(ctx, calls=400):
     """Values of pulls in a row that are wrong: rows and places of any number, ranks delayed at random, no host wait."""
     group, wrong = Group.of(), torch.zeros((), dtype=torch.int64, device=ctx.device)

@@ -4,21 +4,8 @@ A kernel whose peer never comes spins without end; the deadline of each call end
 """
 
 import pytest
-import torch
 
-from blockshock_lib.ranks import WorkerGroup
 from tests.gpu import reduce_tasks as tasks
-
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
-WORLDS = [world for world in (2, 4, 8) if world <= torch.cuda.device_count()]
-
-
-@pytest.fixture(scope="module", params=WORLDS)
-def ranks(request, tmp_path_factory):
-    with WorkerGroup(request.param, device="cuda", logs=tmp_path_factory.mktemp("logs")) as group:
-        if why := group.call(tasks.unsupported, seconds=120)[0]:
-            pytest.skip(why)
-        yield group
 
 
 @pytest.mark.parametrize(

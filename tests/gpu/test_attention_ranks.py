@@ -4,21 +4,8 @@ A rank whose peer never comes waits without end; the deadline of each call ends 
 """
 
 import pytest
-import torch
 
-from blockshock_lib.ranks import WorkerGroup
 from tests.gpu import attention_tasks as tasks
-from tests.gpu.test_all_reduce import WORLDS
-
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
-
-
-@pytest.fixture(scope="module", params=WORLDS)
-def ranks(request, tmp_path_factory):
-    with WorkerGroup(request.param, device="cuda", logs=tmp_path_factory.mktemp("logs")) as group:
-        if why := group.call(tasks.unsupported, seconds=120)[0]:
-            pytest.skip(why)
-        yield group
 
 
 def test_rows_of_peers_are_right_whichever_rank_is_late(ranks):

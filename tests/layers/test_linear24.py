@@ -243,18 +243,12 @@ def frozen(mask="random"):
 
 @pytest.mark.parametrize("interruption", [MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("look", ["state_dict", "to_dense", "double"])
-def test_an_interrupted_first_look_at_a_frozen_layers_mask_leaves_its_weight(monkeypatch, interruption, look):
+def test_an_interrupted_first_look_at_a_frozen_layers_mask_leaves_its_weight(interruption, look):
     layer, x = frozen(), draw(3, K)
     before = layer(x)
-
-    def interrupt(*_):
-        raise interruption("planted")
-
-    with monkeypatch.context() as planted:
-        planted.setattr(Backend, "unpacked", interrupt)
-        with pytest.raises(interruption):
-            getattr(layer, look)()
-            layer(x.double())
+    with mock.patch.object(Backend, "unpacked", side_effect=interruption), pytest.raises(interruption):
+        getattr(layer, look)()
+        layer(x.double())
     layer.float()
     assert torch.equal(layer(x), before)
     torch.testing.assert_close(layer.to_linear()(x), before)
@@ -275,16 +269,11 @@ def test_a_forward_beside_the_first_look_at_the_mask_reads_the_weight(monkeypatc
     assert len(seen) == 1 and torch.equal(seen[0], before)
 
 
-def test_a_transposed_copy_that_was_interrupted_is_not_kept(monkeypatch):
+def test_a_transposed_copy_that_was_interrupted_is_not_kept():
     layer, dy = frozen("checkerboard"), draw(3, N)
-
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as planted:
-        planted.setattr(type(layer.pattern), "transpose_values", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            layer.local_dgrad(dy)
+    interrupted = mock.patch.object(type(layer.pattern), "transpose_values", side_effect=KeyboardInterrupt)
+    with interrupted, pytest.raises(KeyboardInterrupt):
+        layer.local_dgrad(dy)
     torch.testing.assert_close(layer.local_dgrad(dy), dy @ layer.to_dense())
 
 

@@ -157,8 +157,9 @@ def test_a_product_takes_what_was_found_for_operands_that_lie_as_its_own(monkeyp
     products.search(square, wide.t()[:64])
 
 
-def test_a_search_leaves_the_generator_of_the_process_and_copies_what_is_larger(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=1 << 15))
+def test_a_search_leaves_the_generator_of_the_process_and_copies_what_is_larger_past_the_cache(monkeypatch):
+    told = SimpleNamespace(L2_cache_size=1 << 15)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told)
     monkeypatch.setattr(torch, "mm", lambda x, w, out_dtype: (x @ w).to(out_dtype))
     monkeypatch.setattr(tune, "Clock", lambda device: None)
     monkeypatch.setattr(tune, "ROWS", 16)
@@ -171,11 +172,5 @@ def test_a_search_leaves_the_generator_of_the_process_and_copies_what_is_larger(
         )
         assert [len(truth) for truth in probe.truths] == [min(len(x), 16)] * 2
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_gpu_that_does_not_tell_its_cache_has_copies_past_a_common_one(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=0))
-    monkeypatch.setattr(torch, "mm", lambda x, w, out_dtype: (x @ w).to(out_dtype))
-    monkeypatch.setattr(tune, "Clock", lambda device: None)
-    weight, x = torch.randn(48, 64), torch.randn(8, 64)
+    told.L2_cache_size = 0  # it is not told: a common one is taken
     assert len(tune.Probe(dense.Searched(weight, torch.ones_like(weight, dtype=torch.bool)), x).timings) == 16

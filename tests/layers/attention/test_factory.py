@@ -7,9 +7,9 @@ from blockshock_lib import attention
 from blockshock_lib.comm import Group, local
 from blockshock_lib.layers.attention.factory import VARIANTS
 from tests.kernels.attention import dense
+from tests.layers.attention.test_parallel import LENGTH, drawn
 from tests.layers.ranks import in_process
 
-LENGTH = 330
 PLAIN = {"segment_lengths": [96, 352], "dilation_rates": [1, 2], "sparsity_ratio": 0.5, "block_size": 32}
 RANKS = 2
 
@@ -19,18 +19,13 @@ def make(variant, group=None, **changes):
     return attention.create_block_sparse_attention(variant, **PLAIN | ring | {"backend": "reference"} | changes)
 
 
-def drawn():
-    draw = torch.Generator().manual_seed(0)
-    return [torch.randn(2, heads, LENGTH, 8, generator=draw, dtype=torch.float64) for heads in (4, 2, 2, 4)]
-
-
 def passed(variant, **changes):
     """[out, dQ, dK, dV] of whole sequences; of a ring from the ranks' shares."""
 
     def on(group):
         module = make(variant, group, **changes)
         shard, gather = (module.ranks.shard, module.ranks.gather) if group else (torch.clone, torch.clone)
-        q, k, v, upstream = map(shard, drawn())
+        q, k, v, upstream = map(shard, drawn(groups=2))
         given = [x.requires_grad_() for x in (q, k, v)]
         out = module(*given)
         out.backward(upstream)
@@ -50,13 +45,13 @@ def base_mask(causal=True):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_base_sees_every_rth_block_of_its_segments(causal):
-    *given, _ = drawn()
+    *given, _ = drawn(groups=2)
     right = dense.attention(*given, base_mask(causal), 8**-0.5)[0]
     torch.testing.assert_close(make("base", causal=causal)(*given), right)
 
 
 def test_dilated_is_longnets_with_thinned_segments():
-    *given, _ = drawn()
+    *given, _ = drawn(groups=2)
     pattern = attention.causal() & (attention.random(0.5, 0, 32) | attention.block_diagonal(32))
     right = attention.dilated_attention(*given, [96, 352], [1, 2], pattern=pattern, block=32)
     torch.testing.assert_close(make("dilated")(*given), right)
@@ -162,4 +157,4 @@ def test_the_backend_the_device_and_the_length_are_used(variant):
         with pytest.raises(RuntimeError, match="nowhere"):
             passed(variant, device="nowhere")
         with pytest.raises(ValueError, match="rank 0 holds 250 positions"):
-            make(variant, Group(), length=250)(*drawn()[:3])
+            make(variant, Group(), length=250)(*drawn(groups=2)[:3])

@@ -31,10 +31,11 @@ def drawn(q_len=100, k_len=100, heads=4, groups=2, width=16, dtype=torch.float64
     return [torch.randn(shape, generator=draw, dtype=dtype).requires_grad_() for shape in shapes]
 
 
+@pytest.mark.parametrize("backend", ["reference", "auto"])
 @pytest.mark.parametrize("name", PATTERNS)
-def test_values_and_gradients_equal_dense_attention(name):
+def test_values_and_gradients_equal_dense_attention(name, backend):
     made, pattern = drawn(), PATTERNS[name]
-    out, lse = attention.sparse_attention(*made, pattern, "reference", return_lse=True, block=32)
+    out, lse = attention.sparse_attention(*made, pattern, backend, return_lse=True, block=32)
     right, right_lse = dense.attention(*made, dense.whole_mask(pattern, 100, 100, 2, 4), 0.25)
     seen = right_lse.isfinite()
     assert torch.equal(seen, lse.isfinite()) and (lse[~seen] == -math.inf).all() and not out[~seen].any()
@@ -82,12 +83,6 @@ def test_what_is_masked_out_may_be_nan_or_the_backend_says_that_it_may_not(backe
     else:
         with pytest.raises(UnsupportedError, match=r"a key or value is NaN or Inf|needs a|Hopper GPUs only"):
             call()
-
-
-def test_auto_takes_a_backend_that_can():
-    made = drawn()
-    right = attention.sparse_attention(*made, PATTERNS["window"], "reference")
-    assert torch.equal(attention.sparse_attention(*made, PATTERNS["window"]), right)
 
 
 @pytest.mark.parametrize(

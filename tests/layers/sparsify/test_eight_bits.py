@@ -110,20 +110,6 @@ def test_a_file_holds_the_values_that_are_multiplied_and_brings_them_back(dtype,
     assert torch.equal(other(TOKENS), model(TOKENS))
 
 
-def test_compressed_tensors_reads_our_file_of_fp8(tmp_path):
-    pytest.importorskip("compressed_tensors")
-    from compressed_tensors.compressors.sparse_compressors.sparse_24_bitmask import Sparse24BitMaskCompressor
-    from compressed_tensors.config import Sparse24BitMaskConfig
-
-    model, _ = made("float8_e4m3fn")
-    save_sparse(path := tmp_path / "model.safetensors", model)
-    theirs = Sparse24BitMaskCompressor(Sparse24BitMaskConfig(sparsity_structure="2:4"))
-    read = dict(theirs.decompress(path))
-    for name in ALL:
-        found, wanted = read[name if name in read else f"{name}.weight"], model.get_submodule(name).packed.quantized()
-        assert torch.equal(found.float(), wanted.float())
-
-
 @EACH
 def test_a_file_with_one_scale_a_weight_opens_and_what_does_not_fit_is_refused_and_changes_nothing(dtype, tmp_path):
     model, _ = made(dtype)

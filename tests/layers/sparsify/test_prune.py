@@ -1,10 +1,12 @@
 """Wanda and SparseGPT are the papers' algorithms, and a model is pruned by them layer by layer."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from blockshock_lib import Sparse24, sparsify_
+from blockshock_lib import BlockSparse, Sparse24, sparsify_
 from blockshock_lib.errors import DataError
 from blockshock_lib.kernels.sparse24.masks import first_bad_group
 from blockshock_lib.layers.sparsify import calibrate, prune
@@ -82,11 +84,12 @@ def test_moments_that_are_not_positive_definite_are_refused():
 BATCHES = [torch.randint(96, (4, 32), generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
 
 
+@pytest.mark.parametrize("config", [CONFIG, BlockSparse(block=16, sparsity=0.5)], ids=["2:4", "blocks"])
 @pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
-def test_each_layer_is_pruned_by_what_it_is_given_once_those_before_it_are_pruned(method):
+def test_each_layer_is_pruned_by_what_it_is_given_once_those_before_it_are_pruned(method, config):
     model, dense = Model().double(), Model().double()
-    inputs = {}
-    report = sparsify_(model, Sparse24(method), calibration=(batch for batch in BATCHES))
+    inputs, config = {}, replace(config, method=method)
+    report = sparsify_(model, config, calibration=(batch for batch in BATCHES))
     assert report.converted == ALL and model.training
     for name in ALL:
         layer = model.get_submodule(name)
@@ -97,9 +100,9 @@ def test_each_layer_is_pruned_by_what_it_is_given_once_those_before_it_are_prune
         x, old = torch.cat([x.reshape(-1, layer.in_features) for x in inputs[name]]).detach(), dense.get_submodule(name)
         weight = old.weight.detach() if isinstance(old, nn.Linear) else old.weight.detach().t().contiguous()
         if method == "wanda":
-            wanted = torch.where(CONFIG.keep(prune.wanda(weight, x.square().sum(0))), weight, 0)
+            wanted = torch.where(config.keep(prune.wanda(weight, x.square().sum(0))), weight, 0)
         else:
-            wanted, _ = prune.sparsegpt(weight, x.t() @ x, CONFIG.keep, 4)
+            wanted, _ = prune.sparsegpt(weight, x.t() @ x, config.keep, 16 if isinstance(config, BlockSparse) else 4)
         torch.testing.assert_close(layer.to_dense(), wanted)
 
 

@@ -59,7 +59,7 @@ def test_layers_that_only_train_as_if_they_were_sparse_are_not_written_as_such(t
     assert not any(tmp_path.iterdir())
 
 
-def test_compressed_tensors_reads_our_file_and_we_read_its(written, tmp_path):
+def test_compressed_tensors_reads_our_files_and_we_read_its(written, tmp_path):
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors.sparse_compressors.sparse_24_bitmask import Sparse24BitMaskCompressor
     from compressed_tensors.config import Sparse24BitMaskConfig
@@ -75,6 +75,13 @@ def test_compressed_tensors_reads_our_file_and_we_read_its(written, tmp_path):
     other = Model(seed=4)
     load_sparse_(other, tmp_path / "theirs.safetensors")
     assert torch.equal(other(TOKENS), model(TOKENS))
+    model = Model().bfloat16()
+    sparsify_(model, Sparse24(dtype="float8_e4m3fn"))
+    save_sparse(path, model)
+    read = dict(theirs.decompress(path))
+    for name in ALL:
+        found, wanted = read[name if name in read else f"{name}.weight"], model.get_submodule(name).packed.quantized()
+        assert torch.equal(found.float(), wanted.float())
 
 
 def test_states_of_sparse_models_are_dense_for_our_checkpoints_and_torchs(written, tmp_path):

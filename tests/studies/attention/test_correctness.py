@@ -3,16 +3,12 @@
 import types
 
 import pytest
-import torch
 
 from blockshock_lib import studies
-from blockshock_lib.engine import experiment
 from blockshock_lib.kernels.attention import backends
-from blockshock_lib.layers.attention import fetch, parallel
 from blockshock_lib.params import load
-from blockshock_lib.studies.attention.params import expand
-from blockshock_lib.studies.attention.problem import AttentionProblem
 from tests.kernels.attention.faults import planted
+from tests.studies.attention.test_speed import run
 
 STUDY = studies.load("attention")
 
@@ -23,8 +19,7 @@ def checks(methods, pattern, dtype="bf16", length=(300,), heads=(4, 2, 64)):
     sweep = {"patterns": [pattern], "lengths": [list(length)], "shapes": [shape], "blocks": [64], "dtypes": [dtype]}
     settings = {"methods": list(methods), "hardware.emulated": True} | {f"sweep.{key}": sweep[key] for key in sweep}
     params = load(STUDY, "attention_correctness", settings, choose={"hardware": "cpu"})
-    (case,) = expand(params)
-    rows = experiment.measure(AttentionProblem(case, params, device=torch.device("cpu"), group=None), params, STUDY)
+    _, rows = run(params)
     return {row["method"]: (row["status"], row["reason"]) for row in rows if row["metric"] == "check"}
 
 
@@ -65,11 +60,3 @@ def test_a_kernel_that_is_wrong_is_refused(name, pattern, words, monkeypatch):
     monkeypatch.setitem(backends.BACKENDS, "reference", wrong)
     status, reason = checks(("reference",), pattern)["reference"]
     assert status == "failed" and words in reason, reason
-
-
-def test_ranks_whose_parts_are_averaged_are_refused(monkeypatch):
-    averaged = lambda out, lse, found, level: (out.add_(found).div_(2), torch.logaddexp(lse, level))[1]  # noqa: E731
-    for place in (parallel, fetch):
-        monkeypatch.setattr(place, "absorb", averaged)
-    found = checks(("ring", "gather", "pull"), "causal")
-    assert [found[name][0] for name in ("ring", "gather", "pull")] == ["failed", "failed", "ok"]

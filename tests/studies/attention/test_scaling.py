@@ -11,11 +11,10 @@ import torch.nn.functional as F
 
 from blockshock_lib import studies
 from blockshock_lib.comm import Group, local
-from blockshock_lib.engine import experiment
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends, sdpa, tune
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.layers.attention import hybrid, parallel
+from blockshock_lib.layers.attention import fetch, hybrid, parallel
 from blockshock_lib.params import load
 from blockshock_lib.report.frames import COLUMNS
 from blockshock_lib.studies.attention import models, promises, scaling, scaling_plots, scaling_report, works
@@ -26,7 +25,7 @@ from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.params import columns, expand
 from blockshock_lib.studies.attention.problem import AttentionProblem
 from tests.report.frames import row, title
-from tests.studies.attention.test_speed import framed
+from tests.studies.attention.test_speed import framed, opened, run
 
 STUDY = studies.load("attention")
 QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01}
@@ -42,14 +41,11 @@ def asked(methods, ranks=2, emulated=True, pattern="causal"):
         "sweep.patterns": [pattern],
         "sweep.lengths": [[SHARE * ranks]],
     }
-    params = load(STUDY, "attention_scaling", QUICK | more, choose={"hardware": "cpu"})
-    return *expand(params), params
+    return load(STUDY, "attention_scaling", QUICK | more, choose={"hardware": "cpu"})
 
 
 def measured(methods, **how):
-    case, params = asked(methods, **how)
-    problem = AttentionProblem(case, params, device=torch.device("cpu"), group=None)
-    return case, experiment.measure(problem, params, STUDY)
+    return run(asked(methods, **how))
 
 
 def on_ranks(ctx, methods, fault=""):
@@ -57,9 +53,7 @@ def on_ranks(ctx, methods, fault=""):
     with pytest.MonkeyPatch.context() as patch:
         if fault:
             patch.setitem(models.HOOKS, "fp16", (models.HOOKS["fp16"][0], spoilt))
-        case, params = asked(methods, emulated=False)
-        problem = AttentionProblem(case, params, device=torch.device("cpu"), group=Group.of())
-        return framed(case, experiment.measure(problem, params, STUDY))
+        return framed(*run(asked(methods, emulated=False), Group.of()))
 
 
 def spoilt(state, bucket):
@@ -96,8 +90,7 @@ def test_strategies_and_the_block_are_checked_timed_and_drawn(ranks):
 
 
 def test_one_kernel_serves_all_strategies_though_a_dense_one_was_the_fastest(monkeypatch):
-    case, params = asked(["alone", "ring"])
-    problem = AttentionProblem(case, params, device=torch.device("cpu"), group=Group())
+    problem = opened(asked(["alone", "ring"]))
     monkeypatch.setattr(tune, "nearest", lambda call: {tune.Backend("sdpa"): 1.0})
     whole = Call(problem.q, problem.k, problem.v, problem.pattern, problem.lists, problem.scale)
     assert backends.chosen("auto", whole) is backends.explicit("auto", whole) is sdpa
@@ -151,7 +144,7 @@ def test_strategies_are_compared_in_the_same_time_and_equals_by_the_lower_end():
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_all_ranks_take_the_kernel_that_rank_0_takes_once_it_has_searched(fails, monkeypatch):
-    case, params = asked(["alone", "ring"])
+    params = asked(["alone", "ring"])
     here = threading.local()  # ranks are threads: what each has read of what was kept
 
     def search(problem):
@@ -163,7 +156,7 @@ def test_all_ranks_take_the_kernel_that_rank_0_takes_once_it_has_searched(fails,
     monkeypatch.setattr(backends, "explicit", lambda name, call: backends.BACKENDS[here.kept])
 
     def on(group):
-        problem = AttentionProblem(case, params, device=torch.device("cpu"), group=group)
+        problem = opened(params, group)
         if not fails or group.rank == 0:
             return problem.backend("alone"), problem.build("ring").backend
         with pytest.raises(UnsupportedError, match="rank 0 has found no kernel"):
@@ -178,10 +171,10 @@ def test_all_ranks_take_the_kernel_that_rank_0_takes_once_it_has_searched(fails,
 
 @pytest.mark.parametrize("strategy", parallel.STRATEGIES)
 def test_a_replay_computes_the_same_and_sends_nothing_and_what_travels_is_what_travelled(strategy):
-    case, params = asked([strategy])
+    params = asked([strategy])
 
     def on(group):
-        problem = AttentionProblem(case, params, device=torch.device("cpu"), group=group)
+        problem = opened(params, group)
         runner = problem.build(strategy)
         right, own = works.step(runner)(), scaling.quiet(runner)
         replay = own.layer.group
@@ -228,6 +221,7 @@ def summed_twice(ctx, grad):
 
 FAULTS = {
     "ring: chunks averaged": (parallel, "absorb", averaged),
+    "gather: chunks averaged": (fetch, "absorb", averaged),
     "ring: stale keys": (parallel, "_pass_on", stale_keys),
     "hybrid: a bias of each rank": (hybrid, "joined", bias_on_every_rank),
     "hybrid: no sum in the backward": (hybrid.Sum, "backward", staticmethod(lambda ctx, grad: (grad, None, None))),

@@ -29,11 +29,19 @@ def asked(pattern="blocks 0.5", length=256, **settings):
     return load(STUDY, "attention_speed", QUICK | sweep | settings, choose={"hardware": "cpu"})
 
 
-def measured(**how):
-    params = asked(**how)
+def opened(params, group=None):
+    """The problem of the one case that is asked for, on a CPU."""
     (case,) = expand(params)
-    problem = AttentionProblem(case, params, device=torch.device("cpu"), group=Group())
-    return case, experiment.measure(problem, params, STUDY)
+    return AttentionProblem(case, params, device=torch.device("cpu"), group=group or Group())
+
+
+def run(params, group=None):
+    problem = opened(params, group)
+    return problem.case, experiment.measure(problem, params, STUDY)
+
+
+def measured(**how):
+    return run(asked(**how))
 
 
 def framed(case, rows):
@@ -284,9 +292,7 @@ def test_kernels_are_tuned_where_the_sweep_asks_for_it_and_what_was_kept_is_not_
     monkeypatch.setattr(backends, "tuned", lambda call, seconds: searched.append((call.q.requires_grad, seconds)))
 
     def runner(method, tuned):
-        params = asked(methods=[method], tune_seconds=3.0, **{"sweep.tuned": tuned})
-        (case,) = expand(params)
-        made = AttentionProblem(case, params, device=torch.device("cpu"), group=Group()).build(method)
+        made = opened(asked(methods=[method], tune_seconds=3.0, **{"sweep.tuned": tuned})).build(method)
         made.problem.device = torch.device("cuda")
         return made
 
@@ -351,13 +357,12 @@ def test_random_blocks_have_the_asked_density_and_a_block_in_each_row(density):
 
 def test_sampled_truth_is_the_whole_one_at_its_places_and_a_fault_there_is_refused(monkeypatch):
     params = asked(pattern="window", length=512, methods=["reference"])
-    (case,) = expand(params)
-    whole = AttentionProblem(case, params, device=torch.device("cpu"), group=Group())
+    whole = opened(params)
     monkeypatch.setattr(truth, "WHOLE", 128)
     monkeypatch.setattr(truth, "SAMPLED", 32)
     monkeypatch.setattr(truth, "HEADS", 1)
     monkeypatch.setattr(truth, "ENTRIES", 100 * 512)
-    some = AttentionProblem(case, params, device=torch.device("cpu"), group=Group())
+    some = opened(params)
     (all_of, _), (part, _), at = whole.expected("reference"), some.expected("reference"), some.places
     assert at.sampled and 32 <= len(at.rows) <= 34 and len(at.heads) == 1
     for name in ("out", "dq", "lse", "empty"):

@@ -8,8 +8,7 @@ import torch
 from blockshock_lib import studies
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment
-from blockshock_lib.errors import ParamsError
-from blockshock_lib.layers.gpt import shards, store, training
+from blockshock_lib.layers.gpt import training
 from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify import Sparse24, Unstructured, fake
 from blockshock_lib.params import load
@@ -17,6 +16,7 @@ from blockshock_lib.studies.gallery import accuracy, losses
 from blockshock_lib.studies.gallery.methods import ARMS, DENSE, PRUNED, TRAINED
 from blockshock_lib.studies.gallery.params import columns, expand
 from tests.report.frames import row
+from tests.studies.gpt.test_problem import data  # noqa: F401
 
 STUDY = studies.load("gallery")
 TINY = {"layers": 1, "heads": 2, "vocab": 32, "context": 16, "batch": 8, "tokens": 768, "validation_tokens": 256}
@@ -127,30 +127,11 @@ def test_a_stopped_training_goes_on_to_the_same_numbers(arm, tmp_path, monkeypat
         assert both[0] == both[1] and len(both[0]) >= 3
 
 
-def test_a_corpus_is_learned_as_the_gpt_study_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "PLACE", tmp_path / "corpus")
-    (tmp_path / "data").mkdir()
-    draw = np.random.default_rng(0)
-    for part, count in (("train", 20_000), ("val", 2_000)):
-        shards.write(tmp_path / "data", f"own_{part}", np.cumsum(1 + (draw.random(count) < 0.2)) % 32)
-    rows = measured(asked(DENSE, "wanda_24", task="packages", data=str(tmp_path / "data")))
+def test_a_corpus_is_learned_as_the_gpt_study_does(data, tmp_path):  # noqa: F811
+    rows = measured(asked(DENSE, "wanda_24", task="packages", vocab=300, data=data))
     assert said(rows) == {DENSE: "ok", "wanda_24": "ok"}
     digest = rows.loc[rows["metric"].eq("corpus"), "detail"].item()
     assert digest == next(path.name for path in (tmp_path / "corpus").iterdir() if path.is_dir())
-
-
-@pytest.mark.parametrize(
-    ("methods", "settings", "match"),
-    [
-        (("wanda_24",), {}, "every arm is held against 'trained_dense'"),
-        ((DENSE, "csr"), {}, "'csr' is not allowed"),
-        ((DENSE,), {"block": 48}, "48 does not divide the width of 64"),
-        ((DENSE,), {"width": 96}, "width"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused(methods, settings, match):
-    with pytest.raises(ParamsError, match=match):
-        asked(*methods, **settings)
 
 
 def planted(gaps, seeds=6, width=384, run="a", heads=6, task="c0", took=1.0, dense=3.0):

@@ -53,19 +53,27 @@ def test_patterns_without_a_method_are_not_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("settings", "match"),
+    ("phase", "settings", "match"),
     [
-        ({"sweep.blocks": [96]}, "blocks of 96 do not divide 256x512"),
-        ({"sweep.sparsities": [1.0]}, "sparsities"),
-        ({"sweep.patterns": ["block"]}, "patterns"),
-        ({"methods": ["bsrr"]}, "'bsrr' is not allowed; .*did you mean 'bsr'"),
-        ({"methods": ["bsr", "bsr"]}, "listed twice"),
-        ({"hardware.world_size": 2}, "gallery_speed measures one device; allowed: 1"),
+        ("speed", {"sweep.blocks": [96]}, "blocks of 96 do not divide 256x512"),
+        ("speed", {"sweep.sparsities": [1.0]}, "sparsities"),
+        ("speed", {"sweep.patterns": ["block"]}, "patterns"),
+        ("speed", {"methods": ["bsrr"]}, "'bsrr' is not allowed; .*did you mean 'bsr'"),
+        ("speed", {"methods": ["bsr", "bsr"]}, "listed twice"),
+        ("speed", {"hardware.world_size": 2}, "gallery_speed measures one device; allowed: 1"),
+        ("decode", {"decode.heads": 3}, "3 do not divide the width"),
+        ("decode", {"decode.kv_heads": 3}, "3 does not fit"),
+        ("decode", {"decode.width": 100}, "decode.width"),
+        ("decode", {"methods": ["step_t1"]}, "'step_t1' is not allowed"),
+        ("accuracy", {"methods": ["wanda_24"]}, "every arm is held against 'trained_dense'"),
+        ("accuracy", {"methods": ["trained_dense", "csr"]}, "'csr' is not allowed"),
+        ("accuracy", {"methods": ["trained_dense"], "accuracy.block": 48}, "48 does not divide the width of 64"),
+        ("accuracy", {"methods": ["trained_dense"], "accuracy.width": 96}, "width"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(settings, match):
+def test_what_cannot_be_is_refused_before_anything_starts(phase, settings, match):
     with pytest.raises(ParamsError, match=match):
-        load(STUDY, "gallery_speed", settings, choose={"hardware": "cpu"})
+        load(STUDY, f"gallery_{phase}", settings, choose={"hardware": "cpu"})
 
 
 def test_the_headline_cells_are_twenty_and_those_of_the_shipped_sweeps():

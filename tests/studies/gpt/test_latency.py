@@ -116,23 +116,15 @@ def test_a_slow_link_starts_ranks_without_peer_access(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "settings, said",
+    "phase, settings, said",
     [
-        ({"hardware.link": "slow"}, "'slow' is a link between GPUs"),
-        ({"latency.head": 16}, "heads of 16 in 16 cannot be dealt whole to 2 ranks"),
-        ({"latency.prefill": []}, "nothing is asked"),
+        ("latency", {"hardware.link": "slow"}, "'slow' is a link between GPUs"),
+        ("latency", {"latency.head": 16, "latency.widths": [16]}, "heads of 16 in 16 cannot be dealt whole to 2 ranks"),
+        ("latency", {f"latency.{work}": [] for work in ASKED}, "nothing is asked"),
+        ("training", {"dtype": "fp16"}, "gradients vanish in fp16, and no loss is scaled"),
+        ("correctness", {"methods": ["no_sync"]}, "'no_sync' is a bound of time"),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_process_starts(settings, said):
+def test_what_cannot_be_is_refused_before_a_process_starts(phase, settings, said):
     with pytest.raises(ParamsError, match=said):
-        asked("prefill", "spd", **settings)
-
-
-def test_a_training_in_fp16_is_refused():
-    with pytest.raises(ParamsError, match="gradients vanish in fp16, and no loss is scaled"):
-        load(STUDY, "gpt_training", {"dtype": "fp16"}, choose={"hardware": "cpu"})
-
-
-def test_the_bound_is_no_method_of_other_phases():
-    with pytest.raises(ParamsError, match="'no_sync' is a bound of time"):
-        load(STUDY, "gpt_correctness", {"methods": ["no_sync"]}, choose={"hardware": "cpu"})
+        load(STUDY, f"gpt_{phase}", settings, choose={"hardware": "cpu"})

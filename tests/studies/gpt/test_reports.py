@@ -11,6 +11,7 @@ from blockshock_lib.layers.gpt import GPT, GPTConfig
 from blockshock_lib.studies.gpt import gaps, hypotheses, plots, report
 from blockshock_lib.studies.gpt.methods import METHODS
 from blockshock_lib.studies.gpt.params import weights
+from tests.report.frames import row
 
 STUDY = studies.load("gpt")
 TRUE = {"tensor_parallel": 0.0, "spd": 0.004, "grouped_2": 0.07, "grouped_3": 0.15, "grouped_4": 0.4, "grouped_6": 0.6}
@@ -20,50 +21,31 @@ ABOUT |= {"work": "", "layers": 12, "length": 0, "link": "fast"}
 GENERAL = {"phase": "gpt_training", "device": "cuda", "emulated": False, "world_size": 1, "dtype": "bf16", "group": 0}
 
 
-def records(
-    gap=TRUE,
-    seeds=4,
-    width=384,
-    corpus="c0",
-    recipe="",
-    noise=0.001,
-    dropped=0.01,
-    distilled=0.0,
-    run="r1",
-    steps=STEPS,
-):
-    """Losses 4 + gap at the end, 4.5 + gap halfway; a seed's own effect, far above the noise, is shared by its arms."""
+def records(gap=TRUE, seeds=4, width=384, noise=0.001, dropped=0.01, distilled=0.0, run="r1", steps=STEPS, **of):
+    """Losses 4 + gap at the end, 4.5 + gap halfway; a seed's own effect, far above the noise, is shared by its arms.
+    `of`: the corpus and the recipe.
+    """
     draw, rows = np.random.default_rng(0), []
+    of = {"corpus": "c0", "recipe": ""} | of
     for seed in range(seeds):
         shared = np.random.default_rng([1, seed]).normal(scale=0.05)
         for method, more in gap.items():
             last = 4 + more + shared + draw.normal(scale=noise)
-            said = [
-                ("check", 1, 0, ""),
-                ("corpus", 1e8, 0, corpus),
-                ("bytes_per_token", 3.5, 0, ""),
-                ("token_rate", 1e6, 0, ""),
-                ("gemm_rate", 500, 0, ""),
-            ]
-            said += [("validation_loss", last + 0.5, steps // 2, ""), ("validation_loss", last, steps, "")]
+            said = [("check", 1), ("corpus", 1e8, 0, of["corpus"]), ("bytes_per_token", 3.5)]
+            said += [("token_rate", 1e6), ("gemm_rate", 500)]
+            said += [("validation_loss", last + 0.5, steps // 2), ("validation_loss", last, steps)]
             if method == "tensor_parallel":
                 said += [("sensitivity", 0.001 * s, 0, str(s)) for s in range(23)]
-                said += [
-                    ("dropped_loss", last + dropped, 12, ""),
-                    ("distilled_loss", last + distilled + draw.normal(scale=noise), 12, ""),
-                ]
-            about = (
-                GENERAL
-                | ABOUT
-                | {"width": width, "trained": steps * BATCH * CONTEXT, "run": run, "recipe": recipe, "method": method}
-                | {"case": f"{run}{method}{seed}{width}{corpus}{recipe}{steps}"}
-            )
-            for metric, value, repeat, detail in said:
-                own = {"metric": metric, "value": value, "repeat": repeat, "detail": detail, "seed": seed}
-                rows.append(
-                    about | own | {"unit": "", "rank": -1, "status": "ok", "reason": "", "code": "", "seconds": 1.0}
-                )
+                taught = last + distilled + draw.normal(scale=noise)
+                said += [("dropped_loss", last + dropped, 12), ("distilled_loss", taught, 12)]
+            about = GENERAL | ABOUT | {"width": width, "trained": steps * BATCH * CONTEXT, "run": run, "seed": seed}
+            about |= {"recipe": of["recipe"], "case": f"{run}{method}{seed}{width}{of}{steps}", "seconds": 1.0}
+            rows += [about | told(method, *each) for each in said]
     return pd.DataFrame(rows)
+
+
+def told(method, metric, value, repeat=0, detail=""):
+    return row(method, metric, "", value, repeat, detail=detail) | {"code": ""}
 
 
 def test_a_gap_is_paired_by_seed_so_that_what_a_seed_does_cancels():

@@ -6,7 +6,7 @@ import pytest
 from blockshock_lib import studies
 from blockshock_lib.studies.gpt import hypotheses, saved
 from blockshock_lib.studies.gpt.methods import METHODS
-from tests.studies.gpt.test_reports import BATCH, CONTEXT, GENERAL, STEPS, TRUE, records
+from tests.studies.gpt.test_reports import ABOUT, BATCH, CONTEXT, GENERAL, STEPS, TRUE, records, told
 
 STUDY = studies.load("gpt")
 ALPHA, BETA, COMPUTE = 0.01, 1e-9, 2.0  # ms, ms a byte, ms of all blocks
@@ -19,37 +19,22 @@ def timed(width=384, ranks=4, link="fast", step=FASTER, device="cuda", batch=BAT
     """Forwards of two lengths whose time is compute and sums, and steps of 10 ms times `step`; two groups."""
     rows = []
     for work, length in (("prefill", 16), ("prefill", 2048), ("step", batch * CONTEXT)):
-        about = {"width": width, "heads": 12, "vocab": 8192, "context": CONTEXT, "ranks": ranks, "trained": 0}
-        about["batch"] = batch if work == "step" else 1
-        about |= {
-            "work": work,
-            "layers": 12,
-            "length": length,
-            "link": link,
-            "recipe": "",
-            "case": f"{work}{length}{width}{link}",
-        }
-        about |= GENERAL | {"phase": "gpt_latency", "world_size": ranks, "device": device, "run": "t1", "seed": 0}
+        about = (
+            GENERAL | ABOUT | {"phase": "gpt_latency", "world_size": ranks, "device": device, "run": "t1", "seed": 0}
+        )
+        about |= {"work": work, "length": length, "link": link, "width": width, "ranks": ranks, "trained": 0}
+        about |= {"batch": batch if work == "step" else 1, "recipe": "", "case": f"{work}{length}{width}{link}"}
         for method, count in (("tensor_parallel", 24), ("spd", 12), ("grouped_2", 6), ("ladder", 23)):
             sums = count * (ALPHA + BETA * length * width * 2)
-            kernel = COMPUTE + sums * (0.25 if method == "ladder" else off)
             ms = {"compute_kernel": COMPUTE, "sums_kernel": sums}
             whole = 10 * step.get(method, 1)
-            ms |= (
-                {"step_kernel": whole, "compute_kernel": whole - sums} if work == "step" else {"forward_kernel": kernel}
-            )
+            if work == "step":
+                ms |= {"step_kernel": whole, "compute_kernel": whole - sums}
+            else:
+                ms["forward_kernel"] = COMPUTE + sums * (0.25 if method == "ladder" else off)
             for group in (0, 1):
                 said = {"check": 1.0} | {name: value * (1 + 1e-4 * group) for name, value in ms.items()}
-                for metric, value in said.items():
-                    own = {
-                        "method": method,
-                        "metric": metric,
-                        "value": value,
-                        "repeat": 0,
-                        "detail": "",
-                        "group": group,
-                    }
-                    rows.append(about | own | {"unit": "", "rank": -1, "status": "ok", "reason": "", "code": ""})
+                rows += [about | {"group": group} | told(method, *each) for each in said.items()]
     return pd.DataFrame(rows)
 
 
