@@ -56,7 +56,7 @@ class Session:
     ):
         self.run, self.timing, self.traces, self.emit, self.done = run, timing, traces, emit, done
         self.problem, self.device = run.problem, run.device
-        gone = {row["method"] for row in done if row["status"] != "ok"}
+        gone = {row["method"] for row in done if (row["metric"], row["status"]) == ("check", "failed")}
         self.names = [name for name in self.problem.case.methods if name not in gone]
         again = [name for name in self.names if timing and name in twin][:1]
         self.names += [TWIN] * len(again)

@@ -177,7 +177,7 @@ class Part:
         self._write(begun, end)
         if not end:
             self.state.unlink(missing_ok=True)
-        self.gone = {one["method"] for one in self.rows if one["status"] != "ok"}
+        self.gone = {one["method"] for one in self.rows if (one["metric"], one["status"]) == ("check", "failed")}
 
     def hear(self, rank: int, said: str | list[dict[str, Any]]) -> None:
         # Rows come from one rank: rank 0 or its heir.
