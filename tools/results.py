@@ -23,12 +23,12 @@ RESULTS = ROOT / "docs" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NOTHING = "Not answered: no run on a GPU is shipped yet."
 HOW = """\
-Brackets hold 99% intervals: of times over whole runs, of a single run over its fresh groups of processes, over several
-rivals the least of their ends; of losses over seeds. "[no interval]": one group, or groups too far apart. "Faster" and
-"slower" are said where an interval excludes 1 ([how it is measured](../measuring.md)). What a run says of its twin, the
-same method timed twice, stands beside it: a claim below the smallest difference of its runs rests on its own interval
-alone. Whole runs at one time on one machine hold no effect of machine or day; the last table names them. "The seed" in
-a hypothesis are the notes that the project began with, whose claims are tested."""
+[a, b] is a 99% interval: of times over whole runs, of a single run over its fresh groups of processes, over several
+rivals the least of their ends; of losses over seeds. Without one: too few groups, or they lie too far apart. Faster or
+slower is said where it excludes 1 ([how it is measured](../measuring.md)). Runs made at once on one machine do not show
+how days or machines differ; the last table names them. Each timed run has a method twice, as a control: a claim below
+the smallest difference that it tells apart rests on its own interval alone. "The seed": the notes that the project
+began with, whose claims are tested."""
 
 
 def written() -> dict[Path, str | Figure]:

@@ -62,8 +62,9 @@ def test_the_parameters_of_every_shipped_run_still_read_and_expand_to_its_cases(
     if "methods" in old.get("params", ()):  # not the findings
         study = studies.load(old.get("study", "linear"))
         read = study.params.model_validate(old["params"])
-        recorded = {one["id"] for one in records.scan(path.parent)[0]}
-        assert recorded == {case.id for case in study.expand(read)} and len(recorded) == old["cases"]
+        recorded, asked = {one["id"] for one in records.scan(path.parent)[0]}, {case.id for case in study.expand(read)}
+        assert recorded <= asked and len(asked) == old["cases"]
+        assert recorded == asked or old["reason"].startswith(f"stopped after {len(recorded)} of {len(asked)} ")
 
 
 def test_params_cannot_be_changed():

@@ -8,7 +8,7 @@ import pandas as pd
 from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.tables import ABSENT, markdown, shown, smallest_first
 from blockshock_lib.report.verdicts import FASTER, NO_CLAIM, SLOWER, UNDECIDED
-from blockshock_lib.studies.attention import hypotheses, report, scaling_report
+from blockshock_lib.studies.attention import hypotheses, law, report, scaling_report
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.report import WORKS
 from blockshock_lib.studies.attention.scaling_hypotheses import NONE
@@ -120,12 +120,29 @@ _SECTIONS = {  # phase, "" for all records: title: the table, and what it says
 }
 
 
+def gains(frame: pd.DataFrame) -> str:
+    """`report.answer`, and how much faster a forward is at the least density that was measured, by each length's kernel
+    of the law over the fastest dense one.
+    """
+    text, rows = report.answer(frame), law.blocks(frame)
+    rows, _ = frames.focus(rows, AXES, metrics=(frames.time_metric(rows, "forward_kernel"), "block_density"))
+    if frames.no_claim(rows):
+        return text
+    density, each = law.densities(rows).astype(float), []
+    for row, cells in law.judged(rows):
+        least = cells.loc[cells["case"].map(density).idxmin()]
+        call = verdicts.ratio(frame[frame["case"].eq(least["case"])], AXES, row["rival"], row["method"], "forward_call")
+        called = "".join(f" (as called {verdicts.interval_text(one)})" for one in call.to_dict("records"))
+        each.append(f"{verdicts.interval_text(least)}{called} at {row['k_len']}")
+    return f"{text} At a density of {density.min():.1g} its speed is {', '.join(each)} keys." if each else text
+
+
 def answer(frame: pd.DataFrame) -> str:
     """That of each phase that was timed."""
-    said = {"attention_speed": report.answer, "attention_scaling": scaling_report.answer}
+    said = {"attention_speed": gains, "attention_scaling": scaling_report.answer}
     found = [say(frame[frame["phase"].eq(phase)]) for phase, say in said.items() if phase in verdicts.phases(frame)]
     found = [one.partition(", by points of")[0] + "." * (", by points of" in one) for one in found]  # A1 names them
-    found = [re.sub(r", batch \d+(?=, \d+ densities)", "", one) for one in found]
+    found = [re.sub(r", batch \d+, \d+ densities", "", one) for one in found]
     return " ".join(dict.fromkeys(found)) or report.answer(frame)
 
 
@@ -133,8 +150,9 @@ def rests(frame: pd.DataFrame) -> str:
     """On how many whole runs the cells of one GPU rest."""
     runs = frames.samples(frame, frames.time_metric(frame, "forward_kernel")).groupby("case")["run"].nunique()
     named = runs.index.isin(hypotheses.headline(frame)["case"])
-    enough = [f"{runs[which].ge(RUNS).sum()} of {which.sum()}" for which in (named, ~named)]
-    return f"{enough[0]} headline cells and {enough[1]} others rest on {RUNS} whole runs or more; the rest on fewer."
+    asked = len(hypotheses.LENGTHS) * len(hypotheses.DENSITIES)
+    enough = [f"{runs[which].ge(RUNS).sum()} in {RUNS} whole runs or more" for which in (named, ~named)]
+    return f"Of {asked} headline cells {named.sum()} were timed, {enough[0]}; of others {(~named).sum()}, {enough[1]}."
 
 
 def page(frame: pd.DataFrame) -> str:

@@ -173,10 +173,10 @@ def answer(frame: pd.DataFrame, rival: bool = True) -> str:
     for row, beside, call in zip(table.to_dict("records"), over, called, strict=True):
         ranks, about = row["world_size"], [AXES.short(row["method"]), row["pattern"]]
         about += [f"the least of {cases[ranks]} cases"] * bool(cases[ranks] > 1)
-        about += [f"without {AXES.short(name)}" for name in AXES.ordered(set().union(*ran) - ran[ranks])]
+        about += [f"{AXES.short(name)} not run" for name in AXES.ordered(set().union(*ran) - ran[ranks])]
         what = f"on {ranks} GPUs ({', '.join(about)})"
-        each.append(f"{what} is {verdicts.interval_text(row)} as fast as on one with the same kernel")
-        ratio, _, outcome = beside.rpartition(" ")
-        said = f"{ratio} as fast as the fastest dense kernel on one ({outcome}; as called {call})"
-        each += [said] if rival and beside != ABSENT else []
+        own, (ratio, _, outcome) = verdicts.interval_text(row), beside.rpartition(" ")
+        said = [f"{own} as fast as on one with the same kernel"] * (not rival or own != ratio)  # else that is the rival
+        over = f"{ratio} as fast as the fastest dense kernel on one ({outcome}; as called {call})"
+        each.append(f"{what} is {', '.join(said + [over] * (rival and beside != ABSENT))}")
     return f"At {table['k_len'].iloc[0]} keys a step {', '.join(each)}."

@@ -1,35 +1,55 @@
 """The study's answer and its page in Markdown, of the shipped records of one machine."""
 
-import re
-
 import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.tables import markdown
+from blockshock_lib.report.verdicts import FASTER, UNDECIDED
 from blockshock_lib.studies.gallery import report
 
-_LEADS = {"speed": "", "decode": "A whole model, a token in a CUDA graph: ", "training": "", "accuracy": "Loss: "}
-_TABLES = {"tokens": "decode", "steps": "training", "losses": "accuracy"}
-_TABLES |= dict.fromkeys(("break-even", "times", "packed weight"), "speed")
+_STEP = "One layer on one GPU, its mask fixed, without an optimizer: "
+_LEADS = {"speed": "", "decode": "A whole model, a token in a CUDA graph: ", "training": _STEP, "accuracy": "Loss: "}
+_TABLES = {  # table: its phase, and what it says
+    "tokens": ("decode", "Over searched dense, compiled; the answer takes the dense model that is the fastest."),
+    "steps": ("training", "T1 packs a dense master in each step, T3 trains the packed values."),
+    "losses": ("accuracy", "Nats lost beside the dense model of the same seed."),
+    "break-even": ("speed", "By sparsity beside the best dense product."),
+    "times": ("speed", "Over searched dense; a hypothesis takes the faster of both dense products."),
+    "packed weight": ("speed", "Bytes as held and by formula."),
+}
 
 
 def answer(frame: pd.DataFrame) -> str:
     """The answers of the phases that were measured, and that of the products."""
     from blockshock_lib.studies.gallery import STUDY  # its answers and tables by name, as notebooks take them
 
-    rows = {f"gallery_{name}": frame[frame["phase"].eq(f"gallery_{name}")] for name in _LEADS}
-    said = {phase: STUDY.answers[phase](own) for phase, own in rows.items() if len(own) or phase == "gallery_speed"}
-    timed = frames.samples(rows["gallery_speed"], "forward_kernel")
-    places = timed.drop_duplicates(["pattern", "weight", "batch", "sparsity"])["pattern"].value_counts().sort_index()
-    patterns = ", ".join(f"{name} at {count}" for name, count in places.items())
-    leads = _LEADS | {"speed": f"Products, {patterns} places: " if patterns else ""}
-    under, metric = report.TOKENS.under, "token_call"
-    called = report.ratios(rows["gallery_decode"], report.DECODE_DENSE, [under], metric).to_dict("records")
-    each = [f"{verdicts.interval_text(one)} {one['outcome']} at B={one['batch']}" for one in called]
-    if each and (text := said["gallery_decode"])[:3] != "Not":
-        said["gallery_decode"] = f"{text.removesuffix('.')}; as called {', '.join(each)}."
-    said["gallery_speed"] = re.sub("; fastest dense: [^;.]*", "", said["gallery_speed"])  # the table of times names it
-    return " ".join(leads[phase.removeprefix("gallery_")] + text for phase, text in said.items())
+    rows = {name: frame[frame["phase"].eq(f"gallery_{name}")] for name in _LEADS}
+    said = {name: STUDY.answers[f"gallery_{name}"](own) for name, own in rows.items() if len(own)}
+    said["speed"] = products(rows["speed"])
+    called = report.ratios(rows["decode"], report.DECODE_DENSE, [report.TOKENS.under], "token_call")
+    each = [f"{verdicts.interval_text(one)} at B={one['batch']}" for one in called.to_dict("records")]
+    if each and (text := said["decode"])[:3] != "Not":
+        said["decode"] = f"{text.removesuffix('.')}; called without a graph {', '.join(each)}."
+    none = " Accuracy: not measured on a GPU yet." * (not frames.no_claim(frame) and rows["accuracy"].empty)
+    return " ".join(lead + said[name] for name, lead in _LEADS.items() if name in said) + none
+
+
+def products(frame: pd.DataFrame) -> str:
+    """`report.answer`, by pattern."""
+    table = report.speeds(frame)
+    if table.empty or frames.no_claim(table) or table["groups"].lt(2).all():
+        return report.answer(frame)
+    each = []
+    for pattern, part in table.groupby("pattern", sort=True):
+        best, spans = report.fastest(part), []
+        for name, of in (("sparsity", "{}"), ("batch", "B of {}")):
+            spans.append(of.format(" to ".join(f"{end:g}" for end in sorted({best[name].min(), best[name].max()}))))
+        wins, left = best.loc[best["outcome"].eq(FASTER), "ratio"], best["outcome"].eq(UNDECIDED).sum()
+        by = " to ".join(sorted({f"{end:.2f}" for end in (wins.min(), wins.max())})) if len(wins) else ""
+        words = [f"{pattern} ({', '.join(spans)}) at {len(wins)} of {len(best)}" + f", by {by}x" * bool(by)]
+        each.append(" and ".join([*words, *[f"{left} undecided"] * bool(left)]))
+    lacks = report.beaten(frame, table, report.DENSE)[1:]  # the table of times names the fastest dense one
+    return f"Places where a product beats the best dense one: {'; '.join([*each, *lacks])}."
 
 
 def page(frame: pd.DataFrame) -> str:
@@ -37,8 +57,8 @@ def page(frame: pd.DataFrame) -> str:
     from blockshock_lib.studies.gallery import STUDY
 
     lines = ["## The answer", "", answer(frame), "", *verdicts.claims(frame, STUDY.hypotheses)]
-    for name, phase in _TABLES.items():
+    for name, (phase, about) in _TABLES.items():
         own = frame[frame["phase"].eq(f"gallery_{phase}")]
         if len(own) or phase == "speed":
-            lines += ["", f"## {name.capitalize()}", "", *markdown(STUDY.tables[name](own))]
+            lines += ["", f"## {name.capitalize()}", "", about, "", *markdown(STUDY.tables[name](own))]
     return "\n".join(lines)

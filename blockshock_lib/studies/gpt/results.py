@@ -6,7 +6,9 @@ from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.tables import ABSENT, markdown
 from blockshock_lib.studies.gpt import gaps, report, saved
 from blockshock_lib.studies.gpt.axes import AXES
-from blockshock_lib.studies.gpt.hypotheses import HEADLINE
+from blockshock_lib.studies.gpt.hypotheses import COST, HEADLINE
+from blockshock_lib.studies.gpt.params import COLUMNS
+from blockshock_lib.studies.gpt.saved import saving_text
 
 RUNS = 3  # whole ones that a headline cell needs
 SHOWN = (1, 2, 4, 6, 8, 12)  # of how many syncs were dropped; the page of a run draws all
@@ -14,7 +16,9 @@ _HOW = """\
 A gap is a schedule's validation loss less that of tensor parallelism (TP) of the same seed, in nats a token, with
 Student's 99% interval over seeds; fewer than 4 seeds are points. Time saved is of TP's kernel time, with its 99%
 interval over whole runs, or over the fresh groups of processes of one. The slow link: the same GPUs without peer access
-(`NCCL_P2P_DISABLE=1`, no symmetric memory). [The schedules](../gpt.md) have a page of their own."""
+(`NCCL_P2P_DISABLE=1`, no symmetric memory). S3 has two gaps: to TP in no more steps than the time allows, which can
+only refute, and to a TP trained to its own end for as many or more, which alone supports. [The
+schedules](../gpt.md) have a page of their own."""
 _DOES_NOT_SAY = """\
 - One recipe serves all schedules: no learning rate is tuned for each, and one that suits another schedule better than
   tensor parallelism makes its gap too small. Losses are those of source code, not of web text.
@@ -38,7 +42,26 @@ def answer(frame: pd.DataFrame) -> str:
     loss = report.answer(frame) if "gpt_training" in phases else none
     times = [saved.answer(part).removeprefix("Time: ").rstrip(".") for _, part in timed.groupby("link")]
     times = [one.replace("at most", "up to") for one in times]  # of what was timed
-    return f"Loss: {loss.removeprefix('Loss: ')} Time: {'; '.join(times) or none.rstrip('.')}."
+    times = both(frame) or f"Time: {'; '.join(times) or none.rstrip('.')}."
+    return f"Loss: {loss.removeprefix('Loss: ')} {times}"
+
+
+def both(frame: pd.DataFrame) -> str:
+    """Loss and time of one shape: by link, of the schedules whose gap is shown to lie below COST, that which surely
+    saves most of a training step of the trained shape.
+    """
+    rows, steps = gaps.setting(gaps.finals(frame)), saved.ratios(frame)
+    if rows.empty or rows["width"].iloc[0] < gaps.LEAST_WIDTH or frames.no_claim(steps):
+        return ""
+    one, gap = rows.iloc[0], {name: gaps.gap(gaps.paired(rows, name)) for name in set(rows["method"])}
+    steps = steps[steps["work"].eq("step") & steps["method"].map(lambda name: name in gap and gap[name].high < COST)]
+    steps = steps[(steps[[*COLUMNS, "dtype"]] == one[[*COLUMNS, "dtype"]]).all(axis=1) & steps["low"].gt(1)]
+    best = steps.sort_values("low", kind="stable").drop_duplicates("link", keep="last").sort_values("link")
+    each = [
+        f"{saving_text(row)} on the {row['link']} link by {AXES.short(row['method'])}" for _, row in best.iterrows()
+    ]
+    costs = "; ".join(f"{AXES.short(name)} {gap[name]} nats" for name in dict.fromkeys(best["method"]))
+    return f"Time that such a training step saves within {COST} nats: {', '.join(each)} ({costs})." if each else ""
 
 
 def headline(frame: pd.DataFrame) -> pd.DataFrame:
@@ -86,7 +109,8 @@ def _losses(frame: pd.DataFrame) -> list[str]:
     ]
     about = "The least sensitive first: as they are; heads grouped by affinity; after distillation."
     lines += ["**After training**", "", about, "", *markdown(pd.DataFrame(table)), ""] if table else []
-    return [*lines, "**Speed of training**", "", *markdown(report.rates(frame).reset_index()), ""]
+    about = "Ranks are played as tracks on one GPU, which has no sum to save: not what ranks would take."
+    return [*lines, "**Speed of training**", "", about, "", *markdown(report.rates(frame).reset_index()), ""]
 
 
 def _times(frame: pd.DataFrame) -> list[str]:

@@ -126,7 +126,7 @@ def test_the_answer_says_the_interval_the_least_case_and_the_strongest_rival():
         scaling_report.answer(pd.concat([frame, kernels]))
     )
     four = planted(lambda p, k: {"alone": 1.0, "pull": 3.0, "heads": 3.2}, (4096,), (4,))
-    assert "on 2 GPUs (pull, causal, without heads) is" in scaling_report.answer(pd.concat([frame, four]))
+    assert "on 2 GPUs (pull, causal, heads not run) is" in scaling_report.answer(pd.concat([frame, four]))
     said = scaling_report.answer(pd.concat([frame, slow]))
     assert "(pull, window, the least of 2 cases) is 0.60x [" in said and "1.80x" not in said
     assert "is 1.80x [no interval] as fast" in scaling_report.answer(frame[frame["group"].eq(0)])
