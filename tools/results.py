@@ -26,8 +26,8 @@ HOW = """\
 [a, b] is a 99% interval: of times over whole runs, of a single run over its fresh groups of processes, over several
 rivals the least of their ends; of losses over seeds. Without one: too few groups, or they lie too far apart. Faster or
 slower is said where it excludes 1 ([how it is measured](../measuring.md)). Runs made at once on one machine do not show
-how days or machines differ; the last table names them. Each timed run has a method twice, as a control: a claim below
-the smallest difference that it tells apart rests on its own interval alone. "The seed": the notes that the project
+how days or machines differ; the last table names them. Where a run timed a method twice, as a control, a claim below
+the smallest difference that this tells apart rests on its own interval alone. "The seed": the notes that the project
 began with, whose claims are tested."""
 
 
