@@ -122,7 +122,8 @@ class Products:
         with contextlib.suppress(torch.OutOfMemoryError):
             if (way := fastest(x, weight)) not in (None, WAYS[0]):  # PyTorch's own
                 self.ways[_operands(x, weight)] = way
-                _ = way.splits > 1 and multiplied(way, x, weight)  # else first in a capture, which may load no kernel
+                if way.splits > 1:  # else first in a capture, which may load no kernel
+                    multiplied(way, x, weight)
 
     def way(self, x: Tensor, weight: Tensor) -> Way | None:
         return self.ways.get(_operands(x, weight)) if self.ways else None

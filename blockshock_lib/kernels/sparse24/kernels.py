@@ -175,18 +175,13 @@ def _compress(
     dense,  # int64 [4 rows, cols]
     values,  # int32 [4 rows, cols]
     values_t,  # int32 [4 cols, rows]
-    metadata,  # int64 [rows cols / 4]
-    metadata_t,
     tiles,
     words,
-    columns,
     moves,
     rows,
     cols,
     WORD: constexpr,
-    COLUMN: constexpr,
     MOVES: constexpr,
-    METADATA: constexpr,
     ROWS: constexpr,
     COLS: constexpr,
 ):
@@ -205,9 +200,6 @@ def _compress(
         else:
             high |= pair << (32 * (i - 2))
     _store_turned(values_t, low, high, move, r, c, rows, cols)
-    if METADATA:
-        _write_metadata(metadata, tiles, words, top, left, rows, cols, cols, 1, WORD, True, ROWS, COLS)
-        _write_metadata(metadata_t, tiles, columns, left, top, cols, rows, 1, cols, COLUMN, True, COLS, ROWS)
 
 
 MOVES = {
@@ -238,16 +230,12 @@ def larger(scores: Tensor, dense: Tensor, masked: Tensor, pattern) -> None:
     _larger[(triton.cdiv(cols, 128), triton.cdiv(rows, 4))](*tensors, rows, cols, ROWS=4, COLS=128, num_warps=8)
 
 
-def compress(
-    pattern, dense: Tensor, values: Tensor, values_t: Tensor, metadata: tuple[Tensor, Tensor] | None = None
-) -> None:
-    """dense [N, K] -> values [N, K/2] and values_t [K, N/2]; and the metadata of both, uint8 [N K/8], if given."""
+def compress(pattern, dense: Tensor, values: Tensor, values_t: Tensor) -> None:
+    """dense [N, K] -> values [N, K/2] and values_t [K, N/2]."""
     rows, cols = pattern.tiles.shape
-    words, words_t = (one.view(torch.int64) for one in metadata) if metadata else (None, None)
-    targets = values.view(torch.int32), values_t.view(torch.int32), words, words_t
-    word, column, moves = map(pattern.constant, ("words", "columns", "moves"))
-    fixed = dict(WORD=word, COLUMN=column, MOVES=moves, METADATA=metadata is not None, ROWS=64, COLS=32, num_warps=16)
-    operands = as_words(dense, torch.int64), *targets, pattern.tiles, *pattern.tables[:3], rows, cols
+    targets, tables = (values.view(torch.int32), values_t.view(torch.int32)), pattern.tables
+    fixed = dict(WORD=pattern.constant("words"), MOVES=pattern.constant("moves"), ROWS=64, COLS=32, num_warps=16)
+    operands = as_words(dense, torch.int64), *targets, pattern.tiles, tables.words, tables.moves, rows, cols
     _compress[(triton.cdiv(cols, 32), triton.cdiv(rows, 64))](*operands, **fixed)
 
 

@@ -8,7 +8,6 @@ from blockshock_lib.studies.gpt import gaps, report, saved
 from blockshock_lib.studies.gpt.axes import AXES
 from blockshock_lib.studies.gpt.hypotheses import COST, HEADLINE
 from blockshock_lib.studies.gpt.params import COLUMNS
-from blockshock_lib.studies.gpt.saved import saving_text
 
 RUNS = 3  # whole ones that a headline cell needs
 SHOWN = (1, 2, 4, 6, 8, 12)  # of how many syncs were dropped; the page of a run draws all
@@ -40,10 +39,10 @@ def answer(frame: pd.DataFrame) -> str:
     if len(timed) == 0 and "gpt_training" not in phases:
         return "Not answered: no schedule was trained or timed."
     loss = report.answer(frame) if "gpt_training" in phases else none
-    times = [saved.answer(part).removeprefix("Time: ").rstrip(".") for _, part in timed.groupby("link")]
-    times = [one.replace("at most", "up to") for one in times]  # of what was timed
-    times = both(frame) or f"Time: {'; '.join(times) or none.rstrip('.')}."
-    return f"Loss: {loss.removeprefix('Loss: ')} {times}"
+    if not (time := both(frame)):
+        times = [saved.answer(part).removeprefix("Time: ").rstrip(".") for _, part in timed.groupby("link")]
+        time = f"Time: {'; '.join(times).replace('at most', 'up to') or none.rstrip('.')}."  # of what was timed
+    return f"Loss: {loss.removeprefix('Loss: ')} {time}"
 
 
 def both(frame: pd.DataFrame) -> str:
@@ -57,9 +56,8 @@ def both(frame: pd.DataFrame) -> str:
     steps = steps[steps["work"].eq("step") & steps["method"].map(lambda name: name in gap and gap[name].high < COST)]
     steps = steps[(steps[[*COLUMNS, "dtype"]] == one[[*COLUMNS, "dtype"]]).all(axis=1) & steps["low"].gt(1)]
     best = steps.sort_values("low", kind="stable").drop_duplicates("link", keep="last").sort_values("link")
-    each = [
-        f"{saving_text(row)} on the {row['link']} link by {AXES.short(row['method'])}" for _, row in best.iterrows()
-    ]
+    best["text"] = [f"{saved.saving_text(row)} on the {row['link']} link" for row in best.to_dict("records")]
+    each = [f"{row.text} by {AXES.short(row.method)}" for row in best.itertuples()]
     costs = "; ".join(f"{AXES.short(name)} {gap[name]} nats" for name in dict.fromkeys(best["method"]))
     return f"Time that such a training step saves within {COST} nats: {', '.join(each)} ({costs})." if each else ""
 

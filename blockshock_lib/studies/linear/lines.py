@@ -142,7 +142,7 @@ def _fp8_checks(run: CaseRun, one: Any, reference: Callable[[], Reference], y: T
 def works(own: Any) -> Iterator[Work]:
     """Of B1's `works.Works`: each line's call, and its kernels where they can be captured in a CUDA graph."""
     run, one, name, reference = own.run, own.one, own.name, cache(partial(fp8_reference, own.problem, own.name))
-    for line in filter(own.problem.params.lines.count, MAKERS):
+    for line in (one for one in MAKERS if one in own.problem.params.lines):
         metric, make = f"forward_{line}_call", partial(_calls, line, own.problem, own.layers)
         if (calls := run.attempt(name, partial(run.agree, make), metric)) is None:
             continue
