@@ -216,10 +216,10 @@ class Timer:
                 return
 
     def interleave(
-        self, turns: Sequence[Sequence[Work]], warmup: int, samples: int, first: int = 0, each: int = TURNS
+        self, turns: Sequence[Sequence[Work]], warmup: int, samples: int, first: int = 0
     ) -> dict[Work, list[float]]:
         """Samples of all works; ms a call, of the slowest rank. `turns` are the methods': one takes its share of the
-        samples of each of its works, then it is the next one's turn (A B C, B C A), `each` so often, from `first` on.
+        samples of each of its works, then it is the next one's turn (A B C, B C A), twice, from `first` on.
 
         The warm-up's time decides how many calls make a sample of at least `min_sample_ms`; the ranks agree on it, for
         a collective that one rank calls more often than the others would hang.
@@ -232,7 +232,7 @@ class Timer:
         for work, ms in slow.items():
             work.count = calls_for(ms * work.inner, self.min_sample_ms, MAX_CALLS // work.inner)
         mine: dict[Work, list[float]] = {work: [] for work in works}
-        block = -(-samples // each)
+        block = -(-samples // TURNS)
         for number, done in enumerate(range(0, samples, block), first):
             at = number % len(turns)
             for work in itertools.chain(*turns[at:], *turns[:at]):
@@ -244,11 +244,13 @@ class Timer:
         return {work: [next(flat) for _ in times] for work, times in mine.items()}
 
     def fastest(self, works: Mapping[Key, Work]) -> Key:
-        """The key of the work with the least median; the same on all ranks."""
+        """The key of the work with the least median; the same on all ranks. They are ways of one work and share a turn
+        and its lead-in: at its clocks each takes its samples, twice.
+        """
         for work in works.values():
             self._capture(work, 1)
-            work.heavy = True  # led in, so that each is timed at its own clocks: the ways differ by less
-        taken = self.interleave([[work] for work in works.values()], warmup=1, samples=CHOICE_SAMPLES, each=1)
+        next(iter(works.values())).heavy = True
+        taken = self.interleave([[*works.values()]], warmup=1, samples=CHOICE_SAMPLES)
         for work in works.values():
             self.release(work)
         medians = map(statistics.median, taken.values())

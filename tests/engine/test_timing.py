@@ -158,3 +158,4 @@ def test_the_fastest_is_taken_by_its_median(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: sum(passed))
     works = {n: Work("ms", [lambda n=n: passed.append(n / 1000)]) for n in (5, 1, 3)}
     assert Timer(CPU, Group()).fastest(works) == 1 and all(work.fn is None for work in works.values())
+    assert [len(work.led) for work in works.values()] == [2, 0, 0], "one lead-in a turn"
