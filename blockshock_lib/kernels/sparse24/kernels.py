@@ -134,40 +134,21 @@ def _larger(scores, dense, masked, tiles, rows, cols, ROWS: constexpr, COLS: con
 
 
 @triton.jit
-def _write_metadata(
-    out,  # int64 [16 rows cols / 64]
-    tiles,
-    table,
-    top,  # the first tile of the block along the rows and columns of what is packed
-    left,
-    rows,
-    cols,
-    row_step,  # from a tile to the next along these rows and columns
-    col_step,
-    WORD: constexpr,
-    NUMBERED: constexpr,
-    ROWS: constexpr,
-    COLS: constexpr,
-):
+def _metadata(out, tiles, table, rows, cols, WORD: constexpr, NUMBERED: constexpr, ROWS: constexpr, COLS: constexpr):
+    """out: int64 [16 rows cols / 64]."""
     number = tl.arange(0, ROWS * COLS // 4)
     pair = number % 32  # of rows: 8 tile + r, as compress.py calls them
-    kb = left // 8 + number // 32 % (COLS // 8)
-    rb = top // 16 + number // (4 * COLS)
+    kb = tl.program_id(0) * (COLS // 8) + number // 32 % (COLS // 8)
+    rb = tl.program_id(1) * (ROWS // 16) + number // (4 * COLS)
     inside = (16 * rb < rows) & (8 * kb < cols)
     shift = pair % 4 * 4  # to the row's nibble in the word of its tile
-    at = (16 * rb + pair // 8 * 4 + pair // 4 % 2).to(tl.int64) * row_step + (8 * kb).to(tl.int64) * col_step
+    at = (16 * rb + pair // 8 * 4 + pair // 4 % 2).to(tl.int64) * cols + (8 * kb).to(tl.int64)
     groups = tl.full(at.shape, 0, tl.int64)
     for g in tl.static_range(8):
-        upper = _word_of(tiles, table, at + g * col_step, inside, WORD, NUMBERED) >> shift & 15
-        lower = _word_of(tiles, table, at + g * col_step + 2 * row_step, inside, WORD, NUMBERED) >> shift & 15
+        upper = _word_of(tiles, table, at + g, inside, WORD, NUMBERED) >> shift & 15
+        lower = _word_of(tiles, table, at + g + 2 * cols, inside, WORD, NUMBERED) >> shift & 15
         groups |= (upper | lower << 4).to(tl.int64) << (8 * (2 * (g % 4) + g // 4))
     tl.store(out + (rb.to(tl.int64) * (cols // 8) + kb) * 32 + pair, groups, mask=inside)
-
-
-@triton.jit
-def _metadata(out, tiles, table, rows, cols, WORD: constexpr, NUMBERED: constexpr, ROWS: constexpr, COLS: constexpr):
-    top, left = tl.program_id(1) * ROWS, tl.program_id(0) * COLS
-    _write_metadata(out, tiles, table, top, left, rows, cols, cols, 1, WORD, NUMBERED, ROWS, COLS)
 
 
 @triton.jit
