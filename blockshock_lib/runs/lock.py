@@ -107,13 +107,9 @@ def sweep_stale() -> None:
 def _new_scratch() -> Iterator[Path]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        handle = os.open(folder, os.O_RDONLY)
-        files.lock(handle, float("inf"))
-        if folder.exists():  # else another process swept it before it was locked
-            break
-        os.close(handle)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
+        with files.locked(folder):
+            if folder.exists():  # else another process swept it before it was locked
+                try:
+                    return (yield folder)
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)

@@ -3,8 +3,6 @@
 A case that fails becomes rows that say so, and the next one gets a fresh group.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -16,19 +14,16 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from blockshock_lib import studies
-from blockshock_lib.engine.study import Study, row
+from blockshock_lib.engine.study import Case, Study, row
 from blockshock_lib.errors import DeadlineError, RankError, RecordError, first_line
 from blockshock_lib.files import sha256
+from blockshock_lib.params import RunParams
 from blockshock_lib.ranks.group import Lost, WorkerGroup, pack_call
+from blockshock_lib.ranks.worker import RankContext
 from blockshock_lib.runs import machine, record
-
-if TYPE_CHECKING:
-    from blockshock_lib.engine.study import Case
-    from blockshock_lib.params import RunParams
-    from blockshock_lib.ranks.worker import RankContext
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 # A process that died, or an error after which a process can use its GPU no more.
