@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from blockshock_lib.kernels.sparse24 import small, tune
 from blockshock_lib.kernels.sparse24.plans import Setting
 from blockshock_lib.kernels.sparse24.small import Config
-from blockshock_lib.kernels.sparse24.ways import Probe
+from blockshock_lib.kernels.sparse24.tune import Probe
 from blockshock_lib.kernels.tuning import store as cache
 
 SIZES = (1024, 2048, 4096, 8192, 16384, 40960)

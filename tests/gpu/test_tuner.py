@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blockshock_lib.kernels.sparse24 import cslt, small, tune, ways
+from blockshock_lib.kernels.sparse24 import cslt, small, tune
 from blockshock_lib.kernels.sparse24.plans import Setting
 from blockshock_lib.kernels.sparse24.small import Config
 from blockshock_lib.kernels.tuning.child import Search
@@ -103,7 +103,7 @@ def test_wrong_crashing_and_hanging_ways_cost_a_candidate_each_and_this_process_
     packed = cslt.pack(weight, mask)
     for kind in (Setting, Config):
         packed.extra[16] = found.best(kind).way
-        assert_right(ways.linear(x, packed), x, weight, mask)
+        assert_right(tune.linear(x, packed), x, weight, mask)
 
 
 HELD = """

@@ -16,12 +16,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from blockshock_lib.kernels.sparse24 import cslt, packing, small, stock, ways
+from blockshock_lib.kernels.sparse24 import cslt, packing, small, stock, tune
 from blockshock_lib.kernels.sparse24.packing import Packed
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.kernels.sparse24.plans import Setting
 from blockshock_lib.kernels.sparse24.small import Config
-from blockshock_lib.kernels.sparse24.tune import tune
 
 _COLUMNS = 1024  # of a weight, that are read off its packed form at once
 
@@ -62,9 +61,10 @@ class Backend:
         return choose, (self.name, "cpu")  # a pickled layer names it
 
 
-_tuned = Backend("tuned", cslt.unsupported, cslt.pack, cslt.blank, ways.linear, cslt.too_large, tune)
+_tuned = Backend("tuned", cslt.unsupported, cslt.pack, cslt.blank, tune.linear, cslt.too_large, tune.tune)
 _library, _kernel = (
-    {"linear": partial(ways.linear, kinds=(kind,)), "tune": partial(tune, kinds=(kind,))} for kind in (Setting, Config)
+    {"linear": partial(tune.linear, kinds=(kind,)), "tune": partial(tune.tune, kinds=(kind,))}
+    for kind in (Setting, Config)
 )
 _rows = (
     Backend(

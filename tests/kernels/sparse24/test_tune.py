@@ -12,7 +12,7 @@ from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import backends, cslt, small, tune
 from blockshock_lib.kernels.sparse24.plans import Setting
 from blockshock_lib.kernels.sparse24.small import Config
-from blockshock_lib.kernels.sparse24.ways import Probe
+from blockshock_lib.kernels.sparse24.tune import Probe
 from blockshock_lib.kernels.tuning import child
 from blockshock_lib.kernels.tuning.search import BrokenContextError, Error, Found, Trial
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from blockshock_lib.kernels.sparse24 import cslt, small, ways
+from blockshock_lib.kernels.sparse24 import cslt, small, tune
 from blockshock_lib.kernels.sparse24.packing import Packed
 from blockshock_lib.kernels.sparse24.plans import Setting
 from blockshock_lib.kernels.sparse24.small import Config
-from blockshock_lib.kernels.sparse24.ways import Probe
+from blockshock_lib.kernels.sparse24.tune import Probe
 
 from .fake_cusparselt import install
 
@@ -21,9 +21,9 @@ def taken(monkeypatch):
     for one in (cslt, small):
         monkeypatch.setattr(one, "multiply", lambda *args, one=one: found.append((one, *args)))
     monkeypatch.setattr(small, "unsupported", lambda device, dtype: "")
-    ways._untuned.cache_clear()
+    tune._untuned.cache_clear()
     yield found
-    ways._untuned.cache_clear()
+    tune._untuned.cache_clear()
 
 
 def packed(**extra):
@@ -36,7 +36,7 @@ def test_the_way_that_was_tuned_for_the_padded_batch_is_taken(taken, rows, way, 
     form, x, bias = packed(), torch.zeros(rows, K).bfloat16(), torch.zeros(N).bfloat16()
     form.extra.update({8: Setting(1), 16: way, 24: Setting(2)})
     out = torch.empty(rows, N).bfloat16()
-    ways.linear(x, form, out, bias)
+    tune.linear(x, form, out, bias)
     assert taken == [(product, x, form.data[0], (N, K), way, out, bias)]
 
 
@@ -46,7 +46,7 @@ def test_the_way_that_was_tuned_for_the_padded_batch_is_taken(taken, rows, way, 
 )
 def test_a_batch_that_nobody_tuned_goes_by_its_size_and_by_what_runs_here(taken, monkeypatch, rows, missing, product):
     monkeypatch.setattr(small, "unsupported", lambda device, dtype: missing)
-    ways.linear(torch.zeros(rows, K).bfloat16(), packed())
+    tune.linear(torch.zeros(rows, K).bfloat16(), packed())
     ((one, _, _, _, way, *_),) = taken
     assert one is product and way == (Setting() if product is cslt else small.default((N, K), cslt.padded(rows)))
 
