@@ -49,12 +49,6 @@ class WatchedParameter(nn.Parameter):
 _foreach_supported_types.append(WatchedParameter)  # or a model with one would be stepped slowly
 
 
-def _state(w: Tensor) -> tuple:
-    """What changes when the weight may have changed."""
-    version, steps = 0 if w.is_inference() else w._version, autograd.optimizer_steps if w.requires_grad else 0
-    return w.data_ptr(), version, steps, getattr(w, "looks", 0)
-
-
 class BlockShockLinear(TermParallelLinear):
     """y = sum over ranks of x W(g)^T, each product on packed 2:4 values, joined by one all-reduce.
 
@@ -248,7 +242,7 @@ class BlockShockLinear(TermParallelLinear):
 
     def prepare(self, always: bool = False) -> None:
         seen, weight = self._seen, self._parameters["weight"]
-        same = seen is not None and seen[0] is weight and seen[1] == _state(weight)
+        same = seen is not None and seen[0] is weight and seen[1] == autograd.state(weight)
         if (same and not (always or self.gathered)) or isinstance(weight, DTensor):
             return
         # FSDP2 gathers the weight into a buffer that comes and goes, at no raised version: a copy is multiplied.
@@ -264,7 +258,9 @@ class BlockShockLinear(TermParallelLinear):
     def _look(self) -> None:
         """Notes the weight as it is now; one that was lent is forgotten, and so not kept alive."""
         own = isinstance(weight := self.weight, nn.Parameter) and not self.store.moved(weight)
-        self._seen = (weight, _state(weight)) if own else None  # no weak reference: torch could swap no tensor then
+        self._seen = (
+            (weight, autograd.state(weight)) if own else None
+        )  # no weak reference: torch could swap no tensor then
 
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_seen": None}

@@ -116,23 +116,19 @@ class MaskedDenseLinear(TermParallelLinear):
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
         super().shard(weight, keep, part)
         self.pattern = None if self.frozen else Pattern.of(term_mask(keep, part))
-        self._noted = self._state()
-
-    def _state(self) -> tuple[int, int]:
-        weight = self._parameters["weight"]
-        return 0 if weight.is_inference() else weight._version, autograd.optimizer_steps
+        self._noted = autograd.state(self.weight)
 
     def prepare(self, always: bool = False) -> None:
         """Zeros in the holes again where something else than an optimizer wrote, as nn.init does to a whole tensor."""
-        own = isinstance(self._parameters["weight"], nn.Parameter)
-        if not own or self.pattern is None or self.gathered or self._state() == self._noted:
+        weight = self._parameters["weight"]
+        if not isinstance(weight, nn.Parameter) or self.pattern is None or self.gathered:
             return
-        (version, steps), (before, counted) = self._state(), self._noted
+        (_, version, steps, _), (_, before, counted, _) = autograd.state(weight), self._noted
         if version != before and steps == counted:
-            masked = self.pattern.masked(self.weight.detach())
-            if not torch.equal(masked, self.weight):
-                self.weight.detach().copy_(masked)
-        self._noted = self._state()
+            masked = self.pattern.masked(weight.detach())
+            if not torch.equal(masked, weight):
+                weight.detach().copy_(masked)
+        self._noted = autograd.state(weight)
 
     def hold_bytes(self) -> dict[str, int]:
         return super().hold_bytes() | {"pattern": self.pattern.nbytes if self.pattern else 0}

@@ -44,7 +44,10 @@ class Graphed(nn.Module, contextlib.AbstractContextManager):
         lead, rows = x.shape[:-1], x.numel() // self.layer.in_features
         with self._lock:
             self.layer.prepare()
-            self._drop_stale()
+            read = ((t.data_ptr(), t.dtype, t.device, t.shape, t.stride()) for t in self.layer.memory_read())
+            if (memory := (id(self.layer.group.handle), *read)) != self._memory:  # it lies elsewhere now
+                _free(self._graphs)
+                self._memory = memory
             if rows in self._graphs:
                 self._graphs.move_to_end(rows)
                 self.layer.group.wait_for_last_stream(x.device)
@@ -67,13 +70,6 @@ class Graphed(nn.Module, contextlib.AbstractContextManager):
             return False
         wanted = any(t is not None and t.requires_grad for t in (x, weight, bias))
         return not (wanted and torch.is_grad_enabled())
-
-    def _drop_stale(self) -> None:
-        """Frees all graphs if what they read lies elsewhere now. UnsupportedError: the process group is gone."""
-        read = ((t.data_ptr(), t.dtype, t.device, t.shape, t.stride()) for t in self.layer.memory_read())
-        if (memory := (id(self.layer.group.handle), *read)) != self._memory:
-            _free(self._graphs)
-            self._memory = memory
 
     def close(self) -> None:
         """Frees all graphs; a later call captures anew."""
