@@ -226,17 +226,14 @@ def _refuse_surprises(text: str, source: str, outer: str) -> None:
                 inner = ".".join(filter(None, [key, getattr(event, "value", "")]))
                 if event.anchor is not None:
                     raise refusal(source, inner, ANCHORS)
-                if not is_text(event):
+                plain = isinstance(event, events.ScalarEvent) and event.tag is None and event.value != "<<"
+                if not plain or yaml.resolver.resolve(ScalarNode, event.value, event.implicit) != TEXT:
                     raise refusal(source, inner, "a key must be text")
                 if event.value in seen:
                     raise refusal(source, inner, f"duplicate key (line {event.start_mark.line + 1}); keep one of them")
                 seen.add(event.value)
                 event = next(found)
             walk(event, inner, depth + 1)
-
-    def is_text(event: events.NodeEvent) -> bool:
-        plain = isinstance(event, events.ScalarEvent) and event.tag is None and event.value != "<<"
-        return plain and yaml.resolver.resolve(ScalarNode, event.value, event.implicit) == TEXT
 
     for event in found:
         if isinstance(event, events.DocumentStartEvent) and tuple(event.version or (1, 2)) != (1, 2):

@@ -134,10 +134,12 @@ def _again(study: Study, phase: str, text: str, card: dict | None) -> tuple[para
     folder, earlier, effective = _earlier(study, phase, text)
     card = card or machine.probe()
     machine.admit(effective, card)
+    ours, theirs = ({gpu.get("uuid_digest") for gpu in one["gpus"]} for one in (earlier["machine"], card))
+    apart = ours and theirs and not ours & theirs
     faults = {
         f"its status is {earlier['status']}": earlier["status"] not in ("completed", "running"),
         # Other GPUs may measure it meanwhile; `reference.others` waits until both are completed.
-        "it goes on on this machine's devices": earlier["status"] == "running" and not _apart(earlier["machine"], card),
+        "it goes on on this machine's devices": earlier["status"] == "running" and not apart,
         "it only redraws another": earlier.get("redrawn_from"),
         "it took kernels that were chosen before it": effective.hardware.device == "cuda"
         and not earlier.get("reference"),
@@ -146,12 +148,6 @@ def _again(study: Study, phase: str, text: str, card: dict | None) -> tuple[para
     if why := next((fault for fault, here in faults.items() if here), ""):
         raise RecordError(f"{shown(folder)} cannot be measured once more: {why}; begin a new reference by --again N")
     return effective, card, {"reference": reference.name_of(earlier), "again": earlier.get("again") or shown(folder)}
-
-
-def _apart(*cards: dict) -> bool:
-    """Whether two machines have GPUs, and share none."""
-    one, other = ({gpu.get("uuid_digest") for gpu in card["gpus"]} for card in cards)
-    return bool(one and other) and not one & other
 
 
 def _resumed(study: Study, phase: str, text: str, out: Path, card: dict | None, asked: Callable | None) -> Run:
