@@ -35,7 +35,7 @@ from blockshock_lib import errors, params
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import memory
 from blockshock_lib.kernels.sparse24 import masks
-from blockshock_lib.ranks import WorkerGroup, call
+from blockshock_lib.ranks import WorkerGroup
 from blockshock_lib.runs import measure
 from blockshock_lib.studies.linear import STUDY
 from blockshock_lib.studies.linear.costs import DTYPES, CaseCosts
@@ -322,7 +322,8 @@ def main(arguments: list[str] | None = None) -> int:
     from benchmarks import largest_n
 
     if args.room is None:  # asked of a child: this process would hold GPU memory for as long as it lives
-        room = USABLE * call(largest_n.total, processes=1, device="cuda")[0]
+        with WorkerGroup(1, device="cuda") as group:
+            room = USABLE * group.call(largest_n.total, seconds=60)[0]
     else:
         room = args.room * memory.GIB
     settings = {"sweep.n": [args.step], "sweep.b": [args.b], "methods": args.methods, "optimizers": args.optimizers}

@@ -9,6 +9,13 @@ import time
 import psutil
 
 from blockshock_lib.files import ROOT
+from blockshock_lib.ranks import WorkerGroup
+
+
+def call(fn, *args, processes=2, seconds=60, **options):
+    """What `fn(ctx, *args)` gives on every rank of a group of its own."""
+    with WorkerGroup(processes, **options) as group:
+        return group.call(fn, *args, seconds=seconds)
 
 
 def pids_of(group):

@@ -1,5 +1,5 @@
 """Groups of processes that run functions: one process a rank. What they run is not known here."""
 
-from blockshock_lib.ranks.group import Lost, WorkerGroup, call
+from blockshock_lib.ranks.group import Lost, WorkerGroup
 
-__all__ = ["Lost", "WorkerGroup", "call"]
+__all__ = ["Lost", "WorkerGroup"]

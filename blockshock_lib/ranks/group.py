@@ -207,13 +207,6 @@ class WorkerGroup(contextlib.AbstractContextManager):
         return dict(enumerate(text or "(no stack: this rank was still starting, or stopped)" for text in texts))
 
 
-def call(fn: Callable[..., Any], *args: Any, processes: int = 2, seconds: float = 60, **options: Any) -> list[Any]:
-    """Start a WorkerGroup with these `options`, run `fn(ctx, *args)` on every rank once, and end the group."""
-    pack_call(fn, args)  # raises before anything is started
-    with WorkerGroup(processes, **options) as group:
-        return group.call(fn, *args, seconds=seconds)
-
-
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...] = ()) -> bytes:
     """A call for the workers; LaunchError, with a hint, when a worker could not find or rebuild it."""
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", "")

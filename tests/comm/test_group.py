@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.ranks import call
+from tests.processes import call
 
 CPU = torch.device("cpu")
 

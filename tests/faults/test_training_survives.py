@@ -5,8 +5,9 @@ import torch
 
 from blockshock_lib import checkpoint
 from blockshock_lib.errors import RankError
-from blockshock_lib.ranks import WorkerGroup, call
+from blockshock_lib.ranks import WorkerGroup
 from tests import training
+from tests.processes import call
 
 
 @pytest.mark.long

@@ -5,8 +5,8 @@ import torch
 
 from blockshock_lib.engine.case_run import judge
 from blockshock_lib.kernels.sparse24 import cslt, small
-from blockshock_lib.ranks import call
 from tests.gpu import reduce_tasks
+from tests.processes import call
 from tests.studies.linear import measuring
 from tests.studies.linear.measuring import asked, on_ranks, picked, problem, rows_of
 from tests.studies.linear.test_lines import fp8_forward

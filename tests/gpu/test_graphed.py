@@ -10,8 +10,8 @@ from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.graph import Graph, try_capture
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import DenseLinear, Linear24
-from blockshock_lib.ranks import call
 from blockshock_lib.studies.linear.methods import METHODS
+from tests.processes import call
 
 two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 N, K = 512, 1024

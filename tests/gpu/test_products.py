@@ -13,8 +13,8 @@ from blockshock_lib import BlockShockParallel, checkpoint
 from blockshock_lib.kernels.sparse24 import backends, cslt, masks, small
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import Linear24
-from blockshock_lib.ranks import call
 from tests.kernels.sparse24.problems import errors
+from tests.processes import call
 
 MASKS = [("uniform", "1010"), ("random", ""), ("transposable", "checkerboard"), ("transposable", "random")]
 MASKS += [("magnitude", "")]

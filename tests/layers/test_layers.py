@@ -15,11 +15,11 @@ from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns import dense as products
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import BlockShockLinear, DenseLinear, PermutedDenseLinear, ShardedLinear, classes
-from blockshock_lib.ranks import call
 from blockshock_lib.studies.linear.folded import orders
 from blockshock_lib.studies.linear.methods import METHODS
 from tests.cases import MASKS
 from tests.layers.ranks import CASES, RUNNABLE, B, K, N, Threads, built, draw, in_process, problem
+from tests.processes import call
 
 CPU, BF16, F64 = torch.device("cpu"), torch.bfloat16, torch.float64
 cases = pytest.mark.parametrize(("name", "mask", "changes"), CASES, ids=str)

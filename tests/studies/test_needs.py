@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from blockshock_lib import params, studies
-from blockshock_lib.ranks import call
 from blockshock_lib.report.figures import byte_text
 from blockshock_lib.runs import dry_run, machine, measure
 from blockshock_lib.runs.dry_run import earlier
+from tests.processes import call
 
 SMALL = {"timing.samples": 1, "timing.warmup": 1, "timing.groups": 1, "timing.min_sample_ms": 0, "profile": "none"}
 BF16_SPEED = {"sweep.patterns": ["causal"], "sweep.lengths": [[2048]], "sweep.blocks": [128], "dtype": "bf16"}

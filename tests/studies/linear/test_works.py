@@ -8,9 +8,9 @@ import torch
 
 from blockshock_lib.comm import Group
 from blockshock_lib.engine.timing import Timer
-from blockshock_lib.ranks import call
 from blockshock_lib.studies.linear import ways, works
 from blockshock_lib.studies.linear.works import ORDERS
+from tests.processes import call
 from tests.studies.linear import measuring
 from tests.studies.linear.measuring import asked, details, measured, picked
 
