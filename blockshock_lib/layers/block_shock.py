@@ -14,7 +14,7 @@ from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.backends import choose
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
-from blockshock_lib.layers import autograd, chunked
+from blockshock_lib.layers import autograd
 from blockshock_lib.layers.classes import classes_of, packed_wgrad
 from blockshock_lib.layers.dense import TermParallelLinear
 from blockshock_lib.layers.parts import Part, term_mask
@@ -157,7 +157,7 @@ class BlockShockLinear(TermParallelLinear):
         return [*super().memory_read(), *self.packed.data]
 
     def tune(self, x: Tensor) -> None:
-        for part in chunked.sizes(self, x):
+        for part in self.chunk_sizes(x):
             self.backend.tune(part[:, self.cols], self.packed)
 
     @property

@@ -7,14 +7,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from blockshock_lib.comm import Group, Pending
+from blockshock_lib.comm.pull import side_stream
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns.dense import Products
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.layers import autograd, chunked, guards
+from blockshock_lib.layers import autograd, guards
 from blockshock_lib.layers.dense_state import DenseState
 from blockshock_lib.layers.graphed import Graphed
 from blockshock_lib.layers.parts import Part, part_of, require_plain
+
+ROWS = 8  # a chunk of the batch is a multiple of: what cuSPARSELt takes without padding
 
 
 class ShardedLinear(DenseState):
@@ -163,8 +166,41 @@ class ShardedLinear(DenseState):
         return self.group.all_reduce(partial, self._parameters["bias"], out)
 
     def multiply(self, x: Tensor) -> Tensor:
-        """x [B, K] -> y [B, N]: the whole forward of an active rank, without autograd."""
-        return self.reduce(self.local(x)) if self.chunks == 1 else chunked.multiply(self, x)
+        """x [B, K] -> y [B, N]: the whole forward of an active rank, without autograd; cut in `chunks` at most. A
+        chunk's collective runs on a stream of its own beside the next one's product.
+        """
+        if self.chunks == 1 or (rows := self._rows(x)) >= x.shape[0]:
+            return self.reduce(self.local(x))
+        main, side = (torch.cuda.current_stream(x.device), side_stream(x.device)) if x.is_cuda else (None, None)
+        if self.transposed_y:
+            y, into = x.new_empty(self.out_features, x.shape[0]).t(), None
+        else:
+            y, into = x.new_empty(x.shape[0], self.out_features), self.workspace(x, rows)
+            into = y if into is None else into
+        partials = []  # kept until both streams are done with them: the allocator knows of one only
+        for start in range(0, x.shape[0], rows):
+            chunk = slice(start, start + rows)
+            places = [] if into is None else [into[chunk]]
+            if into is None and self.collective == "all-reduce":  # the next piece would lie in the workspace too
+                places = [x.new_empty(self.out_features, len(x[chunk]))]
+            partials.append(self.local(x[chunk], *places))
+            if side is not None:
+                side.wait_stream(main)
+            with torch.cuda.stream(side):  # None is no change
+                self.reduce(partials[-1], y[chunk])
+        if side is not None:
+            main.wait_stream(side)
+        return y
+
+    def _rows(self, x: Tensor) -> int:
+        # Of a chunk; the batch's or more where it is not cut.
+        if self.chunks == 1 or not self.collective or self.group.world_size == 1:
+            return x.shape[0]
+        return -(-x.shape[0] // self.chunks // ROWS) * ROWS
+
+    def chunk_sizes(self, x: Tensor) -> list[Tensor]:
+        """One chunk of each size that x [B, K] is cut into."""
+        return list({len(chunk): chunk for chunk in x.split(self._rows(x))}.values())
 
     def forward(self, input: Tensor) -> Tensor:
         """y [..., N] of `input` [..., K], named as nn.Linear names it. ValueError: another width, dtype, or nested."""
@@ -231,7 +267,7 @@ class ShardedLinear(DenseState):
 
     def tune(self, x: Tensor) -> None:
         """Searches for the fastest kernel for x [B, K]; no collective: the other ranks find what one of them kept."""
-        for part in chunked.sizes(self, x):
+        for part in self.chunk_sizes(x):
             self.gemm.search(*self.factors(part))
 
     def tune_dgrad(self, dy: Tensor) -> None:
@@ -245,7 +281,7 @@ class ShardedLinear(DenseState):
     def tune_reduce(self, x: Tensor) -> None:
         """Has the group measure its ways to join partial results of x [B, K]. A collective, unlike `tune`."""
         if self.collective == "all-reduce":
-            for part in chunked.sizes(self, x):
+            for part in self.chunk_sizes(x):
                 self.group.tune(part.shape[0] * self.out_features * part.element_size(), x.device)
 
     def extra_repr(self) -> str:

@@ -8,7 +8,6 @@ import torch
 
 from blockshock_lib.comm import Group
 from blockshock_lib.comm.all_reduce import Way
-from blockshock_lib.layers import chunked
 from tests.comm import fake_symm
 from tests.layers.ranks import CASES, K, N, built, in_process
 
@@ -77,7 +76,7 @@ def test_sizes_are_measured_and_tuned_as_they_are_added_up_and_multiplied(monkey
         layer = built(name, "checkerboard", w, bias, Group(0, 2))
         layer.chunks = 4
         for rows, sizes in ((7, [7]), (4100, [1032, 1004] if layer.collective else [4100])):
-            assert [len(one) for one in chunked.sizes(layer, torch.ones(rows, K))] == sizes
+            assert [len(one) for one in layer.chunk_sizes(torch.ones(rows, K))] == sizes
         for layer.chunks in (1, 2):
             layer.tune_reduce(x)
             assert asked == ([] if name in ("column_parallel", "dense") else [[40], [24, 16]][layer.chunks - 1])
