@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from blockshock_lib.report import fastest, machine_plots, plots, tables, verdicts
+from blockshock_lib.report import machine_plots, plots, tables, verdicts
 from blockshock_lib.studies.linear.methods import METHODS
 from tests.report.frames import SORTING, sorting, where, words
 
-FIGURES = (plots.time_over, plots.ratio_heatmap, machine_plots.roofline, fastest.which_to_use)
+FIGURES = (plots.time_over, plots.ratio_heatmap, machine_plots.roofline, plots.which_to_use)
 PEAK = {"peak": "peak_bytes"}
 
 

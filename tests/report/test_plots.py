@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from blockshock_lib.report import fastest, figures, machine_plots, plots, verdicts
+from blockshock_lib.report import figures, machine_plots, plots, verdicts
 from blockshock_lib.studies.linear.axes import AXES
 from blockshock_lib.studies.linear.report.plots import one_gpu
 from tests.report import frames
@@ -16,7 +16,7 @@ from tests.studies.linear.report.shipped import shipped
 
 time_over, ratio_heatmap, roofline, which_to_use = (
     partial(figure, axes=AXES)
-    for figure in (plots.time_over, plots.ratio_heatmap, machine_plots.roofline, fastest.which_to_use)
+    for figure in (plots.time_over, plots.ratio_heatmap, machine_plots.roofline, plots.which_to_use)
 )
 RUNS = {
     "gpu": dict(ns=(4096, 8192, 16384, 40960), bs=(16, 256, 4096), repeats=3),
@@ -84,13 +84,13 @@ def test_the_fastest_is_named_with_its_lead_and_what_no_interval_tells_from_it_i
     twins = same[same["method"].eq("row_parallel")].assign(method="dense")
     tie = pd.concat([same[same["method"].ne("dense")], twins], ignore_index=True)
     tie = pd.concat([frame[frame["in_features"].eq(4096)], tie[tie["in_features"].eq(8192)]], ignore_index=True)
-    first, second = fastest.fastest(tie, AXES, "forward_kernel").to_dict("records")
+    first, second = plots.fastest(tie, AXES, "forward_kernel").to_dict("records")
     speeds = verdicts.ratio(tie, AXES, first["next"], first["best"][0]).iloc[0]
     assert len(first["best"]) == 1 and first["ratio"] == pytest.approx(speeds["ratio"]) and first["low"] > 1
     assert {*second["best"]} == {"dense", "row_parallel"} and second["next"] == "block_shock"
     fig = which_to_use(tie)
     assert "tie: " in words(fig) and "of 2 cases, a tie in 1; Block-Shock in none" in title(fig)
-    single = fastest.fastest(frames.make(**names | {"groups": 1}), AXES, "forward_kernel")
+    single = plots.fastest(frames.make(**names | {"groups": 1}), AXES, "forward_kernel")
     assert set(single["best"].map(len)) == {3} and set(single["next"]) == {""}, "one group tells nothing apart"
 
 

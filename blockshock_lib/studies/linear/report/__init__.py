@@ -47,10 +47,10 @@ TABLES = {
 }
 RESULTS = _own("results:page")
 FIGURES = {
-    "which to use": _shared("fastest:which_to_use"),
-    "which to use by energy": _shared("fastest:which_to_use", metric="energy", title="Which takes the least energy"),
+    "which to use": _shared("plots:which_to_use"),
+    "which to use by energy": _shared("plots:which_to_use", metric="energy", title="Which takes the least energy"),
     "which to use on one GPU": _own("plots:one_gpu"),
-    "which to use in training": _shared("fastest:which_to_use", metric="step_kernel"),
+    "which to use in training": _shared("plots:which_to_use", metric="step_kernel"),
     "speed over B1": _shared("plots:ratio_heatmap"),
     "step over B1": _shared("plots:ratio_heatmap", metric="step_kernel"),
     "pass over B1": _shared("plots:ratio_heatmap", metric="pass_kernel"),

@@ -11,9 +11,8 @@ from matplotlib.patches import Patch
 
 from blockshock_lib.report import figures, frames
 from blockshock_lib.report.axes import Look, Work
-from blockshock_lib.report.fastest import which_to_use
 from blockshock_lib.report.figures import FAINT, INK, MUTED
-from blockshock_lib.report.plots import time_over
+from blockshock_lib.report.plots import time_over, which_to_use
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.report import build, law
 from blockshock_lib.studies.linear.report.build import B1, OURS, T1, A, C, listed

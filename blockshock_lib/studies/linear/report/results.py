@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import StrictUndefined, Template
 
-from blockshock_lib.report import fastest, tables, verdicts
+from blockshock_lib.report import tables, verdicts
+from blockshock_lib.report.plots import fastest, fastest_words
 from blockshock_lib.report.tables import markdown
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.hypotheses import h1, h2, h3, h4
@@ -76,9 +77,9 @@ def _which(forward: pd.DataFrame, step: pd.DataFrame) -> Iterator[tuple[str, lis
         rows = step[step["optimizer"].eq(optimizer)]
         asked.append((f"A step, {optimizer_name(optimizer)}", rows, AXES, "step_kernel"))
     for title, rows, axes, metric in asked:
-        found = fastest.fastest(rows, axes, metric)
+        found = fastest(rows, axes, metric)
         if len(found):
-            yield title, _wide(found, partial(fastest.words, axes=axes))
+            yield title, _wide(found, partial(fastest_words, axes=axes))
 
 
 def _wide(table: pd.DataFrame, words: Callable[[dict], str]) -> list[str]:
