@@ -67,7 +67,7 @@ def test_the_parameters_are_literals(notebook):
 def test_every_parameter_of_explore_reaches_its_views():
     cells = code(nbformat.read(ROOT / "notebooks" / "explore.ipynb", as_version=4))
     (floors,) = (cell.source for cell in cells if "floors_view" in calls(cell))
-    assert set(re.findall(r"\w+", floors)) == {"floors_view", "earlier", *EXPLORE} - {"runs"}
+    assert set(re.findall(r"\w+", floors)) == {"floors_view", "dry_run", *EXPLORE} - {"runs"}
 
 
 def test_no_notebook_defines_what_the_library_should_hold(notebook):

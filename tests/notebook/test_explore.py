@@ -5,9 +5,8 @@ from blockshock_lib.errors import LaunchError, RecordError
 from blockshock_lib.notebook import explore, workbook
 from blockshock_lib.report import view
 from blockshock_lib.report.figures import milliseconds
-from blockshock_lib.runs import manifest
+from blockshock_lib.runs import dry_run, manifest
 from blockshock_lib.runs import open as opening
-from blockshock_lib.runs.dry_run import earlier
 from blockshock_lib.runs.manifest import REFERENCE
 from blockshock_lib.studies.linear import STUDY
 from blockshock_lib.studies.linear.explore import floors_view, masks_view
@@ -24,7 +23,7 @@ def within(widget):
 
 @pytest.fixture
 def views(tmp_path):
-    return {"masks": masks_view(), "floors": floors_view(earlier, out=tmp_path)}
+    return {"masks": masks_view(), "floors": floors_view(dry_run, out=tmp_path)}
 
 
 def test_a_change_draws_once_a_drag_never_and_a_value_seen_before_is_not_drawn_again(views):

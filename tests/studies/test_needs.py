@@ -9,7 +9,6 @@ import pytest
 from blockshock_lib import params, studies
 from blockshock_lib.report.figures import byte_text
 from blockshock_lib.runs import dry_run, machine, measure
-from blockshock_lib.runs.dry_run import earlier
 from tests.processes import call
 
 SMALL = {"timing.samples": 1, "timing.warmup": 1, "timing.groups": 1, "timing.min_sample_ms": 0, "profile": "none"}
@@ -68,7 +67,7 @@ def test_memory_needed_is_above_the_measured_peak_and_not_far_above(phase, tmp_p
 @pytest.mark.parametrize("phase", CASES)
 def test_a_dry_run_knows_the_bytes_of_every_study_and_says_that_no_run_tells_the_time(phase, tmp_path, monkeypatch):
     (study, effective), card = asked(phase), machine.probe()
-    monkeypatch.setattr(earlier, "REFERENCE", tmp_path)
+    monkeypatch.setattr(dry_run, "REFERENCE", tmp_path)
     text = dry_run.dry_run(study, effective, card, tmp_path)
     assert "not known: no earlier run of this study tells" in text and text.count("not known") == 1
     assert "(an upper estimate)" in text

@@ -43,7 +43,7 @@ def masks_view(mask: str = "transposable_random", corner: int = 32) -> View:
 
 
 def floors_view(
-    earlier: ModuleType,
+    runs: ModuleType,
     n: int = 4096,
     b: int = 256,
     dtype: str = "bf16",
@@ -51,8 +51,8 @@ def floors_view(
     world_size: int = 2,
     out: Path | None = None,
 ) -> View:
-    """Bytes of every method, its floor and what binds it. `earlier`: runs.dry_run.earlier; `out`: where it looks."""
-    known_machines = earlier.known_machines("linear", out)
+    """Bytes of every method, its floor and what binds it. `runs`: runs.dry_run; `out`: where it looks."""
+    known_machines = runs.known_machines("linear", out)
     known_machines.sort(key=lambda one: -len(one[1]["gpus"]))  # ranks need GPUs each
     machines = {card["title"]: (device, card) for device, card in known_machines}
     if not machines:
@@ -60,7 +60,7 @@ def floors_view(
 
     @cache
     def known(title: str, kind: str) -> tuple[Any, str]:
-        return earlier.known_ceilings("linear", machines[title][0], kind, machine=title, out=out) or (None, "")
+        return runs.known_ceilings("linear", machines[title][0], kind, machine=title, out=out) or (None, "")
 
     def draw(n, out_features, b, mask, machine, work, **fields) -> str:
         (phase, optimizer), (device, card) = work, machines[machine]
@@ -74,7 +74,7 @@ def floors_view(
         about = ("in_features", "out_features", "batch", "mask", "workload", "optimizer", "dtype", "world_size")
         like = {name: frame[name].iloc[0] for name in about}
         metric = f"{frame['work'].iloc[0]}_kernel"
-        times, run = earlier.measured_times("linear", device, phase, metric, like, machine=machine, out=out)
+        times, run = runs.measured_times("linear", device, phase, metric, like, machine=machine, out=out)
         return _page(frame.assign(measured=frame["method"].map(times)), source, run)
 
     controls = {

@@ -8,7 +8,6 @@ import pytest
 
 from blockshock_lib import files
 from blockshock_lib.runs import dry_run, manifest, records
-from blockshock_lib.runs.dry_run import earlier
 from blockshock_lib.runs.manifest import REFERENCE
 from blockshock_lib.studies.linear import STUDY
 from tests.small_runs import copied
@@ -61,15 +60,15 @@ def test_a_case_that_cannot_fit_has_its_sentence_and_the_others_have_none(monkey
 
 def test_the_same_plan_takes_what_the_run_took_that_it_is_scaled_by(tmp_path):
     effective, shipped = asked("phase1"), manifest.read(SHIPPED)
-    own, why = earlier.estimate(STUDY, effective, CPU, tmp_path)
+    own, why = dry_run.estimate(STUDY, effective, CPU, tmp_path)
     started, ended = (dt.datetime.fromisoformat(shipped[key]) for key in ("started", "ended"))
-    assert own == pytest.approx((ended - started).total_seconds() + earlier.COMMAND_SECONDS)
+    assert own == pytest.approx((ended - started).total_seconds() + dry_run.COMMAND_SECONDS)
     assert why == "outputs/reference/phase1-cpu, this machine"
     times = dict(started="2026-11-23T10:00:00+00:00", ended="2026-11-23T10:01:40+00:00")
     copied(SHIPPED, tmp_path / "slow", **times)
-    assert earlier.estimate(STUDY, effective, CPU, tmp_path)[0] == pytest.approx(100 + earlier.COMMAND_SECONDS)
-    assert earlier.estimate(STUDY, asked("phase1", timing__groups=4), CPU, tmp_path)[0] > 1.7 * 100
-    assert CPU["title"] in earlier.estimate(STUDY, effective, CPU | {"title": "x"}, tmp_path)[1]
+    assert dry_run.estimate(STUDY, effective, CPU, tmp_path)[0] == pytest.approx(100 + dry_run.COMMAND_SECONDS)
+    assert dry_run.estimate(STUDY, asked("phase1", timing__groups=4), CPU, tmp_path)[0] > 1.7 * 100
+    assert CPU["title"] in dry_run.estimate(STUDY, effective, CPU | {"title": "x"}, tmp_path)[1]
 
 
 def newest_shipped():
@@ -80,19 +79,19 @@ def test_ceilings_come_from_the_newest_whole_run_of_the_machine_else_from_the_sh
     for name, text in {"a": "{", "b": "[]", "c": '{"run": 1}'}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / manifest.FILE).write_text(text)
-    _, source = earlier.known_ceilings("linear", "cpu", "bf16", machine="another computer", out=tmp_path)
+    _, source = dry_run.known_ceilings("linear", "cpu", "bf16", machine="another computer", out=tmp_path)
     assert source == f"{newest_shipped()} on {CPU['title']}, bf16, 2 ranks"
     for day in ("2026-11-21", "2026-11-22", "2026-11-20"):
         copied(SHIPPED, tmp_path / day, started=f"{day}T10:00:00+00:00")
     without = manifest.read(tmp_path / "2026-11-22")["params"]
     del without["sweep"], without["dtype"]  # of a study that has no such keys
     copied(SHIPPED, tmp_path / "other", started="2026-11-23T10:00:00+00:00", params=without)
-    assert earlier.known_ceilings("linear", "cpu", "bf16", machine=CPU["title"], out=tmp_path)[0].gemm_rate > 0
+    assert dry_run.known_ceilings("linear", "cpu", "bf16", machine=CPU["title"], out=tmp_path)[0].gemm_rate > 0
     shutil.rmtree(tmp_path / "other")
-    ceilings, source = earlier.known_ceilings("linear", "cpu", "bf16", machine=CPU["title"], out=tmp_path)
+    ceilings, source = dry_run.known_ceilings("linear", "cpu", "bf16", machine=CPU["title"], out=tmp_path)
     assert source.startswith(str(tmp_path / "2026-11-22")) and ceilings.gemm_rate > 0
-    assert "bf16" in earlier.known_ceilings("linear", "cpu", "fp32", machine=CPU["title"])[1]
-    known = earlier.known_machines("linear", tmp_path)
+    assert "bf16" in dry_run.known_ceilings("linear", "cpu", "fp32", machine=CPU["title"])[1]
+    known = dry_run.known_machines("linear", tmp_path)
     assert ("cpu", CPU["title"]) in [(device, card["title"]) for device, card in known]
 
 
@@ -101,7 +100,7 @@ def test_ceilings_come_from_the_newest_whole_run_of_the_machine_else_from_the_sh
 )
 def test_a_run_that_did_not_measure_to_its_end_gives_no_ceilings(change, tmp_path):
     copied(SHIPPED, tmp_path / "a", started="2027-01-01T10:00:00+00:00", **change)
-    assert earlier.known_ceilings("linear", "cpu", "bf16", machine=CPU["title"], out=tmp_path)[1].startswith(
+    assert dry_run.known_ceilings("linear", "cpu", "bf16", machine=CPU["title"], out=tmp_path)[1].startswith(
         newest_shipped()
     )
 
@@ -112,4 +111,4 @@ def test_of_a_run_in_two_dtypes_the_ceilings_are_those_of_the_asked_one(tmp_path
     copied(SHIPPED, tmp_path / "a")
     monkeypatch.setattr(records, "load", lambda folder: both)
     for dtype, rate in (("fp32", 9.0), ("bf16", 4.0)):
-        assert earlier.known_ceilings("linear", "cpu", dtype, machine=CPU["title"], out=tmp_path)[0].gemm_rate == rate
+        assert dry_run.known_ceilings("linear", "cpu", dtype, machine=CPU["title"], out=tmp_path)[0].gemm_rate == rate
