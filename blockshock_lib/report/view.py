@@ -2,7 +2,6 @@
 
 import functools
 import html
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import ipywidgets as widgets
@@ -10,9 +9,6 @@ import pandas as pd
 from IPython.display import HTML, display
 
 from blockshock_lib.errors import BlockShockError, first_line
-
-# matplotlib's settings of a drawing are global while it lasts: drawings in two threads take turns.
-DRAWING = threading.RLock()
 
 
 class View:
@@ -38,8 +34,7 @@ class View:
     def refresh(self) -> None:
         """Shows the figure of the controls' values; what cannot be drawn is said in its place."""
         try:
-            with DRAWING:
-                self.figure.value = self._draw(**{key: control.value for key, control in self.controls.items()})
+            self.figure.value = self._draw(**{key: control.value for key, control in self.controls.items()})
         except (BlockShockError, OSError, ValueError) as error:
             self.figure.value = problem(error)
 
