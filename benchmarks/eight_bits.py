@@ -44,9 +44,9 @@ sys.path.insert(0, str(ROOT))
 
 from blockshock_lib.engine.timing import copies_past_cache
 from blockshock_lib.errors import UnsupportedError, first_line
+from blockshock_lib.kernels.graph import Clock
 from blockshock_lib.kernels.patterns.eight_bits import EightBits, off, quantized
 from blockshock_lib.kernels.patterns.table import PATTERNS
-from blockshock_lib.kernels.tuning.clock import Clock
 
 KINDS = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 RAW = {"fp8": torch.bfloat16, "int8": torch.int32}  # in which cuSPARSELt gives a product without scales

@@ -12,7 +12,7 @@ from torch import Tensor
 from blockshock_lib.errors import first_line
 from blockshock_lib.kernels.attention import reference
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.kernels.tuning.clock import guarded
+from blockshock_lib.kernels.graph import guarded
 from blockshock_lib.kernels.tuning.search import Error
 
 WORST_ROW, RMS = 4.0, 2.5  # times what one rounding of the operands does; the faults of kernels are tens of times that

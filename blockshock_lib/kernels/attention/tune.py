@@ -19,10 +19,10 @@ import torch
 from blockshock_lib.errors import BlockShockError
 from blockshock_lib.kernels.attention import trial, triton
 from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.graph import Clock
 from blockshock_lib.kernels.needs import version
 from blockshock_lib.kernels.tuning import store
 from blockshock_lib.kernels.tuning.child import Search
-from blockshock_lib.kernels.tuning.clock import Clock
 from blockshock_lib.kernels.tuning.search import Trial, leaders, search
 
 SECONDS = 60.0  # for each kind of ways, after which no further one is started

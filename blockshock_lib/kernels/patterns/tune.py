@@ -13,9 +13,9 @@ from torch import Tensor
 
 from blockshock_lib.errors import BlockShockError, first_line
 from blockshock_lib.kernels import needs
+from blockshock_lib.kernels.graph import Clock, guarded
 from blockshock_lib.kernels.patterns.pattern import Packed
 from blockshock_lib.kernels.tuning import store
-from blockshock_lib.kernels.tuning.clock import Clock, guarded
 from blockshock_lib.kernels.tuning.search import Error, Way, leaders, search
 
 ROWS = 8192  # of a product that are compared, when it has more: evenly over all of it

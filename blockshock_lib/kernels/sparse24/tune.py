@@ -19,6 +19,7 @@ from torch import Tensor
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.compiled import CompileError
+from blockshock_lib.kernels.graph import Clock, guarded
 from blockshock_lib.kernels.sparse24 import cslt, masks, small
 from blockshock_lib.kernels.sparse24.mask import MASKS
 from blockshock_lib.kernels.sparse24.packing import Packed, check_input
@@ -26,7 +27,6 @@ from blockshock_lib.kernels.sparse24.plans import Setting
 from blockshock_lib.kernels.sparse24.small import Config
 from blockshock_lib.kernels.tuning import store
 from blockshock_lib.kernels.tuning.child import Search
-from blockshock_lib.kernels.tuning.clock import Clock, guarded
 from blockshock_lib.kernels.tuning.search import Error, Found, Trial, search
 
 FIRST = (17, 20, 1, 10, 15)  # what won on an H200 (cuSPARSELt 0.8.0), tried early in case time runs out

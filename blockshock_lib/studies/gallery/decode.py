@@ -25,9 +25,9 @@ from blockshock_lib.engine.study import Check, Problem, Sample
 from blockshock_lib.engine.timing import copies_past_cache
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.kernels.attention.sdpa import ORDER
+from blockshock_lib.kernels.graph import Clock, guarded
 from blockshock_lib.kernels.patterns.pattern import Cost
 from blockshock_lib.kernels.patterns.table import PATTERNS
-from blockshock_lib.kernels.tuning.clock import Clock, guarded
 from blockshock_lib.layers import Linear24
 from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify import Sparse24, sparsify_
