@@ -52,7 +52,7 @@ def tune(group: Ranks, nbytes: int, device: torch.device) -> None:
 
 def measure(group: Ranks, device: torch.device, candidates: dict[Way, Candidate], nbytes: int) -> dict[Way, float]:
     """The fastest way of each backend that gave the exact sum on every rank, before it was timed and after -> ms."""
-    turns = itertools.count()
+    turns, token = itertools.count(), torch.zeros(1, device=device)
     x = exact(group.rank, nbytes, device, 0)
     # As long as a sum takes on NVLink, roughly; the same on every rank.
     calls = max(1, min(MAX_CALLS, round(SAMPLE_MS / (0.01 + nbytes / 200e6))))
@@ -71,10 +71,23 @@ def measure(group: Ranks, device: torch.device, candidates: dict[Way, Candidate]
 
     @contextlib.contextmanager
     def timed(way: Way) -> Iterator[Callable[[], float]]:
+        # Calls as a CUDA graph, all ranks starting together.
         with group.raise_together(device):
             call = candidates[way](x)
-        with _graph(group, device, way, call, calls) as sample:
-            yield lambda: group.max_over_ranks([sample()], device)[0]
+        with group.raise_together(device):
+            graph = Graph([call] * calls, device, keeps=False)
+
+        def sample() -> float:
+            group.barrier(token)
+            with group.raise_together(device):  # a rank that refused alone would go on to another collective
+                ms = graph.ms() / calls
+            return group.max_over_ranks([ms], device)[0]
+
+        try:
+            sample()  # a graph's first replay also uploads it
+            yield sample
+        finally:
+            graph.release()
 
     found = leaders(search(candidates, check, timed, kind=lambda way: way.backend, samples=SAMPLES))
     best = {trial.way.backend: trial for trial in reversed(found)}
@@ -89,24 +102,3 @@ def exact(rank: int, nbytes: int, device: torch.device, turn: int) -> Tensor:
     column, row = torch.arange(columns, device=device), torch.arange(period, device=device)[:, None]
     tile = (3 * row + 7 * column + 5 * rank + 11 * turn) % period - 8
     return tile.to(torch.bfloat16)[torch.arange(rows, device=device) % period]
-
-
-@contextlib.contextmanager
-def _graph(
-    group: Ranks, device: torch.device, way: Way, call: Callable[[], Tensor], calls: int
-) -> Iterator[Callable[[], float]]:
-    # A call as a CUDA graph, all ranks starting together.
-    token = torch.zeros(1, device=device)
-    with group.raise_together(device):
-        graph = Graph([call] * calls, device, keeps=False)
-
-    def sample() -> float:
-        group.barrier(token)
-        with group.raise_together(device):  # a rank that refused alone would go on to another collective
-            return graph.ms() / calls
-
-    try:
-        sample()  # a graph's first replay also uploads it
-        yield sample
-    finally:
-        graph.release()

@@ -44,7 +44,7 @@ class Graph:
         restore: Callable[[], None] = lambda: None,
         warm: bool = False,
     ):
-        self.calls, self.restore, self.graph, self.out = calls, restore, None, None
+        self.calls, self.graph, self.out = calls, None, None
         if device.type != "cuda":
             return
         pool, self.graph = pool or Pool(device), torch.cuda.CUDAGraph()
@@ -105,7 +105,7 @@ class Graph:
         """Frees the graph; NCCL cannot shut down while a captured collective is alive."""
         if self.graph is not None:
             self.graph.reset()
-        self.calls, self.graph, self.out, self.restore = [], None, None, None
+        self.calls, self.graph, self.out = [], None, None
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.device) -> None:

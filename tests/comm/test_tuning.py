@@ -3,7 +3,6 @@
 A function of `ctx` is a claim that both ranks check (tests/conftest.py).
 """
 
-import contextlib
 import os
 from unittest import mock
 
@@ -19,13 +18,13 @@ from tests.comm.test_all_reduce import CPU, SIZE, buffer, partial
 
 
 def clock_of(ms):
-    """In the place of a CUDA graph's: a clock that makes a call for each sample, as long as ms(way) says."""
+    """In the place of a CUDA graph: what makes a call for each sample, as long as ms(way) says."""
 
-    @contextlib.contextmanager
-    def clock(group, device, way, call, calls):
-        yield lambda: ms(way) if call() is not None else None
+    def graph(calls, device, keeps):
+        time = lambda: len(calls) * ms(calls[0].way) if calls[0]() is not None else None  # noqa: E731
+        return mock.Mock(ms=time)
 
-    return mock.patch.object(tuning, "_graph", clock)
+    return mock.patch.object(tuning, "Graph", graph)
 
 
 def a_wrong_candidate_is_never_chosen_and_the_slowest_rank_counts(ctx, _):
@@ -41,6 +40,7 @@ def a_wrong_candidate_is_never_chosen_and_the_slowest_rank_counts(ctx, _):
                     total[0, 0] += 1
                 return total
 
+            call.way = Way(name)
             return call
 
         return make
