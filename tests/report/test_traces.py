@@ -14,7 +14,7 @@ from blockshock_lib.comm.all_reduce import BACKENDS
 from blockshock_lib.engine import profile
 from blockshock_lib.errors import RecordError
 from blockshock_lib.files import ROOT
-from blockshock_lib.report import traces
+from blockshock_lib.report import timeline
 from blockshock_lib.studies.linear.axes import AXES
 from tests.report import chrome
 
@@ -32,7 +32,7 @@ def perfetto(path):
     for event in complete:
         assert np.isfinite(event["dur"]) and event["dur"] >= 0
         assert isinstance(event["name"], str) and {"pid", "tid"} <= event.keys()
-    assert complete and traces.document(path) == found
+    assert complete and timeline.document(path) == found
     return found
 
 
@@ -48,7 +48,7 @@ def test_every_shipped_trace_is_what_perfetto_opens_and_the_runs_are_traced_on_e
     for path in SHIPPED:
         perfetto(path)
     for folder in RUNS:
-        work = traces.read(folder, AXES)
+        work = timeline.read(folder, AXES)
         assert work.attrs["damaged"] == [] and work.empty == ("cpu" in folder.name)
         if len(work):
             assert work.groupby("method")["rank"].nunique().drop("dense").eq(2).all()
@@ -57,7 +57,7 @@ def test_every_shipped_trace_is_what_perfetto_opens_and_the_runs_are_traced_on_e
 
 def read(folder, events):
     chrome.write(folder, events)
-    return traces.read(folder, AXES)
+    return timeline.read(folder, AXES)
 
 
 def test_kernels_copies_and_memsets_of_a_gpu_are_its_work_and_nothing_else_is(tmp_path):
@@ -99,7 +99,7 @@ def test_the_ranks_clocks_are_set_by_the_end_of_their_first_collective(tmp_path,
     # Rank 1 begins 10 us later and multiplies faster; its clock shows `shift` us more, and it has `fewer` calls.
     chrome.write(tmp_path, chrome.calls(1000, 90, 10))
     chrome.write(tmp_path, chrome.calls(1010 + shift, 80, 10, 3 - fewer), rank=1)
-    work = traces.read(tmp_path, AXES)
+    work = timeline.read(tmp_path, AXES)
     assert list(1e3 * work.groupby("rank")["start_ms"].min()) == pytest.approx([0, 10])
 
 
@@ -135,25 +135,25 @@ def test_a_damaged_or_hostile_trace_is_one_clear_sentence(tmp_path, kind):
     chrome.write(tmp_path, [chrome.event("gemm", 1, 2)], method="dense")
     path = chrome.write(tmp_path, [])
     path.write_bytes(pack(GOOD))
-    assert traces.document(path)["traceEvents"][0]["ts"] == 1.5, "but for its fault it would be good"
+    assert timeline.document(path)["traceEvents"][0]["ts"] == 1.5, "but for its fault it would be good"
     path.write_bytes(BAD[kind])
     with pytest.raises(RecordError) as refused:
-        traces.document(path)
+        timeline.document(path)
     said = str(refused.value)
     assert path.name in said and "\n" not in said and len(said) < 250 and str(tmp_path) not in said
     with pytest.warns(UserWarning, match=path.name):
-        work = traces.read(tmp_path, AXES)
+        work = timeline.read(tmp_path, AXES)
     assert work.attrs["damaged"] == [path.name] and set(work["method"]) == {"dense"}, "the good one is still there"
 
 
 def test_a_gzip_bomb_is_not_unpacked_and_no_other_file_in_the_folder_is_opened(tmp_path):
     path = chrome.write(tmp_path, [])
-    path.write_bytes(gzip.compress(b" " * (traces.MOST_BYTES + 2**20), 1))
+    path.write_bytes(gzip.compress(b" " * (timeline.MOST_BYTES + 2**20), 1))
     with pytest.raises(RecordError, match="holds more than 64 MiB and is not read"):
-        traces.document(path)
+        timeline.document(path)
     chrome.write(tmp_path, [chrome.event("gemm", 1, 2)])
     (path.parent / "notes.json.gz").write_bytes(b"x")
     (path.parent / "0123456789ab-dense-rankX.json.gz").write_bytes(b"x")
     os.mkfifo(path.parent / "0123456789ab-dense-rank2.json.gz")
-    work = traces.read(tmp_path, AXES)
+    work = timeline.read(tmp_path, AXES)
     assert set(work["method"]) == {"block_shock"} and work.attrs["damaged"] == []
