@@ -108,7 +108,7 @@ def test_the_least_energy_is_that_of_the_widest_work():
 
 
 def test_the_timed_way_of_a_product_is_the_one_that_is_named_on_one_gpu():
-    run = shipped("phase1-cuda", repeats=2)
+    run = shipped("phase1-cuda-before", repeats=2)
     run = run[run["in_features"].eq(4096) & run["batch"].isin([16, 256])].reset_index(drop=True)
     fig = one_gpu(run)
     assert title(fig) == "On one GPU: 2:4 small in 1 of 2 cases, dense in 1"
