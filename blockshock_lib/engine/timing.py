@@ -116,11 +116,15 @@ class Timer:
                 work.before()
             device = self.device if self.pool is not None else torch.device("cpu")  # where nothing is captured
             # A layer may make its packed copies anew while a graph is captured, and drop those that the graph reads.
-            held = [(vars(own), dict(vars(own))) for own in work.owners]
+            # What it lacked stays as the first calls made it: a capture could not, or each replay would make it again.
+            held, warm = [(vars(own), dict(vars(own))) for own in work.owners], []
 
             def put_back() -> None:
                 for mine, had in held:
+                    if not warm:
+                        had |= {name: made for name, made in mine.items() if had.get(name) is None}
                     mine.update(had)
+                warm.append(True)
 
             work.fn = Graph(calls, device, self.pool, work.recheck is not None, put_back)
 

@@ -153,6 +153,23 @@ def test_a_sample_is_per_call_and_the_first_one_counts(monkeypatch):
     assert short.count == MAX_CALLS, "so often and no more, however short it is"
 
 
+def test_a_capture_leaves_what_it_found_and_makes_nothing_that_the_first_calls_have_made(monkeypatch):
+    class Captured:
+        def __init__(self, calls, device, pool, keeps, restore):
+            for _ in ("warm up", "capture"):
+                for call in calls:
+                    call()
+                restore()
+
+    def call():
+        owner.copy, owner.lazy = object(), owner.lazy or made.append("lazy") or "lazy"
+
+    monkeypatch.setattr("blockshock_lib.engine.timing.Graph", Captured)
+    owner, made = SimpleNamespace(copy="its own", lazy=None), []
+    Timer(CPU, Group())._capture(Work("ms", [call], owners=[owner]), 2)
+    assert vars(owner) == {"copy": "its own", "lazy": "lazy"} and made == ["lazy"]
+
+
 def test_the_fastest_is_taken_by_its_median(monkeypatch):
     passed = []
     monkeypatch.setattr(time, "perf_counter", lambda: sum(passed))
