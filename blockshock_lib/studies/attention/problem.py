@@ -272,8 +272,7 @@ class AttentionRunner(Runner):
     def facts(self, ceilings: Ceilings) -> dict[str, float]:
         if self.method.gathered:  # what its parts visit is in no list of the case
             return {}
-        found = works.floors(self, ceilings)
-        return found if self.problem.phase.lists else found | {"peak_bytes_formula": scaling.peak_formula(self)}
+        return works.floors(self, ceilings)
 
 
 def _logsumexp(lse: torch.Tensor | None, true: torch.Tensor, empty: torch.Tensor) -> Check:
