@@ -1,22 +1,10 @@
 """Attention over parts of the keys, merged: exact, for each part's logsumexp tells its share of the whole softmax."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
-
-
-def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """outs [..., D] and lses [...], base e, one of each a part -> (out [..., D] in the parts' dtype, lse [...]).
-
-    In fp32, or fp64 where the parts are. Where no part saw a key, 0 and -inf.
-    """
-    levels = torch.stack([wide(each) for each in lses])
-    lse = levels.logsumexp(0)
-    share = (levels - lse.clamp(min=torch.finfo(lse.dtype).min)).exp()  # -inf less -inf is no number
-    out = sum(each * part[..., None] for each, part in zip(outs, share, strict=True))
-    return out.to(outs[0].dtype), lse
 
 
 def wide(x: Tensor) -> Tensor:
