@@ -688,9 +688,19 @@ def written_by_data(method):
             x = batch(2)[0].requires_grad_()
             one.seen += [y := one(x), torch.autograd.grad(y.sum(), x)[0]]
         train(one, made, steps=[2])
-        for p in one.parameters():
-            p.data = p.data * 2
+        lent = [p.data * 2 for p in one.parameters()]
+        for p, buffer in zip(one.parameters(), lent, strict=True):
+            p.data = buffer
         one.seen.append(one(batch(3)[0]))
+        for buffer in lent:  # of which a weight may be a part, as of a flat buffer of all
+            buffer.mul_(0.7)
+        x = batch(4)[0].requires_grad_()
+        one.seen += [y := one(x), torch.autograd.grad(y.sum(), x)[0]]
+        one[2].weight = nn.Parameter(one[2].weight.detach().clone())
+        for _ in range(2):
+            x = batch(5)[0].requires_grad_()
+            one.seen += [y := one(x), torch.autograd.grad(y.sum(), x)[0]]
+            one[2].weight.data.mul_(2)
     torch.testing.assert_close(model.seen, plain.seen, **CLOSE)
     alike(model, plain)
 
