@@ -603,6 +603,13 @@ def conv1d(method):
     kind.from_linear(type("Conv1D", (nn.Module,), {})(), **options)
 
 
+@composition("from_linear of a weight that another module holds too, as a head's is an embedding's")
+def tied_before(method):
+    model, (kind, options) = dense(), METHODS[method]
+    model[2].weight = model[0].weight
+    kind.from_linear(model[2], **options)
+
+
 @composition("a model on the meta device, its weights loaded later, by BlockShockParallel", STYLED)
 def from_meta(method):
     plain = dense()

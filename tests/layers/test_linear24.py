@@ -140,6 +140,18 @@ def test_a_layer_is_made_of_a_plain_linear_alone_and_what_else_is_given_is_named
         kind.from_linear(make(), mask="random")
 
 
+def test_a_weight_is_tied_as_long_as_another_module_that_holds_it_lives():
+    head, embedding = nn.Linear(K, N), nn.Embedding(N, K)
+    head.weight = embedding.weight
+    with pytest.raises(
+        UnsupportedError, match=r"another module holds the weight of this Linear\(.*linear.weight = nn.P"
+    ):
+        Linear24.from_linear(head, mask="random")
+    del embedding
+    others = [torch.optim.SGD(head.parameters()), dict(head.named_parameters())]
+    assert Linear24.from_linear(head, mask="random") and others
+
+
 @updates
 def test_a_weight_that_is_tied_later_is_refused_and_not_pruned(options):
     (layer, _), embedding = pruned(**options), nn.Embedding(N, K)
