@@ -7,7 +7,7 @@ from blockshock_lib.comm import Group
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers.block_shock import BlockShockLinear
-from blockshock_lib.layers.parts import Part, refuse_tied, require_plain, whole
+from blockshock_lib.layers.parts import Part, refuse_lost, require_plain, whole
 
 PRUNED = Mask(name="pruned", family="random")  # for a given mask: nothing but 2:4 along K is taken for granted
 
@@ -35,7 +35,7 @@ class Linear24(BlockShockLinear):
         module, and a weight that another module holds too.
         """
         require_plain(linear)
-        refuse_tied(linear)
+        refuse_lost(linear)
         weight, keep = linear.weight.detach(), None
         mask = Mask.named(mask) if isinstance(mask, str) else mask
         if not isinstance(mask, Mask):

@@ -63,8 +63,13 @@ def require_plain(linear: nn.Module, name: str = "") -> None:
         raise UnsupportedError(f"{name or 'this module'} ({type(linear).__name__}) cannot be converted: {reason}")
 
 
-def refuse_tied(linear: nn.Linear) -> None:
-    """UnsupportedError where another module holds the weight too: of a copy it would learn nothing more."""
+def refuse_lost(linear: nn.Linear) -> None:
+    """UnsupportedError for what a layer made of a copy would lose: hooks, and a tie to a module with this weight."""
+    before = linear._forward_pre_hooks and "weight" in linear._parameters  # others make the weight, as weight_norm does
+    if before or linear._forward_hooks or linear._backward_pre_hooks or linear._backward_hooks:
+        raise UnsupportedError(
+            f"the hooks of this {linear} would be lost: take them off, and give them to the new layer"
+        )
     if sys.getrefcount(linear.weight) < 3:  # its module's alone, and what asks
         return
     held = [one for one in gc.get_referrers(linear.weight) if type(one) is dict and one is not linear._parameters]

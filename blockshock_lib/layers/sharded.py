@@ -14,7 +14,7 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import autograd, chunked, guards
 from blockshock_lib.layers.dense_state import DenseState
 from blockshock_lib.layers.graphed import Graphed
-from blockshock_lib.layers.parts import Part, part_of, refuse_tied, require_plain
+from blockshock_lib.layers.parts import Part, part_of, refuse_lost, require_plain
 
 
 class ShardedLinear(DenseState):
@@ -92,7 +92,7 @@ class ShardedLinear(DenseState):
         given unequal weights or options: it makes this a collective.
         """
         require_plain(linear)
-        refuse_tied(linear)
+        refuse_lost(linear)
         mask, group = Mask.named(mask) if isinstance(mask, str) else mask, Group.of(process_group)
         weight, bias = (None if p is None else p.detach() for p in (linear.weight, linear.bias))
         if check:

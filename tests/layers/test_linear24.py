@@ -212,6 +212,16 @@ def test_hooks_run_before_a_state_is_loaded_and_an_assigned_state_brings_its_dty
 HOOKS = ("forward_pre_hook", "forward_hook", "full_backward_hook", "full_backward_pre_hook")
 
 
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_linear_with_hooks_of_its_own_is_refused_and_one_whose_weight_a_hook_makes_is_not(kind):
+    plain, normed = linear(), nn.utils.spectral_norm(linear())
+    handle = getattr(plain, f"register_{kind}")(lambda *_: None)
+    with pytest.raises(UnsupportedError, match=r"the hooks of this Linear\(.* would be lost"):
+        Linear24.from_linear(plain, mask="random")
+    handle.remove()
+    assert Linear24.from_linear(plain, mask="random") and Linear24.from_linear(normed, mask="random")
+
+
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("kind", HOOKS)
 def test_a_hook_of_each_kind_is_called_also_one_of_all_modules(kind, everywhere):
