@@ -1,5 +1,6 @@
 """A pruned linear layer packed alone, in all that torch does with modules: as the dense layer, or refused by name."""
 
+import gc
 import threading
 from unittest import mock
 
@@ -140,7 +141,9 @@ def test_a_layer_is_made_of_a_plain_linear_alone_and_what_else_is_given_is_named
         kind.from_linear(make(), mask="random")
 
 
-def test_a_weight_is_tied_as_long_as_another_module_that_holds_it_lives():
+def test_a_weight_is_tied_as_long_as_another_module_that_holds_it_lives(request):
+    request.addfinalizer(gc.enable)
+    gc.disable()
     head, embedding = nn.Linear(K, N), nn.Embedding(N, K)
     head.weight = embedding.weight
     embedding.itself = [embedding]  # when it is dead it waits in this cycle
