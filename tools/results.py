@@ -112,16 +112,14 @@ def main(words: Sequence[str] = ()) -> int:
     if unknown := set(words) - {"--check"}:
         print(f"error: {', '.join(sorted(unknown))}; allowed: --check", file=sys.stderr)
         return 2
-    if words:
-        for path in (old := stale()):
-            print(f"{files.shown(path)} is not what the records say: make findings")
-        return int(bool(old))
     with terminal.working("docs/results and README"):
-        pages = written()
+        old, pages = (stale(), {}) if words else ([], written())
+    for path in old:
+        print(f"{files.shown(path)} is not what the records say: make findings")
     for path, made in pages.items():
         files.write_atomic(path, made if isinstance(made, str) else figures.png(made))
         print(files.shown(path))
-    return 0
+    return int(bool(old))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from nbformat import NotebookNode
 
 from blockshock_lib import files
 from blockshock_lib.errors import BlockShockError
+from blockshock_lib.notebook import terminal
 from blockshock_lib.runs import records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -187,10 +188,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         old = {path: nbformat.read(path, as_version=4) for path in args.notebooks}
         new = {}
-        for path, notebook in old.items():
-            print(f"executing {path}", file=sys.stderr)
-            shutil.rmtree(ROOT / SCRATCH, ignore_errors=True)
-            new[path] = execute(notebook, path.parent, args.seconds)
+        with terminal.working("nbval-update"):
+            for path, notebook in old.items():
+                terminal.note(f"executing {path}")
+                shutil.rmtree(ROOT / SCRATCH, ignore_errors=True)
+                new[path] = execute(notebook, path.parent, args.seconds)
         for path, notebook in new.items():
             keep(notebook, path)
             lines, ignored = changes(old[path], notebook)

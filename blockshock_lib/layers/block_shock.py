@@ -29,9 +29,11 @@ CHOICES = {
 
 
 class WatchedParameter(nn.Parameter):
-    """Counts the looks at its `data`, through which it may be written while its version stays."""
+    """Counts the looks at its `data`, through which it may be written while its version stays. `lent`: its data was
+    set to a tensor that somebody else may write at any time, as a flat buffer of many weights.
+    """
 
-    looks = 0
+    looks, lent = 0, False
 
     @property
     def data(self) -> Tensor:
@@ -40,6 +42,8 @@ class WatchedParameter(nn.Parameter):
 
     @data.setter
     def data(self, data: Tensor) -> None:
+        same_kind = (data.dtype, data.device) == (self.dtype, self.device)  # else it is what Module.to made
+        self.lent = self.lent or (same_kind and data.data_ptr() != self.data_ptr())
         Tensor.data.__set__(self, data)
 
     def __reduce_ex__(self, protocol: int) -> tuple:
@@ -97,6 +101,8 @@ class BlockShockLinear(TermParallelLinear):
             )
         if name == "weight" and isinstance(value, nn.Parameter) and self.weight is not None and not self.gathered:
             self._refuse_tied(value)
+            if type(value) is nn.Parameter:
+                value.__class__ = WatchedParameter
         super().__setattr__(name, value)
 
     def _refuse_tied(self, value: nn.Parameter) -> None:
@@ -246,7 +252,7 @@ class BlockShockLinear(TermParallelLinear):
         if (same and not (always or self.gathered)) or isinstance(weight, DTensor):
             return
         # FSDP2 gathers the weight into a buffer that comes and goes, at no raised version: a copy is multiplied.
-        if self.gathered and self.store.holds_kind_of(self.weight):
+        if (self.gathered or self.store.apart) and self.store.holds_kind_of(self.weight):
             with torch.no_grad():
                 self.store.follow(self.weight)
         elif self.store.moved(self.weight):
@@ -258,21 +264,25 @@ class BlockShockLinear(TermParallelLinear):
     def _look(self) -> None:
         """Notes the weight as it is now; one that was lent is forgotten, and so not kept alive."""
         own = isinstance(weight := self.weight, nn.Parameter) and not self.store.moved(weight)
-        self._seen = (
-            (weight, autograd.state(weight)) if own else None
-        )  # no weak reference: torch could swap no tensor then
+        steady = own and not getattr(weight, "lent", False)
+        # No weak reference: torch could swap no tensor then.
+        self._seen = (weight, autograd.state(weight)) if steady else None
 
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_seen": None}
 
     @torch.no_grad()
     def _relink(self) -> None:
-        """Packs the weight where it is now, into storage of its own, and makes the parameter a view of that."""
+        """Packs the weight where it is now, into storage of its own, of which it becomes a view unless it is lent."""
         weight, keep = self.weight, self.pattern.mask().to(self.weight.device)
         dense = weight if self.store.recompresses else Pattern.of(keep).scatter(weight)
         self.store, self._theirs = self._pack(dense, keep), None
-        if not (self.store.recompresses or self.gathered) and isinstance(weight, nn.Parameter):  # not where it was lent
-            weight.data = self.packed.values
+        if not (self.store.recompresses or self.gathered) and isinstance(
+            weight, nn.Parameter
+        ):  # not of functional_call
+            self.store.apart = getattr(weight, "lent", False)
+            if not self.store.apart:
+                Tensor.data.__set__(weight, self.packed.values)
 
     def from_dense(self, dense: Tensor) -> Tensor:
         return self.store.layout(dense[self.rows, self.cols])

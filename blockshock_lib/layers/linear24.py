@@ -7,7 +7,7 @@ from blockshock_lib.comm import Group
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers.block_shock import BlockShockLinear
-from blockshock_lib.layers.parts import Part, require_plain, whole
+from blockshock_lib.layers.parts import Part, refuse_lost, require_plain, whole
 
 PRUNED = Mask(name="pruned", family="random")  # for a given mask: nothing but 2:4 along K is taken for granted
 
@@ -31,10 +31,11 @@ class Linear24(BlockShockLinear):
         pruned weight that are not zero. Else the weight is pruned: a Mask or the name of a shipped one ("magnitude"
         keeps the larger two of four), or bool [N, K].
 
-        ValueError names a group of which three or four are kept; UnsupportedError: what cannot run here, and any other
-        module. The weight is copied: one that another module shares is tied to it no longer.
+        ValueError names a group of which three or four are kept; UnsupportedError: what cannot run here, any other
+        module, and a weight that another module holds too.
         """
         require_plain(linear)
+        refuse_lost(linear)
         weight, keep = linear.weight.detach(), None
         mask = Mask.named(mask) if isinstance(mask, str) else mask
         if not isinstance(mask, Mask):

@@ -1,5 +1,7 @@
 """Which part of a weight a rank holds, the part itself, alone or as a layer, and of which modules one may be made."""
 
+import gc
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +61,34 @@ def require_plain(linear: nn.Module, name: str = "") -> None:
     """UnsupportedError where a module is no nn.Linear with a weight [N, K] of its own in values; `name` is its path."""
     if reason := _unlike(linear):
         raise UnsupportedError(f"{name or 'this module'} ({type(linear).__name__}) cannot be converted: {reason}")
+
+
+def refuse_lost(linear: nn.Linear) -> None:
+    """UnsupportedError for what a layer made of a copy would lose: hooks, and a tie to a module with this weight."""
+    before = linear._forward_pre_hooks and "weight" in linear._parameters  # others make the weight, as weight_norm does
+    if before or linear._forward_hooks or linear._backward_pre_hooks or linear._backward_hooks:
+        raise UnsupportedError(
+            f"the hooks of this {linear} would be lost: take them off, and give them to the new layer"
+        )
+    # Dead modules that wait in a cycle hold it too, until they are collected.
+    if _others_hold(linear):
+        gc.collect()
+    if _others_hold(linear):
+        raise UnsupportedError(
+            f"another module holds the weight of this {linear}, and the tie would be lost: give it one of its own "
+            "first, as in linear.weight = nn.Parameter(linear.weight.detach().clone())"
+        )
+
+
+def _others_hold(linear: nn.Linear) -> bool:
+    if sys.getrefcount(linear.weight) < 3:  # its module's alone, and what asks
+        return False
+    held = [one for one in gc.get_referrers(linear.weight) if type(one) is dict and one is not linear._parameters]
+    for holder in gc.get_referrers(*held) if held else ():
+        parameters = holder.get("_parameters") if type(holder) is dict else getattr(holder, "_parameters", None)
+        if any(parameters is one for one in held):
+            return True
+    return False
 
 
 def _unlike(linear: nn.Module) -> str:

@@ -15,7 +15,7 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import autograd, guards
 from blockshock_lib.layers.dense_state import DenseState
 from blockshock_lib.layers.graphed import Graphed
-from blockshock_lib.layers.parts import Part, part_of, require_plain
+from blockshock_lib.layers.parts import Part, part_of, refuse_lost, require_plain
 
 ROWS = 8  # a chunk of the batch is a multiple of: what cuSPARSELt takes without padding
 
@@ -91,10 +91,11 @@ class ShardedLinear(DenseState):
 
         For the 2:4 kernels: features in multiples of 64, bf16 or fp16. `mask`: a Mask or the name of a shipped one
         ("checkerboard", "uniform_1100", "random", ...). UnsupportedError where the machine or shape cannot run it, for
-        any other module and, unless `check` is off, where the ranks were given unequal weights or options: it makes
-        this a collective. The weight is copied: one that another module shares is tied to it no longer.
+        any other module, for a weight that another module holds too and, unless `check` is off, where the ranks were
+        given unequal weights or options: it makes this a collective.
         """
         require_plain(linear)
+        refuse_lost(linear)
         mask, group = Mask.named(mask) if isinstance(mask, str) else mask, Group.of(process_group)
         weight, bias = (None if p is None else p.detach() for p in (linear.weight, linear.bias))
         if check:

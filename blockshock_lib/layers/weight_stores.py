@@ -19,6 +19,7 @@ class PackedValues:
     """
 
     recompresses = False  # the parameter is dense, and packed anew after each step
+    apart = False  # the values are a copy of the parameter, made for each pass, as somebody else may write that
 
     def __init__(self, backend: Backend, dense: Tensor, keep: Tensor, frozen: bool = False):
         self.backend, self.packed_t = backend, None
@@ -84,7 +85,7 @@ class PackedValues:
 
     def __getstate__(self) -> dict:
         """A copy packs anew what its parameter and its pattern give."""
-        return self.__dict__ | {"packed_t": None} | ({"packed": None} if self.recompresses else {})
+        return self.__dict__ | {"packed_t": None, "apart": False} | ({"packed": None} if self.recompresses else {})
 
 
 class Master(PackedValues):

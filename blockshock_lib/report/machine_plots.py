@@ -1,5 +1,7 @@
 """Figures against what the machine allows: the roofline, predicted floors."""
 
+import textwrap
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -129,7 +131,8 @@ def floors_figure(table: pd.DataFrame, axes: Axes, source: str = "", run: str = 
         ax = grid[0, 0]
         for place, (method, row) in enumerate(rows.iterrows()):
             if pd.isna(row["floor_whole"]):
-                ax.text(0, place, f" cannot run: {row['unsupported'][:76]}", va="center", fontsize=8, color=MUTED)
+                why = textwrap.shorten(row["unsupported"], 72, placeholder=" …")
+                ax.text(0, place, f" cannot run: {why}", va="center", fontsize=8, color=MUTED)
                 continue
             work = row["floor_whole"] - row["floor_link"]
             ax.barh(place, work, height=0.68, **_WORK)

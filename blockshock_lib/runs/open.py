@@ -1,5 +1,7 @@
 """Opening a run: a new one, an earlier one to draw again, or one that was stopped and goes on."""
 
+import os
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -46,7 +48,7 @@ def open_run(
         card: the machine card, where it is not this machine's alone.
 
     Raises: ParamsError; RecordError when `redraw`, `resume` or `again` holds no such run; LaunchError when it is still
-        going on, or the working directory lies in another clone than the imported library.
+        going on, or the working directory or the environment lies in another clone than the imported library.
     """
     _same_clone()
     # A page cannot be scrolled for what is not in it.
@@ -107,8 +109,9 @@ def in_place(folder: Path) -> Run:
 
 def _same_clone() -> None:
     # A copied clone has the .venv of the first one, which imports that one's library and would write there.
-    here = Path.cwd()
-    around = (place for place in (here, *here.parents) if (place / "blockshock_lib" / "files.py").is_file())
+    here, named = Path.cwd(), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    places = (here, *here.parents, *[Path(sys.prefix).parent] * (str(code.HERE) not in named))
+    around = (place for place in places if (place / "blockshock_lib" / "files.py").is_file())
     if (clone := next(around, code.HERE)).resolve() != code.HERE:
         why = f"{clone} is a clone of its own, but its blockshock_lib is imported from {code.HERE}"
         raise LaunchError(f"{why}: this .venv belongs there; in {clone}: make clean setup")

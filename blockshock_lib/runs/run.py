@@ -216,8 +216,13 @@ class Run:
         done = not self.stopped and not lock.borrowed(self.folder)
         if done:
             why = "no record was written: nothing was measured" if self.own.empty else ""
-            if left := len(list(self.folder.glob("records/*.state"))):
+            left = len(list(self.folder.glob("records/*.state")))
+            # A signal from outside ended their ranks: nothing was found to be wrong.
+            killed = self.own["reason"].astype(str).str.match(r"rank \d+: SIG(KILL|TERM|INT): ") & (not self.redrawn)
+            if left:
                 why = f"{left} of {wanted} records were cut off: --resume goes on with them"
+            elif left := len(self.own.loc[killed, ["case", "group"]].drop_duplicates()):
+                why = f"{left} of {wanted} records are of a killed rank: --resume measures them again"
             facts |= {"status": "failed" if why else "completed", "reason": why}
         manifest.note(self.folder, **facts)
         try:

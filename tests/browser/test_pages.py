@@ -1,5 +1,6 @@
 """The list of runs and a run's page, opened from disk without a network."""
 
+import base64
 import csv
 import io
 import re
@@ -153,11 +154,22 @@ def test_a_tables_head_and_first_column_stay(show, size):
     assert abs(first["x"] - frame["x"]) < 2 and first["width"] < 0.5 * size["width"]
 
 
-def test_figures_stay_readable_on_a_phone_and_lie_dark_on_dark(show):
-    page = show("phase1_forward", viewport=PHONE, color_scheme="dark")
+@pytest.mark.parametrize("name", ["phase1-cuda", "phase3-cuda", "gallery_speed-cuda", "attention_speed-cuda"])
+def test_words_of_figures_stay_readable_on_a_phone_and_no_figure_is_blown_up(show, name, tmp_path):
+    (notebook,) = (hostile.REFERENCE.parent / name).glob("*.ipynb")
+    page = show(pages.write_html(Path(shutil.copy(notebook, tmp_path))), viewport=PHONE)
     for image in page.locator(".figure img").all():
-        narrow = int(image.get_attribute("width")) < 600  # drawn for a phone: shown whole
-        assert narrow or image.bounding_box()["width"] >= 700
+        width, own = image.bounding_box()["width"], int(image.get_attribute("width"))
+        assert width < 1.2 * own and (own < 600 or width >= 700)  # a narrow one was drawn for a phone: shown whole
+        kind, _, data = image.get_attribute("src").partition(";base64,")
+        if "svg" in kind:
+            svg = base64.b64decode(data).decode()
+            smallest = min(map(float, re.findall(r"font(?:-size)?: ?(?:[a-z]+ )?(\d[\d.]*)px", svg)))
+            assert smallest * width / float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1]) > 7.5
+
+
+def test_figures_lie_dark_on_dark_and_none_scrolls_a_phone_sideways(show):
+    page = show("phase1_forward", viewport=PHONE, color_scheme="dark")
     assert page.evaluate(WIDTH) <= PHONE["width"]
     shot = Image.open(io.BytesIO(page.locator(".figure").first.screenshot())).convert("L")
     counts = shot.histogram()

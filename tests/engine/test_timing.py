@@ -23,10 +23,10 @@ def test_methods_take_turns_whose_order_rotates():
     seen = []
     turns = [[work(lambda name=name: seen.append(name))] for name in "ABC"]
     taken = Timer(CPU, Group()).interleave(turns, warmup=1, samples=10)
-    assert "".join(seen) == "ABC" + "AAAAABBBBBCCCCC" + "BBBBBCCCCCAAAAA"
+    assert "".join(seen) == "ABC" + "AAABBBCCC" + "BBBCCCAAA" + "CCCAAABBB" + "ABC"
     assert [len(taken[one]) for (one,) in turns] == [10] * 3
     seen.clear()
-    Timer(CPU, Group()).interleave(turns, warmup=1, samples=4, first=5)
+    Timer(CPU, Group()).interleave(turns, warmup=1, samples=4, first=5, each=2)
     assert "".join(seen) == "ABC" + "CCAABB" + "AABBCC"
 
 
@@ -135,8 +135,8 @@ def test_only_heavy_works_lead_in_at_each_turn(monkeypatch):
     monkeypatch.setattr(timer, "sample", lambda work: seen.append(work.fn) or 25.0)
     monkeypatch.setattr(timer, "lead_in", lambda work, ms: seen.append(work.fn.upper()) or ms)
     a, b = work("a", heavy=True, begin=lambda: seen.append("(")), work("b")
-    taken = timer.interleave([[a, b]], warmup=1, samples=6)
-    assert "".join(seen) == "(ab" + "(Aaaa" + "bbb" + "(Aaaa" + "bbb", "a turn begins before it leads in"
+    taken = timer.interleave([[a, b]], warmup=1, samples=6, each=2)
+    assert "".join(seen) == "(ab" + "(Aaaabbb" * 2, "a turn begins before it leads in"
     assert [len(times) for times in taken.values()] == [6, 6] and a.led == [25.0, 25.0] and not b.led
 
 
@@ -151,6 +151,23 @@ def test_a_sample_is_per_call_and_the_first_one_counts(monkeypatch):
     monkeypatch.undo()
     Timer(CPU, Group(), 50).interleave([[short := work(lambda: None)]], warmup=1, samples=1)
     assert short.count == MAX_CALLS, "so often and no more, however short it is"
+
+
+def test_a_capture_leaves_what_it_found_and_makes_nothing_that_the_first_calls_have_made(monkeypatch):
+    class Captured:
+        def __init__(self, calls, device, pool, keeps, restore):
+            for _ in ("warm up", "capture"):
+                for call in calls:
+                    call()
+                restore()
+
+    def call():
+        owner.copy, owner.lazy = object(), owner.lazy or made.append("lazy") or "lazy"
+
+    monkeypatch.setattr("blockshock_lib.engine.timing.Graph", Captured)
+    owner, made = SimpleNamespace(copy="its own", lazy=None), []
+    Timer(CPU, Group())._capture(Work("ms", [call], owners=[owner]), 2)
+    assert vars(owner) == {"copy": "its own", "lazy": "lazy"} and made == ["lazy"]
 
 
 def test_the_fastest_is_taken_by_its_median(monkeypatch):

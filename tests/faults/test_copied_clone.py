@@ -35,9 +35,20 @@ def test_a_command_in_a_copied_clone_runs_there_from_first_to_last(clone):
     assert not list((ROOT / folder.relative_to(clone)).glob("*")), "the first clone was written into"
 
 
-def test_a_notebook_of_a_copied_clone_whose_kernel_imports_the_first_is_refused(clone):
-    opened = "import blockshock_lib; blockshock_lib.open_run('phase0', hardware='cpu')"
-    done = python(clone / "notebooks", "-c", opened, PYTHONPATH=str(ROOT))
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_notebook_or_environment_of_a_copied_clone_that_imports_the_first_is_refused(clone, tmp_path, elsewhere):
+    opened = "import blockshock_lib; blockshock_lib.open_run('phase0', hardware='cpu', out='outputs')"
+    if elsewhere:  # its interpreter finds the first one's library as an editable install does, by no PYTHONPATH
+        command = [clone / ".venv/bin/python", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {opened}"]
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    else:
+        done = python(clone / "notebooks", "-c", opened, PYTHONPATH=str(ROOT))
     (said,) = done.stderr.strip().splitlines()[-1:]
-    assert done.returncode and f"LaunchError: {clone} is a clone of its own" in said and "make clean setup" in said
+    assert (
+        not (tmp_path / "outputs").exists()
+        and done.returncode
+        and f"LaunchError: {clone} is a clone of its own" in said
+        and "make clean setup" in said
+    )
     assert not (clone / "outputs").exists()

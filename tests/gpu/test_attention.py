@@ -7,7 +7,7 @@ from blockshock_lib import attention
 from blockshock_lib.kernels.attention import reference, sdpa, trial, tune
 from blockshock_lib.kernels.attention.backends import BACKENDS
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.kernels.attention.merge import merge
+from tests.kernels.attention.dense import merge
 
 PATTERNS = {
     "full": attention.full(),

@@ -53,6 +53,18 @@ def test_two_gpus_time_their_graphs_their_cut_batches_and_their_all_reduces(spar
             assert set(shared) == {0, 1} and min(shared.values()) >= 1024 * 1024 * 2  # y
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
+@pytest.mark.parametrize("mask", ["checkerboard", "random"])
+def test_two_gpus_time_their_passes_and_steps_in_every_order_and_way(sparse, tmp_path, mask):
+    ranks = dict(processes=2, device="cuda", backend="nccl", logs=tmp_path, seconds=300)
+    for rows in call(measuring.backward_on_two_ranks, 1024, "bf16", mask, **ranks):
+        assert [row for one in rows.values() for row in one if row["status"] == "failed"] == []
+        timed = {(row["method"], row["metric"]) for one in rows.values() for row in one}
+        assert {("block_shock", "pass_kernel"), ("block_shock_recompress", "step_kernel")} <= timed
+        ways = {"full", "exchange", *["periodic"] * (mask == "checkerboard")}
+        assert details(rows["phase3"], "dw_strategy_kernel", "block_shock") == ways
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("wrong", ["", "a lost row of W", "the other rank's columns", "the bias twice"])
 def test_an_fp8_product_is_right_and_a_wrong_one_is_refused(wrong):

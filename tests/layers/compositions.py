@@ -603,6 +603,13 @@ def conv1d(method):
     kind.from_linear(type("Conv1D", (nn.Module,), {})(), **options)
 
 
+@composition("from_linear of a weight that another module holds too, as a head's is an embedding's")
+def tied_before(method):
+    model, (kind, options) = dense(), METHODS[method]
+    model[2].weight = model[0].weight
+    kind.from_linear(model[2], **options)
+
+
 @composition("a model on the meta device, its weights loaded later, by BlockShockParallel", STYLED)
 def from_meta(method):
     plain = dense()
@@ -688,9 +695,19 @@ def written_by_data(method):
             x = batch(2)[0].requires_grad_()
             one.seen += [y := one(x), torch.autograd.grad(y.sum(), x)[0]]
         train(one, made, steps=[2])
-        for p in one.parameters():
-            p.data = p.data * 2
+        lent = [p.data * 2 for p in one.parameters()]
+        for p, buffer in zip(one.parameters(), lent, strict=True):
+            p.data = buffer
         one.seen.append(one(batch(3)[0]))
+        for buffer in lent:  # of which a weight may be a part, as of a flat buffer of all
+            buffer.mul_(0.7)
+        x = batch(4)[0].requires_grad_()
+        one.seen += [y := one(x), torch.autograd.grad(y.sum(), x)[0]]
+        one[2].weight = nn.Parameter(one[2].weight.detach().clone())
+        for _ in range(2):
+            x = batch(5)[0].requires_grad_()
+            one.seen += [y := one(x), torch.autograd.grad(y.sum(), x)[0]]
+            one[2].weight.data.mul_(2)
     torch.testing.assert_close(model.seen, plain.seen, **CLOSE)
     alike(model, plain)
 

@@ -1,5 +1,6 @@
 """A pruned linear layer packed alone, in all that torch does with modules: as the dense layer, or refused by name."""
 
+import gc
 import threading
 from unittest import mock
 
@@ -140,6 +141,21 @@ def test_a_layer_is_made_of_a_plain_linear_alone_and_what_else_is_given_is_named
         kind.from_linear(make(), mask="random")
 
 
+def test_a_weight_is_tied_as_long_as_another_module_that_holds_it_lives(request):
+    request.addfinalizer(gc.enable)
+    gc.disable()
+    head, embedding = nn.Linear(K, N), nn.Embedding(N, K)
+    head.weight = embedding.weight
+    embedding.itself = [embedding]  # when it is dead it waits in this cycle
+    with pytest.raises(
+        UnsupportedError, match=r"another module holds the weight of this Linear\(.*linear.weight = nn.P"
+    ):
+        Linear24.from_linear(head, mask="random")
+    del embedding
+    others = [torch.optim.SGD(head.parameters()), dict(head.named_parameters())]
+    assert Linear24.from_linear(head, mask="random") and others
+
+
 @updates
 def test_a_weight_that_is_tied_later_is_refused_and_not_pruned(options):
     (layer, _), embedding = pruned(**options), nn.Embedding(N, K)
@@ -198,6 +214,16 @@ def test_hooks_run_before_a_state_is_loaded_and_an_assigned_state_brings_its_dty
 
 
 HOOKS = ("forward_pre_hook", "forward_hook", "full_backward_hook", "full_backward_pre_hook")
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_linear_with_hooks_of_its_own_is_refused_and_one_whose_weight_a_hook_makes_is_not(kind):
+    plain, normed = linear(), nn.utils.spectral_norm(linear())
+    handle = getattr(plain, f"register_{kind}")(lambda *_: None)
+    with pytest.raises(UnsupportedError, match=r"the hooks of this Linear\(.* would be lost"):
+        Linear24.from_linear(plain, mask="random")
+    handle.remove()
+    assert Linear24.from_linear(plain, mask="random") and Linear24.from_linear(normed, mask="random")
 
 
 @pytest.mark.parametrize("everywhere", [False, True])

@@ -59,6 +59,8 @@ def test_the_last_line_says_how_well_a_run_is_foretold_and_nothing_of_a_single_r
 def test_a_drift_of_3_percent_in_one_run_is_said_and_one_beyond_what_machines_do_is_an_alarm(planted, said):
     line = verdicts.one_line(reference("a", "b", "c", **planted, effect=0.002), SORTING, {})
     assert "no drift between runs, the furthest: " in line and re.search(said, line)
+    of_two = verdicts.one_line(reference("a", "c", **planted, effect=0.002), SORTING, {})
+    assert re.search(re.sub(r"c \\?[+-]", "[ac] [+-]", said), of_two)
     ((name, by),) = planted.items()
     line = verdicts.one_line(reference("a", "b", "c", **{name: by**3}, effect=0.002), SORTING, {})
     assert "RUNS LIE APART: kernel time of " in line and re.search(said.replace("[23]", "[89]"), line)

@@ -13,7 +13,7 @@ from blockshock_lib.runs.manifest import REFERENCE
 from tests.cases import picked
 from tests.small_runs import copied
 
-CPU, CUDA = REFERENCE / "phase1-cpu", REFERENCE / "phase1-cuda"
+CPU, CUDA = REFERENCE / "phase1-cpu", REFERENCE / "phase1-cuda-before"
 
 
 def alter(folder: Path, change) -> Path:
@@ -87,7 +87,7 @@ def test_different_hardware_is_refused_with_both_sides_by_name(capsys):
     with pytest.raises(CompareError) as refused:
         compare(CPU, CUDA)
     said = str(refused.value)
-    assert "a = outputs/reference/phase1-cpu and b = outputs/reference/phase1-cuda" in said
+    assert "a = outputs/reference/phase1-cpu and b = outputs/reference/phase1-cuda-before" in said
     assert "GPUs: a none, b 2x NVIDIA H200" in said and "allow hardware" in said and "\n" not in said
     assert main(["compare", str(CPU), str(CUDA)]) == 2 and "NVIDIA H200" in capsys.readouterr().err
 

@@ -142,6 +142,9 @@ SPOILT = {
 }
 
 
+ENDED = {"cut off": "were cut off", "of a killed rank": "are of a killed rank"}
+
+
 @pytest.mark.parametrize("why", SPOILT)
 def test_a_record_that_does_not_stand_is_measured_again(why, outputs, quick):
     run = opened(outputs).measure(progress=False)
@@ -153,10 +156,11 @@ def test_a_record_that_does_not_stand_is_measured_again(why, outputs, quick):
     assert run.finished() == {(c.id, g) for c in run.cases for g in (0, 1)} - {(case, int(group))}
 
     before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in kept}
-    if why == "cut off":
+    if why in ("cut off", "of a killed rank"):
         run.stopped = ""
         run.conclude()
-        assert "1 of 4 records were cut off: --resume goes on" in manifest.read(run.folder)["reason"]
+        noted = manifest.read(run.folder)
+        assert noted["status"] == "failed" and f"1 of 4 records {ENDED[why]}: --resume " in noted["reason"]
     again = workbook.open_run("phase0", resume=run.name, out=outputs)
     (noted,) = manifest.read(run.folder)["resumed"]
     assert noted["finished"] == 3 and noted["again"] == {"damaged" if why == "of another case" else why: 1}

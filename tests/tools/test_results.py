@@ -3,6 +3,7 @@
 import pytest
 
 from blockshock_lib import studies
+from blockshock_lib.notebook import terminal
 from blockshock_lib.runs import code
 from tests.studies.gpt.test_saved import timed
 from tools import results
@@ -14,8 +15,13 @@ def test_the_committed_pages_say_what_the_shipped_records_say():
 
 
 def test_an_altered_page_is_stale_and_written_again(tmp_path, monkeypatch, capsys):
-    page, readme = tmp_path / "docs" / "results" / "linear.md", tmp_path / "README.md"
-    monkeypatch.setattr(results, "written", lambda: {page: "3 rows", readme: "No: 0.77x."})
+    page, readme, loud = tmp_path / "docs" / "results" / "linear.md", tmp_path / "README.md", []
+
+    def written():
+        loud.append(len(terminal._works))
+        return {page: "3 rows", readme: "No: 0.77x."}
+
+    monkeypatch.setattr(results, "written", written)
     readme.write_text("old")
     assert results.stale() == [page, readme]
     assert results.main(["--check"]) == 1 and readme.read_text() == "old" and not page.exists()
@@ -24,6 +30,7 @@ def test_an_altered_page_is_stale_and_written_again(tmp_path, monkeypatch, capsy
     assert results.main(["--check"]) == 0 and readme.read_text() == "No: 0.77x."
     page.write_text("3 rowz")
     assert results.stale() == [page]
+    assert loud == [0, 1, 1, 1, 0], "a command is silent while it works"
 
 
 def test_a_page_says_of_a_run_its_rules_what_it_can_claim_and_what_it_lacks():

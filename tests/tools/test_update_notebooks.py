@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -82,7 +83,8 @@ def test_a_failing_notebook_leaves_all_of_them_as_they_were(tmp_path, capsys):
     nbformat.write(notebook(code("1 / 0")), bad)
     before = {path: path.read_bytes() for path in (good, bad)}
     assert update.main([str(good), str(bad)]) == 1
-    assert "ZeroDivisionError" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError" in said and re.search(rf"nbval-update: executing {good}, \d+ s", said), "not in silence"
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

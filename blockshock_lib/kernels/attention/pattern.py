@@ -16,7 +16,6 @@ from blockshock_lib.kernels.attention import build, rules
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.attention.rules import FAR, Rule
 
-MOST_TERMS = 64
 KEPT = 16  # lists of one pattern: decoding asks for others with each token
 
 
@@ -50,8 +49,6 @@ class Pattern:
             for b in range(batch)
         )
         joined = tuple(join(self.rules[a], other.rules[b]) for a, b in pairs)
-        if max(map(len, joined)) > MOST_TERMS:
-            raise ValueError(f"this pattern has {max(map(len, joined))} terms joined by |, more than {MOST_TERMS}")
         return Pattern(joined, plane, _same(self.lengths, other.lengths), _same(self.positions, other.positions))
 
     def _of(self, batch: int, head: int) -> int:
@@ -134,13 +131,13 @@ def window(size: int) -> Pattern:
 def dilated_window(size: int, step: int) -> Pattern:
     """Every `step`-th key, `size` of them on either side, the query's own position counted on both."""
     far = (_positive("size", size) - 1) * _positive("step", step)
-    return _one(rules.Band(-far, far), rules.Step(step))
+    return _one(rules.Band(-far, far), rules.Strip(step, 0, 1, "p - k"))
 
 
 def global_local(globals: int, size: int) -> Pattern:
     """The first `globals` positions see all and are seen by all; the others see `window(size)` (Longformer)."""
     first = _positive("globals", globals)
-    return _one(rules.FirstQueries(first)) | _one(rules.Strip(FAR, 0, first)) | window(size)
+    return _one(rules.Strip(FAR, 0, first, "p")) | _one(rules.Strip(FAR, 0, first)) | window(size)
 
 
 def documents(lengths: Sequence[int]) -> Pattern:

@@ -50,59 +50,33 @@ class Band(Atom):
 
 
 @dataclass(frozen=True)
-class Step(Atom):
-    """p - k is a multiple of `step`."""
-
-    step: int
-
-    def sees(self, p, k):
-        return (p - k) % self.step == 0
-
-    def bounds(self, p0, p1, k0, k1):
-        some = (p1 - k0) // self.step * self.step >= p0 - k1
-        return some, some & (self.step == 1)
-
-    def alike(self, p0, k0, block):
-        return ((p0 - k0) % self.step,)
-
-
-@dataclass(frozen=True)
 class Strip(Atom):
-    """Of each `every` keys those from `begin` to before `end`."""
+    """Of each `every` keys those from `begin` to before `end`; `of` "p": of queries, "p - k": of distances."""
 
     every: int
     begin: int
     end: int
+    of: str = "k"
+
+    def ends(self, p0, p1, k0, k1):
+        return (k0, k1) if self.of == "k" else (p0, p1) if self.of == "p" else (p0 - k1, p1 - k0)
 
     def sees(self, p, k):
-        return (k % self.every >= self.begin) & (k % self.every < self.end)
+        place = self.ends(p, p, k, k)[0] % self.every
+        return (place >= self.begin) & (place < self.end)
 
     def bounds(self, p0, p1, k0, k1):
-        first = k0 % self.every
-        last = first + k1 - k0
+        x0, x1 = self.ends(p0, p1, k0, k1)
+        first = x0 % self.every
+        last = first + x1 - x0
         some = (first < self.end) & (last >= self.begin) | (last >= self.begin + self.every)
-        return some, (first >= self.begin) & (last < self.end)
+        return some, (first >= self.begin) & (last < self.end) | (self.end - self.begin == self.every)
 
     def alike(self, p0, k0, block):
-        first = (k0 % self.every).clamp(min=self.begin - block)
-        empty = (first >= self.end) & (first <= self.every + self.begin - block)
+        x0, wide = self.ends(p0, p0, k0, k0 + (block - 1))[0], block if self.of != "p - k" else 2 * block - 1
+        first = (x0 % self.every).clamp(min=self.begin - wide)
+        empty = (first >= self.end) & (first <= self.every + self.begin - wide)
         return (first.masked_fill(empty, self.end),)
-
-
-@dataclass(frozen=True)
-class FirstQueries(Atom):
-    """p < count."""
-
-    count: int
-
-    def sees(self, p, k):
-        return p < self.count
-
-    def bounds(self, p0, p1, k0, k1):
-        return p0 < self.count, p1 < self.count
-
-    def alike(self, p0, k0, block):
-        return (p0.clamp(self.count - block, self.count),)
 
 
 @dataclass(frozen=True)
@@ -240,9 +214,8 @@ def alike(rule: Rule, p0: Tensor, k0: Tensor, block: int) -> list[Tensor] | None
 
 def reach(rule: Rule) -> tuple[int, int]:
     """(least, most) p - k of a pair that the rule may let see each other, as far as its bands tell."""
-    spans = [[(atom.low, atom.high) for atom in term if isinstance(atom, Band)] or [(-FAR, FAR)] for term in rule]
-    each = [(max(low for low, _ in span), min(high for _, high in span)) for span in spans]
-    return min(low for low, _ in each), max(high for _, high in each)
+    bands = [next((atom for atom in term if isinstance(atom, Band)), Band(-FAR, FAR)) for term in rule]
+    return min(band.low for band in bands), max(band.high for band in bands)
 
 
 def _each(join: Callable) -> Callable:

@@ -15,17 +15,9 @@ from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.graph import guarded
 from blockshock_lib.kernels.tuning.search import Error
 
-WORST_ROW, RMS = 4.0, 2.5  # times what one rounding of the operands does; the faults of kernels are tens of times that
+TWICE = 2.0  # the error of another rounding of the operands is unavoidable; kernels' faults are tens of times that
 FINEST = 2.0**-21  # sums in fp32 round more often than fp32 operands do
 CHECKED = 2  # heads of keys, that are held against the reference
-
-
-class Ratio(Error):
-    """Of the worst row of any of the tensors and of the worst tensor, each over what is allowed."""
-
-    @property
-    def right(self) -> bool:
-        return self.max_ratio <= 1 and self.rms_ratio <= 1
 
 
 class Draw(NamedTuple):
@@ -80,8 +72,8 @@ def made(backend: Any, draw: Draw) -> tuple[Tensor | None, ...]:
     return out, lse, *(torch.autograd.grad(out, (call.q, call.k, call.v), draw.dout) if call.q.requires_grad else ())
 
 
-def error(backend: Any, draw: Draw) -> Ratio:
-    """Of what the backend makes of the call."""
+def error(backend: Any, draw: Draw) -> Error:
+    """Of what the backend makes of the call, over TWICE that of another rounding: the worst row, and the worst RMS."""
     unit, group = max(torch.finfo(draw.dout.dtype).eps / 2, FINEST), draw.call.q.shape[1] // draw.call.k.shape[1]
     rows, whole = [], []
     for place, got in enumerate(made(backend, draw)):
@@ -96,9 +88,9 @@ def error(backend: Any, draw: Draw) -> Ratio:
                 mine, true, near = (x.masked_fill(empty & (x < torch.inf), 0)[..., None] for x in (mine, true, near))
             least = unit if place == 1 or not true.abs().max() > 1e-12 else 0.0
             (row, rms), (row_near, rms_near) = map(_norms, (mine - true, near - true))
-            rows.append(row / row_near.clamp(min=least) / WORST_ROW)
-            whole.append(rms / rms_near.clamp(min=least) / RMS)
-    return Ratio(torch.stack(rows).amax().item(), torch.stack(whole).amax().item())  # amax keeps a NaN
+            rows.append(row / row_near.clamp(min=least) / TWICE)
+            whole.append(rms / rms_near.clamp(min=least) / TWICE)
+    return Error(torch.stack(rows).amax().item(), torch.stack(whole).amax().item())  # amax keeps a NaN
 
 
 def _norms(x: Tensor) -> tuple[Tensor, Tensor]:

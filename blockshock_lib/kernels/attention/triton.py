@@ -13,7 +13,6 @@ from torch import Tensor
 
 from blockshock_lib.kernels.attention.call import Call, explicit
 from blockshock_lib.kernels.attention.lists import BlockLists, Rows
-from blockshock_lib.kernels.attention.merge import merge
 
 
 class Config(NamedTuple):
@@ -105,15 +104,16 @@ def forward(
         )
     if splits == 1:
         return out[0], lse[0]
-    out, lse = merge(out, lse)
-    return out.to(q.dtype), lse
+    whole = lse.logsumexp(0)
+    share = (lse - whole.clamp(min=torch.finfo(lse.dtype).min)).exp()  # -inf less -inf is no number
+    return (out * share[..., None]).sum(0).to(q.dtype), whole
 
 
 def backward(
     call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, cuts: Cuts = UNTUNED
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv, the same in each launch; `out` and `lse` may be those over more keys than these."""
-    from blockshock_lib.kernels.attention import triton_dkdv, triton_dq
+    from blockshock_lib.kernels.attention import triton_backward
 
     lists, (q, k, v) = call.lists, map(dense, (call.q, call.k, call.v))
     dout, out = dense(dout.to(q.dtype)), dense(out)
@@ -124,12 +124,12 @@ def backward(
     dlse = None if dlse is None else dlse.float().contiguous()
     inputs, strides = (dout, q, k, v, level, delta), [x.stride()[:3] for x in (dout, q, k, v)]
     with torch.cuda.device_of(q):
-        triton_dq.prepare[lists.q_blocks * (lists.block // 32), batch * heads](
+        triton_backward.prepare[lists.q_blocks * (lists.block // 32), batch * heads](
             *(dout, out, lse.float().contiguous(), dlse, delta, level, dout.stride()[:3], out.stride()[:3]),
             *(q_len, heads),
             **dict(D=dim, ROWS=32, num_warps=4),
         )
-        triton_dq.by_rows[lists.q_blocks * (lists.block // rows.block_m), batch * heads](
+        triton_backward.by_rows[lists.q_blocks * (lists.block // rows.block_m), batch * heads](
             *(*inputs, dq, *strides, dq.stride()[:3], *taken(lists.rows, call)),
             *(q_len, lists.k_len, lists.q_blocks, heads, heads // k.shape[1], float(call.scale)),
             **fixed(rows, lists, dim),
@@ -137,7 +137,7 @@ def backward(
         grid = lists.k_blocks * (lists.block // columns.block_n), batch * k.shape[1]
         bad = torch.empty(grid, dtype=torch.int32, device=q.device)
         for cut in (columns, columns._replace(block_m=min(32, columns.block_m), stages=1)):
-            triton_dkdv.by_columns[grid](
+            triton_backward.by_columns[grid](
                 *(*inputs, dk, dv, *strides, dk.stride()[:3], dv.stride()[:3], *taken(lists.columns, call)),
                 *(q_len, lists.k_len, lists.k_blocks, heads, heads // k.shape[1], float(call.scale), bad),
                 **dict(**fixed(cut, lists, dim), RAGGED=q_len % lists.block != 0, GUARD=cut is not columns),

@@ -79,13 +79,10 @@ def forward(
             return
     queries = tile(head(q, q_by, b, h), start, q_by[2], q_len, BLOCK_M, D, True)
     k, v = head(k, k_by, b, h // group), head(v, v_by, b, h // group)
-    acc, top, total = _attend(
-        queries, k, v, k_by[2], v_by[2], k_len, power, lists, row, place, D, BLOCK, BLOCK_M, BLOCK_N, False
-    )
+    given = queries, k, v, k_by[2], v_by[2], k_len, power, lists, row, place
+    acc, top, total = _attend(*given, D, BLOCK, BLOCK_M, BLOCK_N, False)
     if any_nan(acc):
-        acc, top, total = _attend(
-            queries, k, v, k_by[2], v_by[2], k_len, power, lists, row, place, D, BLOCK, BLOCK_M, 32, True
-        )
+        acc, top, total = _attend(*given, D, BLOCK, BLOCK_M, 32, True)
     acc = acc / tl.where(total == 0, 1.0, total)[:, None]  # a row that sees nothing: output 0, lse -inf
     out = head(out, out_by[1:], b, h) + split.to(tl.int64) * out_by[0]
     store(out, start, out_by[3], q_len, acc, BLOCK_M, D)

@@ -23,7 +23,7 @@ from blockshock_lib.kernels.graph import Clock
 from blockshock_lib.kernels.needs import version
 from blockshock_lib.kernels.tuning import store
 from blockshock_lib.kernels.tuning.child import Search
-from blockshock_lib.kernels.tuning.search import Trial, leaders, search
+from blockshock_lib.kernels.tuning.search import MAX_RATIO, RMS_RATIO, Error, Trial, leaders, search
 
 SECONDS = 60.0  # for each kind of ways, after which no further one is started
 
@@ -78,7 +78,8 @@ def tuned(finder: Search, call: Call) -> dict[str, float]:
     backends = [each for each in found.trials if isinstance(each.way, Backend)]
     wrong = {each.way.name: each.error for each in backends if each.wrong}
     for name, error in wrong.items():
-        told = f"the error is {error.max_ratio:.3g} times what is allowed of a row, {error.rms_ratio:.3g} times in all"
+        row, whole = error.max_ratio / MAX_RATIO, error.rms_ratio / RMS_RATIO
+        told = f"the error is {row:.3g} times what is allowed of a row, {whole:.3g} times in all"
         warnings.warn(f"backend {name!r} gives wrong values and is never chosen: {told}", stacklevel=3)
     right = {each.way: each.ms for each in leaders(backends)}
     if right or wrong:
@@ -157,7 +158,7 @@ def run(
     def backend(way: Backend | triton.Config) -> Any:
         return with_cuts(rows, way.name, cuts) if isinstance(way, Backend) else with_cuts(rows, "triton", [way])
 
-    def check(way: Backend | triton.Config) -> trial.Ratio:
+    def check(way: Backend | triton.Config) -> Error:
         with trial.tried(device):
             return trial.error(backend(way), next(turn))
 

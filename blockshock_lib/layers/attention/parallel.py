@@ -185,36 +185,23 @@ class _Heads(torch.autograd.Function):
     @staticmethod
     def forward(ctx, layer: ContextParallelAttention, gather: bool, *xs: Tensor) -> tuple[Tensor, ...]:
         ctx.layer, ctx.gather = layer, gather
-        return (_to_heads if gather else _to_shares)(layer, xs)
+        return _exchanged(layer, xs, gather)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple:
-        return None, None, *(_to_shares if ctx.gather else _to_heads)(ctx.layer, grads)
+        return None, None, *_exchanged(ctx.layer, grads, not ctx.gather)
 
 
-def _to_heads(layer: ContextParallelAttention, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _exchanged(layer: ContextParallelAttention, xs: Sequence[Tensor], gather: bool) -> tuple[Tensor, ...]:
     placed, ranks = layer.placement, layer.group.world_size
-    give = [[part.contiguous() for part in x.chunk(ranks, 1)] for x in xs]
-    take = [
-        [x.new_empty((*one[0].shape[:2], length, x.shape[3])) for length in placed.lengths]
-        for x, one in zip(xs, give, strict=True)
-    ]
-    _exchange(layer, give, take)
-    return tuple(torch.cat(parts, 2)[:, :, placed.order] for parts in take)
-
-
-def _to_shares(layer: ContextParallelAttention, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    placed = layer.placement
-    give = [[part.contiguous() for part in x[:, :, placed.dealt].split(placed.lengths, 2)] for x in xs]
-    take = [[torch.empty_like(one[layer.group.rank]) for _ in one] for one in give]
-    _exchange(layer, give, take)
-    return tuple(torch.cat(parts, 1) for parts in take)
-
-
-def _exchange(layer: ContextParallelAttention, give: list[list[Tensor]], take: list[list[Tensor]]) -> None:
+    cut = [x.chunk(ranks, 1) if gather else x[:, :, placed.dealt].split(placed.lengths, 2) for x in xs]
+    give = [[part.contiguous() for part in parts] for parts in cut]
+    lengths = placed.lengths if gather else [placed.lengths[layer.group.rank]] * ranks
+    take = [[one[0].new_empty((*one[0].shape[:2], length, one[0].shape[3])) for length in lengths] for one in give]
     for wait in [layer.group.start_all_to_all(*each) for each in zip(give, take, strict=True)]:
         wait()
+    return tuple(torch.cat(parts, 2)[:, :, placed.order] if gather else torch.cat(parts, 1) for parts in take)
 
 
 class _Ring(torch.autograd.Function):

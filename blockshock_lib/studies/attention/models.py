@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,7 @@ from blockshock_lib.comm import Group
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.engine.timing import Work
+from blockshock_lib.kernels.attention.call import Call, explicit
 from blockshock_lib.layers.attention import BlockSparseAttention, ContextParallelAttention, HybridTransformerBlock
 from blockshock_lib.layers.attention.hybrid import summed
 from blockshock_lib.layers.attention.top_k import TopK, top_k
@@ -57,25 +58,17 @@ def _host() -> dist.ProcessGroup:
     return dist.new_group(backend="gloo")
 
 
-class Exact(torch.autograd.Function):
+def exact(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The truth of attention, with its gradients: whole rows of scores in q's dtype."""
-
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.problem = problem
-        return _exact(problem, q, k, v, torch.zeros_like(q)).out
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple:
-        made = _exact(ctx.problem, *ctx.saved_tensors, grad)
-        return made.dq, made.dk, made.dv, None
-
-
-def _exact(problem: Problem, q: Tensor, *others: Tensor) -> truth.Made:
     counts = (problem.case.q_len, problem.case.k_len, problem.case.kv_heads)
     at = truth.Places(*(torch.arange(count, device=q.device) for count in counts))
-    return truth.attention(q, *others, problem.pattern, problem.scale, q.dtype, at)
+
+    def made(call: Call, dout: Tensor) -> truth.Made:
+        return truth.attention(call.q, call.k, call.v, dout, call.pattern, call.scale, call.q.dtype, at)
+
+    forward = lambda call: made(call, torch.zeros_like(call.q))[:2]  # noqa: E731
+    backward = lambda call, dout, *_: made(call, dout)[2:5]  # noqa: E731
+    return explicit(forward, backward, Call(q, k, v, problem.pattern, problem.lists, problem.scale))[0]
 
 
 def unsupported(problem: Problem, of: Any) -> str:
@@ -193,10 +186,10 @@ class LayerRunner(Runner):
 
         def attend(x: Tensor) -> Tensor:  # of a block
             q, k, v = (one(x).unflatten(2, (-1, module.size)).transpose(1, 2) for one in (module.q, module.k, module.v))
-            return module.out(Exact.apply(q, k, v, self.problem).transpose(1, 2).flatten(2))
+            return module.out(exact(self.problem, q, k, v).transpose(1, 2).flatten(2))
 
         model = self.method.layer == "model"
-        module.attend = (lambda q, k, v: Exact.apply(q, k, v, self.problem)) if model else attend
+        module.attend = partial(exact, self.problem) if model else attend
         x = self.problem.q.transpose(1, 2).flatten(2).to(dtype).requires_grad_()
         with torch.enable_grad():
             out = module(x)

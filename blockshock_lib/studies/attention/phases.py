@@ -56,7 +56,8 @@ METRICS = CORE | {
     # Of a step over ranks, each measured alone: all but what travels; what travels; the merges of partial results.
     **{f"{part}_call": Metric("ms", zero=False) for part in PARTS},
     "balance": Metric("1", zero=False),  # of a rank's own work: the mean over ranks over the slowest
-    **dict.fromkeys(("sent_bytes", "peak_bytes_formula", "rank_peak_bytes", "memory_bytes"), Metric("B")),
+    **dict.fromkeys(("sent_bytes", "rank_peak_bytes", "memory_bytes"), Metric("B")),
+    "peak_bytes_formula": Metric("B"),  # of shipped records, which no table shows
     "wait_call": Metric("ms", zero=False),  # of a call for which all ranks but one only wait
     "compress_call": Metric("ms", zero=False),  # a hook alone on all gradients, without other ranks
     "gradient_error": Metric("1"),  # of what a hook gives, over the RMS of the mean gradient

@@ -1,6 +1,5 @@
 """One case of the attention study on one rank: its inputs and truths, and the methods that must reach them."""
 
-import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 
+from blockshock_lib import files
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.roofline import Ceilings
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
@@ -56,8 +56,7 @@ class AttentionProblem(Problem):
         self._made: dict[bool | str, tuple] = {}
 
     def _seeded(self, what: str, device: str = "") -> torch.Generator:
-        digest = hashlib.sha256(f"{self.case.seed}/{what}/{self.repeat}".encode()).digest()
-        return torch.Generator(device or self.device).manual_seed(int.from_bytes(digest[:7]))
+        return torch.Generator(device or self.device).manual_seed(files.seed(self.case.seed, what, self.repeat))
 
     def lists_of(self, pattern: Pattern) -> BlockLists:
         return pattern.lists(self.case.q_len, self.case.k_len, self.case.block, self.device)
@@ -273,8 +272,7 @@ class AttentionRunner(Runner):
     def facts(self, ceilings: Ceilings) -> dict[str, float]:
         if self.method.gathered:  # what its parts visit is in no list of the case
             return {}
-        found = works.floors(self, ceilings)
-        return found if self.problem.phase.lists else found | {"peak_bytes_formula": scaling.peak_formula(self)}
+        return works.floors(self, ceilings)
 
 
 def _logsumexp(lse: torch.Tensor | None, true: torch.Tensor, empty: torch.Tensor) -> Check:

@@ -175,21 +175,3 @@ def parts(run: CaseRun, copies: Sequence[Runner]) -> list[Work]:
 
         found.append(Work("merged_call", [merges], eager=True))
     return found
-
-
-def peak_formula(runner: Runner) -> float:
-    """Bytes of the fullest rank at the peak of a step, of what cannot be left out: its q, out, dq and dout, its k, v,
-    dk and dv; over ranks the keys that come and their gradients, of a ring the next share and gradients in fp32.
-    """
-    case, ranks = runner.problem.case, runner.problem.group.world_size if runner.layer is not None else 1
-    lists, strategy = runner.lists, runner.method.strategy
-    rows = max(runner.layer.placement.lengths) if ranks > 1 else case.q_len
-    size = runner.dout.element_size()
-    position = case.batch * case.head_dim * size
-    held = rows * position * (4 * case.heads + 4 * case.kv_heads)
-    if strategy in ("gather", "pull", "send"):
-        needed = max(len(each) for each in runner.layer.needed) * lists.block
-        held += 4 * needed * position * case.kv_heads
-    if strategy == "ring":
-        held += rows * position * case.kv_heads * (4 + 2 * 2 * 4 / size)
-    return held + 4.0 * case.batch * case.heads * rows

@@ -92,22 +92,18 @@ def waterfall(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory(frame: pd.DataFrame) -> pd.DataFrame:
-    """Peak of a step by rank, against what cannot be left out, and the longest sequence that a GPU of this size trains
-    with that much a position; a row a (case, method).
-    """
+    """Peak of a step by rank, and the longest sequence that a GPU of this size trains with that much a position."""
     rows = frames.valid(frames.complete(frame, AXES))
-    rows = rows[rows["metric"].isin(["rank_peak_bytes", "peak_bytes_formula", "memory_bytes"])]
+    rows = rows[rows["metric"].isin(["rank_peak_bytes", "memory_bytes"])]
     rows = rows.assign(name=rows["metric"].mask(rows["metric"].eq("rank_peak_bytes"), rows["detail"]))
     ranks = sorted(name for name in set(rows["name"]) if name.startswith("rank "))
     if not ranks:
         return pd.DataFrame({"memory": ["no peak was measured: the CPU's allocator keeps none"]})
     wide = rows.pivot_table(index=["case", "method"], columns="name", values="value", aggfunc="max")
-    wide = wide.reindex(columns=[*ranks, "peak_bytes_formula", "memory_bytes"])
-    most = wide[ranks].max(axis=1)
+    wide = wide.reindex(columns=[*ranks, "memory_bytes"])
     made = {f"{name} (GiB)": (wide[name] / GIB).round(3) for name in ranks}
-    made["measured / formula"] = (most / wide["peak_bytes_formula"]).round(2)
     about = rows.drop_duplicates(["case", "method"])[[*AXES.case_columns, "method"]]
-    table = about.merge(wide.assign(most=most, **made).reset_index(), on=["case", "method"])
+    table = about.merge(wide.assign(most=wide[ranks].max(axis=1), **made).reset_index(), on=["case", "method"])
     longest = table["k_len"].astype(float) * table["memory_bytes"] / table["most"]
     table["longest (keys)"] = [f"{length / 1024:,.0f}K" if length > 0 else ABSENT for length in longest]
     return rounded(shown(smallest_first(table, AXES), AXES, [*_CASE, "method", *made, "longest (keys)"]))

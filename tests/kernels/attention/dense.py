@@ -24,6 +24,14 @@ def attention(q, k, v, mask, scale):
     return weights @ v, lse.masked_fill(empty, -math.inf)
 
 
+def merge(outs, lses):
+    """(out, logsumexp) of parts of the keys, of each part's, at least in fp32."""
+    levels = torch.stack([each.to(torch.promote_types(each.dtype, torch.float32)) for each in lses])
+    lse = levels.logsumexp(0)
+    shares = (levels - lse.masked_fill(lse == -math.inf, 0)).exp()
+    return sum(out * share[..., None] for out, share in zip(outs, shares, strict=True)).to(outs[0].dtype), lse
+
+
 def listed(lists, plane=0, turned=False):
     """Bool [q_len, k_len]: what the lists say, pair by pair; turned, those by columns."""
     whole = torch.zeros(lists.q_blocks, lists.k_blocks, lists.block, lists.block, dtype=torch.bool)

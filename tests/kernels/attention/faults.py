@@ -6,9 +6,8 @@ from dataclasses import replace
 import torch
 
 from blockshock_lib.kernels.attention import reference
-from blockshock_lib.kernels.attention.merge import merge
 from blockshock_lib.layers import attention
-from tests.kernels.attention.dense import listed
+from tests.kernels.attention.dense import listed, merge
 
 
 def masked(call, mask):

@@ -71,11 +71,13 @@ def by_torch(ctx) -> bool:
     return type(y) is torch.Tensor and torch.equal(y, layer.multiply(x))
 
 
-def on_two_ranks(ctx, features: int = 128, dtype: str = "fp32", methods: tuple[str, ...] = METHODS) -> list[dict]:
+def on_two_ranks(
+    ctx, features: int = 128, dtype: str = "fp32", methods: tuple[str, ...] = METHODS, phase="phase1", **changes
+) -> list[dict]:
     """The rows of a batch of 2048, on one of two spawned ranks."""
     fields = dict(in_features=features, out_features=features, batch=2048, dtype=dtype, device=ctx.device.type)
-    one = case(phase="phase1", methods=methods, emulated=False, bias=False, **fields)
-    own = LinearProblem(one, asked("phase1"), device=ctx.device, group=Group.of())
+    one = case(phase=phase, methods=methods, emulated=False, bias=False, **fields | changes)
+    own = LinearProblem(one, asked(phase), device=ctx.device, group=Group.of())
     return rows_of(own)
 
 
@@ -99,3 +101,11 @@ def lined(ctx, wrong: bool = False) -> list[dict]:
         mock.patch.object(torch.ops.symm_mem, "fused_matmul_reduce_scatter", scattered),
     ):
         return rows_of(LinearProblem(one, asked("phase1"), device=ctx.device, group=Group.of()))
+
+
+def backward_on_two_ranks(ctx, features: int, dtype: str, mask: str) -> dict[str, list[dict]]:
+    """Phase -> its rows, of all that have a backward."""
+    every = ("row_parallel", "column_parallel", "block_shock", "block_shock_torch")
+    steps = dict(phase="phase3", optimizer="sgd", methods=(*every, "block_shock_recompress"))
+    asked_for = (dict(phase="phase2", methods=every), steps)
+    return {one["phase"]: on_two_ranks(ctx, features, dtype, mask=mask, **one) for one in asked_for}

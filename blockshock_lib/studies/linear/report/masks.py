@@ -45,6 +45,8 @@ def proofs(families: Iterable[Mask], size: int = 256, seed: int = 0) -> pd.DataF
         }
         if lacks := [name for name in list(holds)[: 4 if mask.transposable else 3] if not holds[name]]:
             raise ValueError(f"mask {mask.name} breaks its promise: not {', '.join(lacks)}")
+        if holds["2:4 along outputs"] and not mask.transposable:  # its copies would be in no formula of memory
+            raise ValueError(f"mask {mask.name} is 2:4 along the outputs too: name its family in TRANSPOSABLE")
         rows[mask.name] = {name: "yes" if held else "no" for name, held in holds.items()}
         rows[mask.name]["packed / dense"] = packed[0].nbytes / weight.untyped_storage().nbytes()
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("mask")

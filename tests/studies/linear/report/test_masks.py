@@ -36,6 +36,9 @@ def test_a_family_that_promises_2_to_4_both_ways_must_keep_it(monkeypatch):
     monkeypatch.setattr(masks, "make", lambda mask, *a, **k: right(Mask.named("random"), *a, **k))
     with pytest.raises(ValueError, match="mask checkerboard breaks its promise"):
         drawn.proofs([Mask.named("checkerboard")])
+    monkeypatch.setattr(masks, "make", lambda mask, *a, **k: right(Mask.named("checkerboard"), *a, **k))
+    with pytest.raises(ValueError, match="mask random is 2:4 along the outputs too: name its family"):
+        drawn.proofs([Mask.named("random")])
 
 
 CHECKER = torch.eye(2, dtype=torch.bool).repeat_interleave(2, 0).repeat_interleave(2, 1).repeat(4, 4)

@@ -12,7 +12,7 @@ from tests.studies.linear.report.shipped import shipped
 @pytest.fixture(scope="module")
 def run():
     """Of the shipped run, whose own tables test_shipped knows."""
-    frame = shipped("phase1-cuda", repeats=99)
+    frame = shipped("phase1-cuda-before", repeats=99)
     return frame[frame["in_features"].le(8192) & frame["group"].lt(2)].reset_index(drop=True)
 
 
