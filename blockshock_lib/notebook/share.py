@@ -51,7 +51,7 @@ def write_index(out: Path = OUTPUTS) -> Path:
 
 def _entry(folder: Path, out: Path) -> dict[str, object]:
     # All of it is text of a manifest, which anybody may have written; links are relative to the list.
-    entry = dict.fromkeys(("redrawn_from", "received", "page", "notebook", "picture", "alt"), "")
+    entry = dict.fromkeys(("redrawn_from", "received", "page", "notebook", "picture", "alt", "note"), "")
     entry |= dict(phase="unknown phase", machine="unknown machine", seconds=0.0, when="unknown time", cpu=False)
     entry["folder"] = quote(folder.relative_to(out).as_posix())
     try:
@@ -72,6 +72,7 @@ def _entry(folder: Path, out: Path) -> dict[str, object]:
     texts |= dict(machine=found["machine"]["title"], when=page.moment(found["started"]))
     texts |= dict(received=received.get("zip", "") if isinstance(received, dict) else "")
     entry |= {key: _short(text) for key, text in texts.items()}
+    entry["note"] = _short(found.get("reason") or "") if found["status"] == "completed" else ""
     entry["cpu"] = "CPU" in entry["machine"]
     line, *more = [part for part in ([answer] if answer else []) + verdict.split(" · ") if part] or [""]
     return entry | dict(tone=page.tone(found["status"], verdict), line=line, more=more)

@@ -108,7 +108,7 @@ def test_the_list_has_the_shipped_answers_first_and_then_every_run_newest_first(
     noted(out / "21" / "b", started="2026-11-21T10:00:00+02:00", status="interrupted", verdict="x interrupted: y")
     noted(out / "21" / "a", started="2026-11-21T08:30:00+00:00", status="failed", verdict="x failed: y", answer="Yes.")
     gpu = {"title": "2x NVIDIA H200"}
-    noted(out / "reference" / "c", started="2026-11-20T10:00:00+00:00", machine=gpu, answer="Never here: slower.")
+    noted(out / "reference" / "c", started="2026-11-20T10:00:00+00:00", machine=gpu, answer="Never here: slower.", reason="at night")
     noted(out / "reference" / "b", started="2026-11-20T12:00:00+00:00")
     noted(out / "reference" / "f", started="2026-11-19T10:00:00+00:00", phase="findings")
     noted(out / "22" / "d", started="2026-11-22T10:00:00+00:00", status="running", verdict="")
@@ -126,6 +126,7 @@ def test_the_list_has_the_shipped_answers_first_and_then_every_run_newest_first(
     lines = [run.find(class_="line").get_text() for _, _, run in found]
     assert lines[1] == "Never here: slower." and "H1 undecided" in found[1][1], "an answer, and the verdict behind it"
     assert lines[4] == "x failed: y", "an answer of a run that failed"
+    assert "2026-11-20 10:00 UTC · at night" in found[1][1], "how it was measured"
     assert "manifest cannot be read" in lines[6]
 
 

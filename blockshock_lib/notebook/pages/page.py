@@ -153,12 +153,13 @@ def _verdict(folder: Path) -> dict[str, object]:
         return dict(verdict=[], tone="", state="", about="")
     line, status = str(found.get("verdict") or ""), found["status"]
     redrawn = f" · redrawn from {found['redrawn_from']}" if found.get("redrawn_from") else ""
+    note = f" · {found['reason']}" if status == "completed" and found.get("reason") else ""  # how it was measured
     return dict(
         verdict=line.split(" · ") if line else [],
         tone=tone(status, line),
         # The page of a run that goes well is made while its manifest still says that it is running.
         state=status if status in ("failed", "interrupted") else "",
-        about=f"{found['machine']['title']} · {moment(found['started'])}{redrawn}",
+        about=f"{found['machine']['title']} · {moment(found['started'])}{redrawn}{note}",
     )
 
 
