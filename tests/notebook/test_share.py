@@ -108,7 +108,8 @@ def test_the_list_has_the_shipped_answers_first_and_then_every_run_newest_first(
     noted(out / "21" / "b", started="2026-11-21T10:00:00+02:00", status="interrupted", verdict="x interrupted: y")
     noted(out / "21" / "a", started="2026-11-21T08:30:00+00:00", status="failed", verdict="x failed: y", answer="Yes.")
     gpu = {"title": "2x NVIDIA H200"}
-    noted(out / "reference" / "c", started="2026-11-20T10:00:00+00:00", machine=gpu, answer="Never here: slower.", reason="at night")
+    said = dict(answer="Never here: slower.", reason="at night")
+    noted(out / "reference" / "c", started="2026-11-20T10:00:00+00:00", machine=gpu, **said)
     noted(out / "reference" / "b", started="2026-11-20T12:00:00+00:00")
     noted(out / "reference" / "f", started="2026-11-19T10:00:00+00:00", phase="findings")
     noted(out / "22" / "d", started="2026-11-22T10:00:00+00:00", status="running", verdict="")
