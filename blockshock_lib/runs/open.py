@@ -109,8 +109,9 @@ def in_place(folder: Path) -> Run:
 
 def _same_clone() -> None:
     # A copied clone has the .venv of the first one, which imports that one's library and would write there.
-    here, named = Path.cwd(), os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    places = (here, *here.parents, *[Path(sys.prefix).parent] * (str(code.HERE) not in named))
+    here, named = Path.cwd(), filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    told = code.HERE in [Path(place).resolve() for place in named] or code.HERE.is_relative_to(sys.prefix)
+    places = (here, *here.parents, *[Path(sys.prefix).parent] * (not told))
     around = (place for place in places if (place / "blockshock_lib" / "files.py").is_file())
     if (clone := next(around, code.HERE)).resolve() != code.HERE:
         why = f"{clone} is a clone of its own, but its blockshock_lib is imported from {code.HERE}"

@@ -217,8 +217,9 @@ class Run:
         if done:
             why = "no record was written: nothing was measured" if self.own.empty else ""
             left = len(list(self.folder.glob("records/*.state")))
-            # A signal from outside ended their ranks: nothing was found to be wrong.
-            killed = self.own["reason"].astype(str).str.match(r"rank \d+: SIG(KILL|TERM|INT): ") & (not self.redrawn)
+            # A signal from outside ended their ranks: nothing was found to be wrong, unless it fell on one method alone.
+            killed = self.own["reason"].astype(str).str.match(r"rank \d+: SIG(KILL|TERM|INT): (?!.*begun anew)")
+            killed &= not self.redrawn
             if left:
                 why = f"{left} of {wanted} records were cut off: --resume goes on with them"
             elif left := len(self.own.loc[killed, ["case", "group"]].drop_duplicates()):

@@ -6,8 +6,10 @@ import subprocess
 
 import pytest
 
+from blockshock_lib.errors import LaunchError
 from blockshock_lib.files import ROOT
 from blockshock_lib.runs import manifest, records
+from blockshock_lib.runs import open as opening
 from tests.processes import flags
 from tests.small_runs import TINY
 
@@ -52,3 +54,14 @@ def test_a_notebook_or_environment_of_a_copied_clone_that_imports_the_first_is_r
         and "make clean setup" in said
     )
     assert not (clone / "outputs").exists()
+
+
+@pytest.mark.parametrize("spelled", ["{}/", "nowhere:{}", "{}/notebooks/.."])
+def test_whoever_names_the_clone_has_asked_for_it_however_it_is_spelled(clone, tmp_path, spelled, monkeypatch):
+    monkeypatch.setattr(opening.sys, "prefix", str(clone / ".venv"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with pytest.raises(LaunchError, match="is a clone of its own"):
+        opening._same_clone()
+    monkeypatch.setenv("PYTHONPATH", spelled.format(ROOT))
+    opening._same_clone()

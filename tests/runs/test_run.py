@@ -119,10 +119,10 @@ def rewritten(path, code=None, **context):
 KILLED = "rank 1: SIGKILL: the process was ended by SIGKILL"
 
 
-def killed(path):
+def killed(path, reason=KILLED):
     """As it is where a rank was killed in the case."""
     found = record.read(path)
-    rows = [one | {"status": "failed", "value": None, "reason": KILLED} for one in found["rows"]]
+    rows = [one | {"status": "failed", "value": None, "reason": reason} for one in found["rows"]]
     path.write_bytes(record.encode(found | {"rows": rows}))
 
 
@@ -168,6 +168,13 @@ def test_a_record_that_does_not_stand_is_measured_again(why, outputs, quick):
     assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in kept} == before
     assert record.read(spoilt)["context"] == again.context and again.lost() == ""
     again.conclude()
+    assert manifest.read(run.folder)["status"] == "completed"
+
+
+def test_a_method_that_is_killed_alone_is_a_result(outputs, quick):
+    run = opened(outputs).measure(progress=False)
+    killed(min(run.folder.glob("records/*.json")), f"{KILLED}; the case was begun anew without it")
+    run.conclude()
     assert manifest.read(run.folder)["status"] == "completed"
 
 

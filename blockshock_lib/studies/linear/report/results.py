@@ -8,6 +8,7 @@ import pandas as pd
 from jinja2 import StrictUndefined, Template
 
 from blockshock_lib.report import tables, verdicts
+from blockshock_lib.report.axes import TWIN
 from blockshock_lib.report.plots import fastest, fastest_words
 from blockshock_lib.report.tables import markdown
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
@@ -16,21 +17,22 @@ from blockshock_lib.studies.linear.report import TABLES, build, law, plots
 from blockshock_lib.studies.linear.report.build import B1, OURS, STOCK, T1, A, C, D
 
 _B2 = "column_parallel"
+_OF = {"forward": "the forward", "pass": "forward and dX", "step": "the step"}
 
 
 def page(frame: pd.DataFrame) -> str:
     """The page in Markdown, behind its title: results.md filled in."""
     forward, step = law.rows_of(frame, "forward"), law.rows_of(frame, "step")
-    ways = set(frame.loc[frame["method"].eq(D) & frame["metric"].eq("compute_kernel"), "detail"])
     pairs = {"T3": (B1, OURS), "T1": (B1, T1), "stock": (STOCK, OURS)}
     text = Path(__file__).with_name("results.md").read_text(encoding="utf-8")
     return Template(text, trim_blocks=True, undefined=StrictUndefined).render(
         claims=[rule(frame) for rule in (h1, h3, h4, h2)],
         ours_over={"D": _count(forward, OURS, D), "A": _count(forward, OURS, A)},
-        d_before_forms="dense" in ways,  # records name the form since it has some
+        before_forms=[words for work, words in _OF.items() if _before_forms(law.rows_of(frame, work))],
         b2_over_b1=_count(forward, B1, _B2, "B1"),
-        eagerly=_count(forward, B1, OURS, "B1", "forward_call"),
-        by_graph=_count(forward, B1, OURS, "B1", "forward_graph_call"),
+        undecided=_undecided(forward),
+        eagerly=_called(frame, "forward_call"),
+        by_graph=_called(frame, "forward_graph_call"),
         steps={name: _span(verdicts.ratio(step, AXES, *pair, "step_kernel")["ratio"]) for name, pair in pairs.items()},
         s=_span(law.law_rows(frame)["s"]),
         which=_which(forward, step),
@@ -51,6 +53,28 @@ def _count(
     found = [int(table["outcome"].eq(name).sum()) for name in ("faster", "slower")]
     counts = f"faster than {against} in {found[0]} of {len(table)} cells and slower in {found[1]}"
     return f"{counts}; {build.interval(row)} at {AXES.case(row)}."
+
+
+def _called(frame: pd.DataFrame, metric: str) -> str:
+    """`_count` of a call's time over B1; only that it tells nothing where B1's twin differs from it in that time."""
+    both = frame[frame["metric"].eq(metric) & frame["method"].isin([B1, TWIN])]
+    twin = verdicts.ratio(both.assign(method=both["method"].replace(TWIN, OURS)), AXES, B1, OURS, metric)
+    if differs := int(twin["outcome"].isin(["faster", "slower"]).sum()):
+        return f"not told from B1: B1 timed twice differs from itself in {differs} of {len(twin)} cells."
+    return _count(law.rows_of(frame, "forward"), B1, OURS, "B1", metric)
+
+
+def _undecided(frame: pd.DataFrame) -> str:
+    """The cells in which Block-Shock is neither faster nor slower than B1; "" where all or none are."""
+    table = verdicts.ratio(frame, AXES, B1, OURS)
+    open_ = table[table["outcome"].eq(verdicts.UNDECIDED)]
+    return "; ".join(map(AXES.case, open_.to_dict("records"))) if 0 < len(open_) < len(table) else ""
+
+
+def _before_forms(rows: pd.DataFrame) -> bool:
+    """Whether D was measured before it had several forms, and dense products a search: records name both since then."""
+    made = rows.loc[rows["method"].eq(D) & rows["metric"].eq("compute_kernel"), "detail"]
+    return bool(made.isin(["", "dense"]).any())
 
 
 def _tables(frame: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
