@@ -89,14 +89,6 @@ def test_a_master_changed_in_its_holes_is_masked_again_and_its_dense_view_holds_
         assert not layer.weight[~keep].any() and layer.weight[keep].any()
 
 
-def test_a_kept_weight_of_zero_is_trained():
-    model = pair(weight=torch.zeros_like(W))
-    model.passes(X, DY)
-    changed(model, lambda weight: weight.sub_(weight.grad))
-    torch.testing.assert_close(model.dense(), -DY.t() @ X, rtol=1e-4, atol=1e-4)
-    assert_right(model)
-
-
 def test_a_weight_changed_between_forward_and_backward_is_an_error():
     model = pair()
     made = model.each(lambda layer: layer(X).sum())

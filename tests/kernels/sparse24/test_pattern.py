@@ -89,13 +89,6 @@ def test_rows_of_a_pattern_are_the_pattern_of_the_rows(name):
             lower.rows(cut)
 
 
-def test_one_tile_that_cannot_be_transposed_makes_the_whole_mask_so():
-    keep = mask_of("checkerboard", (64, 64))
-    keep[60:, 60:] = torch.tensor([True, False, True, False])
-    found = Pattern.of(keep)
-    assert not found.transposable and found.tile is None and torch.equal(found.mask(), keep)
-
-
 def test_a_strided_input_is_read_as_its_copy():
     keep, wide = mask_of("transposable_random", (64, 64)), torch.randn(64, 192).bfloat16()
     found = Pattern.of(keep)

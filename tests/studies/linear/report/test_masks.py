@@ -62,9 +62,3 @@ def test_the_split_is_drawn_as_a_sum_only_where_it_is_one():
     whole, half = (drawn.split_figure(weight, weight * kept, weight * ~STRIPES) for kept in (STRIPES, lost))
     assert title(whole) == "W = W(0) + W(1)" and "W(0) holds 50% of the weights" in whole.alt
     assert title(half) == "W ≠ W(0) + W(1)"
-
-
-def test_a_pixel_is_a_weight():
-    image, large = drawn._pixels(STRIPES.numpy()), drawn._CELL + drawn._WIDE / 4
-    assert image.shape == tuple(4 * drawn._CELL * n // 4 + drawn._WIDE * (n // 4 - 1) for n in STRIPES.shape)
-    assert image[0, 0] == 1 and image[0, int(2 * large)] == 2
