@@ -14,7 +14,7 @@ from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns import dense as products
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.layers import BlockShockLinear, DenseLinear, PermutedDenseLinear, ShardedLinear, classes
+from blockshock_lib.layers import BlockShockLinear, DenseLinear, PermutedDenseLinear, ShardedLinear
 from blockshock_lib.ranks import call
 from blockshock_lib.studies.linear.folded import orders
 from blockshock_lib.studies.linear.methods import METHODS
@@ -94,10 +94,6 @@ def test_what_a_layer_cannot_do_is_refused_with_a_reason():
         DenseLinear(w, group=Group(1, 2))(x)
     with pytest.raises(NotImplementedError, match="Mine must say which part"):
         type("Mine", (ShardedLinear,), {})(w, group=Group(0, 2))
-    tile = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
-    odd = mock.patch.object(classes.masks, "tile", return_value=tile)
-    with odd, pytest.raises(ValueError, match=r"places \(0, 1, 3\) of four are no arithmetic sequence"):
-        classes.classes_of(Mask.named("checkerboard"), 0)
     reason = PermutedDenseLinear.unsupported(Mask.named("random"), CPU, BF16)
     assert "not periodic" in reason and "random" in reason
     assert BlockShockLinear.unsupported(Mask.named("checkerboard"), CPU, BF16, product="torch")

@@ -69,7 +69,7 @@ def test_a_look_that_fails_ends_no_work(monkeypatch, clock):
         says(said, "phase1: 0 s\n")
 
 
-def test_what_a_bar_shows_of_a_run_is_its_records_and_the_case_in_hand(outputs):
+def test_what_a_bar_shows_of_a_run_is_its_records_and_the_case_in_hand(outputs, monkeypatch):
     run = written(outputs)
     (case,) = run.cases
     look = workbook._measured(run)
@@ -79,12 +79,8 @@ def test_what_a_bar_shows_of_a_run_is_its_records_and_the_case_in_hand(outputs):
     for path in (run.folder / "records").iterdir():
         path.unlink()
     assert look() == (1, 1, ""), "packed at the end: what was done stays done"
-
-
-def test_a_record_that_is_measured_again_is_not_done(outputs, monkeypatch):
     run = written(outputs)
-    (case,) = run.cases
-    run.resumes = True
+    run.resumes = True  # a record that is measured again is not done
     assert workbook._measured(run)() == (1, 1, "")
     monkeypatch.setattr(run, "unfinished", lambda: {(case.id, 0): "of other code"})
     look = workbook._measured(run)

@@ -115,19 +115,3 @@ def test_a_library_with_another_order_is_not_taken_for_known(monkeypatch, made):
     assert known_with(monkeypatch, fake_cusparselt.compress_in_its_order) == ""
     reason = known_with(monkeypatch, mock.Mock(side_effect=RuntimeError("no\nmore")))
     assert reason == "cuSPARSELt does not compress on cpu: no"
-
-
-def test_a_device_is_asked_again_after_a_graphs_capture_or_a_lack_of_memory(monkeypatch):
-    states, short = iter([True, False, False]), torch.OutOfMemoryError("CUDA out of memory")
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: next(states))
-    keep = mask_of(("random", ""), (64, 64))
-    monkeypatch.setattr(masks, "make", lambda *args, **kwargs: keep)
-    monkeypatch.setattr(torch, "_cslt_compress", mock.Mock(side_effect=short))
-    compress._known.cache_clear()
-    device = torch.device("cuda", 0)
-    assert "while a CUDA graph is captured" in compress.known(device)
-    with pytest.raises(torch.OutOfMemoryError):
-        compress.known(device)
-    monkeypatch.setattr(torch, "_cslt_compress", fake_cusparselt.compress_in_its_order)
-    assert compress.known(device) == compress.known(device) == ""
-    compress._known.cache_clear()

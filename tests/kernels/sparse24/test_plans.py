@@ -92,14 +92,6 @@ def test_a_refusal_is_a_runtime_error_and_keeps_nothing(library):
     assert library.matmul.call_count == 1 and given == [(library.MatmulAlgAttribute.CONFIG_ID, 9, 4)] * 2
 
 
-def test_no_memory_for_the_workspace_is_told_as_such_and_leaves_the_plan_free(library):
-    library.alloc.side_effect = [torch.OutOfMemoryError("CUDA out of memory"), 1]
-    with pytest.raises(torch.OutOfMemoryError):
-        run()
-    run()
-    assert library.matmul.call_count == 1
-
-
 def test_why_products_are_planned_anew_is_said(monkeypatch):
     assert "cpu" in plans.missing(torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -119,16 +119,6 @@ def test_an_interrupted_search_leaves_no_child(start, tmp_path, monkeypatch):
     assert child.process is None and not running([checks(tmp_path / "log")[0][0]])
 
 
-def test_an_idle_child_ends_by_itself_and_the_next_search_starts_another(start, monkeypatch):
-    child = start({"idle": 1})
-    search(child)
-    first = child.process.pid
-    assert child.process.wait(120) == 0
-    monkeypatch.setenv("FAULTS", "{}")  # the other one is patient
-    found = search(child)
-    assert found.best().way == Algorithm(7) and not found.crashes and child.process.pid != first
-
-
 @pytest.mark.parametrize("fault", ["none", "stuck"])
 def test_a_parent_killed_with_sigkill_leaves_no_child(start, fault):
     child, (said, tell) = start({"1": fault}), multiprocessing.Pipe(duplex=False)
