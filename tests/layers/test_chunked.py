@@ -46,12 +46,11 @@ def in_chunks(group, symmetric):
                 # Pieces of y^T lie in no workspace.
                 shared = symmetric and rows != 16 and not (layer.transposed_y and count > 1)
                 assert joins == (-(-B // rows) if gathers or shared else 0), (name, mask, count)
-    return True
 
 
 @pytest.mark.parametrize("symmetric", [False, True], ids=["in place", "through the workspace"])
 def test_chunks_give_the_same_bits_and_gradients_as_the_whole(pair, symmetric):
-    assert pair.call(in_process, in_chunks, symmetric, seconds=600) == [True, True]
+    pair.call(in_process, in_chunks, symmetric, seconds=600)
 
 
 def test_shards_of_y_that_peers_read_are_those_that_are_sent():
@@ -64,9 +63,9 @@ def test_shards_of_y_that_peers_read_are_those_that_are_sent():
             assert group._sharing(x.device, 1).holds(layer.local(x)), "it is copied nowhere"
             for layer.chunks in (1, 3, 1):
                 assert torch.equal(layer(x), x @ w.T + bias)
-        return layer.form
+        assert layer.form == "read"
 
-    assert fake_symm.run(2, on) == ["read"] * 2
+    fake_symm.run(2, on)
 
 
 def test_sizes_are_measured_and_tuned_as_they_are_added_up_and_multiplied(monkeypatch):

@@ -192,7 +192,6 @@ def trains_compiled(group, cases, backend):
             for a, b in zip(*found, strict=True):
                 assert torch.allclose(a, b, rtol=1e-5, atol=1e-4) and a.abs().max() > 1e-2, (name, mask, changes, step)
         torch._dynamo.reset()
-    return True
 
 
 def under_autocast(group, cases, backend=""):
@@ -209,7 +208,6 @@ def under_autocast(group, cases, backend=""):
                 assert a.dtype == b.dtype and (size := b.abs().max().item()) > 0
                 assert torch.allclose(a.float(), b.float(), rtol=close, atol=close * size), (name, mask, changes, dtype)
             torch._dynamo.reset()
-    return True
 
 
 def takes_empty_batches(group, cases, backend=""):
@@ -227,19 +225,18 @@ def takes_empty_batches(group, cases, backend=""):
         with torch.no_grad():
             assert run(torch.ones(0, K, dtype=F64)).shape == (0, N)
         torch._dynamo.reset()
-    return True
 
 
 @pytest.mark.parametrize("fn", [under_autocast, takes_empty_batches])
 @cases
 def test_eagerly_a_layer_takes_autocast_and_empty_batches(fn, name, mask, changes):
-    assert local.run(2, lambda group: fn(group, [(name, mask, changes)])) == [True, True]
+    local.run(2, lambda group: fn(group, [(name, mask, changes)]))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("fn", "asked"), [(under_autocast, FEW), (takes_empty_batches, FEW), (trains_compiled, CASES)])
 def test_between_processes_a_compiled_model_does_as_the_eager_one(fn, asked, pair):
-    assert pair.call(in_process, fn, asked, "aot_eager", seconds=900) == [True, True]
+    pair.call(in_process, fn, asked, "aot_eager", seconds=900)
 
 
 @pytest.mark.long
@@ -247,7 +244,7 @@ def test_inductor_trains_as_eager_also_where_a_graph_on_disk_had_another_layer_b
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
     for name in ("row_parallel", "block_shock"):  # in fresh processes, so that handles begin anew
         work = (in_process, trains_compiled, [(name, "checkerboard", {})], "inductor")
-        assert call(*work, processes=2, logs=tmp_path, seconds=600) == [True, True]
+        call(*work, processes=2, logs=tmp_path, seconds=600)
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
