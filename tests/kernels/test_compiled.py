@@ -61,9 +61,7 @@ def source(tmp_path):
     return path
 
 
-def test_a_kernel_is_compiled_once_for_its_defines_and_device_or_the_compilers_words_are_the_error(
-    bindings, source
-):
+def test_a_kernel_is_compiled_once_for_its_defines_and_device_or_the_compilers_words_are_the_error(bindings, source):
     _, nvrtc = bindings
     compiling = nvrtc.nvrtcCompileProgram
     how = dict(prelude="before ", specific=True, ROWS=64)
