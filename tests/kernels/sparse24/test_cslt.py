@@ -38,13 +38,14 @@ def test_a_slice_and_an_input_off_the_16_byte_boundary_reach_the_raw_op_as_their
     assert starts == [0, 0]
 
 
-def test_an_output_off_the_16_byte_boundary_and_an_input_of_another_width_are_refused():
+def test_an_output_off_the_16_byte_boundary_and_an_input_that_does_not_fit_are_refused():
     x, weight, mask = problem()
     packed = cslt.pack(weight, mask)
     with pytest.raises(ValueError, match="out must begin at a multiple of 16 bytes"):
         CSLT.linear(x, packed, off_the_boundary(torch.zeros(16, 128).bfloat16()))
-    with pytest.raises(ValueError, match=r"\[B, 192\]"):  # the op would read past its end
-        CSLT.linear(x[:, :128].contiguous(), packed)
+    for wrong in (x[:, :128].contiguous(), x[0], x[:0], x.float()):  # the op would read past its end
+        with pytest.raises(ValueError, match=r"the input must be (\[B, 192\]|torch.bfloat16)"):
+            CSLT.linear(wrong, packed)
 
 
 @pytest.mark.parametrize("moved", [False, True])

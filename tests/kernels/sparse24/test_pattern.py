@@ -103,19 +103,6 @@ def test_out_is_written_in_place_and_its_version_tells():
     assert not full.requires_grad
 
 
-@pytest.mark.parametrize("move", ["gather", "scatter", "masked", "transpose_values"])
-def test_what_does_not_fit_is_refused(move):
-    found = Pattern.of(mask_of("checkerboard", (64, 128)))
-    call = getattr(found, move)
-    given = torch.zeros(64, 128 if move in ("gather", "masked") else 64)
-    shape = {"gather": (64, 64), "scatter": (64, 128), "masked": (64, 128), "transpose_values": (128, 32)}[move]
-    with pytest.raises(ValueError, match="64x128"):
-        call(torch.zeros(64, 32))
-    for out in (torch.zeros(7, 7), torch.zeros(shape).double(), torch.zeros(shape[1], shape[0]).t()):
-        with pytest.raises(ValueError, match="out must be contiguous"):
-            call(given, out=out)
-
-
 def test_what_is_no_2to4_mask_or_cuts_its_tiles_is_refused():
     with pytest.raises(ValueError, match="bool mask"):
         Pattern.of(torch.zeros(64, 64))
