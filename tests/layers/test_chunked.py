@@ -1,6 +1,5 @@
 """A forward in chunks of the batch gives what the whole one does, joined by gloo or through a workspace."""
 
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from blockshock_lib.comm import Group
 from blockshock_lib.comm.all_reduce import Way
-from blockshock_lib.layers import chunked
 from tests.comm import fake_symm
 from tests.layers.ranks import CASES, K, N, built, in_process
 
@@ -66,22 +64,3 @@ def test_shards_of_y_that_peers_read_are_those_that_are_sent():
         assert layer.form == "read"
 
     fake_symm.run(2, on)
-
-
-def test_sizes_are_measured_and_tuned_as_they_are_added_up_and_multiplied(monkeypatch):
-    asked, tuned = [], []
-    monkeypatch.setattr(Group, "tune", lambda self, nbytes, device: asked.append(nbytes // N // 4))
-    w, bias, x = inputs()
-    for name in ("row_parallel", "block_shock", "column_parallel", "dense"):
-        layer = built(name, "checkerboard", w, bias, Group(0, 2))
-        layer.chunks = 4
-        for rows, sizes in ((7, [7]), (4100, [1032, 1004] if layer.collective else [4100])):
-            assert [len(one) for one in chunked.sizes(layer, torch.ones(rows, K))] == sizes
-        for layer.chunks in (1, 2):
-            layer.tune_reduce(x)
-            assert asked == ([] if name in ("column_parallel", "dense") else [[40], [24, 16]][layer.chunks - 1])
-            asked.clear()
-        if name == "block_shock":
-            layer.store.backend = replace(layer.backend, tune=lambda x, packed: tuned.append(len(x)))
-            layer.tune(x)
-    assert tuned == [24, 16]
