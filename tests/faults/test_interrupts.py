@@ -80,10 +80,8 @@ class Traces:
 
     def assert_gone(self) -> dict:
         """Nothing is left in time, and the run is read as interrupted; its manifest."""
-        assert wait_for(lambda: not self.processes() and self.status == "interrupted", SECONDS), (
-            self.processes(),
-            self.status,
-        )
+        over = wait_for(lambda: not self.processes() and self.status == "interrupted", SECONDS)
+        assert over, (self.processes(), self.status)
         return manifest.read(self.folder)
 
     def assert_swept(self) -> None:
