@@ -28,6 +28,21 @@ def written(out: Path, *, failed: str = "", groups: int = 1) -> workbook.Run:
     return run
 
 
+def measured(params, cases, folder, *, run_name, context, on_event, finished, **_):
+    """In place of measure.run: writes a record of passed checks of each case that is not finished."""
+    done = 0
+    for group in range(params.timing.groups):
+        for case in cases:
+            event = {"total": len(cases) * params.timing.groups, "case": case.label, "group": group}
+            if (case.id, group) not in finished:
+                on_event(event | {"done": done, "status": "running"})
+                rows = [row(method, "check", 1.0) for method in case.methods]
+                write(folder, run=run_name, case=case, group=group, rows=rows, context=context)
+                record.path_of(folder, case.id, group).with_suffix(".state").unlink(missing_ok=True)
+            done += 1
+            on_event(event | {"done": done, "status": "ok"})
+
+
 def copied(source: Path, target: Path, cases: int | None = None, **facts: object) -> Path:
     """A run's records as files that a test may change, of its first `cases` cases; its manifest with `facts`."""
     target.mkdir(parents=True)

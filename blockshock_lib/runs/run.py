@@ -217,7 +217,7 @@ class Run:
         if done:
             why = "no record was written: nothing was measured" if self.own.empty else ""
             left = len(list(self.folder.glob("records/*.state")))
-            # A signal from outside ended their ranks: nothing was found to be wrong, unless it fell on one method alone.
+            # A signal from outside ended their ranks: nothing was found to be wrong, unless it fell on one method.
             killed = self.own["reason"].astype(str).str.match(r"rank \d+: SIG(KILL|TERM|INT): (?!.*begun anew)")
             killed &= not self.redrawn
             if left:

@@ -3,13 +3,11 @@
 A function of `ctx` is a claim that both ranks check (tests/conftest.py).
 """
 
-import gc
 import weakref
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from blockshock_lib.comm import Group, all_reduce, symm
 from blockshock_lib.comm.all_reduce import Way, keep, measured
@@ -131,19 +129,6 @@ def a_workspace_that_one_rank_cannot_make_raises_on_all(ctx):
             pytest.raises(kind, match=f"^on rank 1: {said}$"),
         ):
             symm.Workspace(Group.of(), 1 << 12, CPU)
-
-
-def a_workspace_is_freed_with_its_group(ctx):
-    with fake_symm.installed({SIZE: ONE}):
-        handle = dist.new_group()
-        group = Group.of(handle)
-        buffer(group)
-        space = weakref.ref(all_reduce.reducer(group, CPU).space)
-        assert space() is not None
-        dist.destroy_process_group(handle)
-        del handle
-        gc.collect()
-        assert space() is None
 
 
 def test_on_two_ranks(claim_of_ranks, pair):

@@ -27,27 +27,22 @@ def clock_of(ms):
     return mock.patch.object(tuning, "Graph", graph)
 
 
+def candidate(change=lambda total: total):
+    """A way to add up x whose sums go through `change`."""
+    return lambda x: lambda: change(Group.of().all_reduce(x.clone()))
+
+
+def off_by_one(total):
+    total[0, 0] += 1
+    return total
+
+
 def a_wrong_candidate_is_never_chosen_and_the_slowest_rank_counts(ctx, _):
     times, timed = {"right": 3.0, "slow": 5.0, "wrong": 1.0, "wrong on rank 1": 1.0}, []
-
-    def candidate(name):
-        def make(x):
-            off = name == "wrong" or (name == "wrong on rank 1" and ctx.rank == 1)
-
-            def call():
-                total = Group.of().all_reduce(x.clone())
-                if off:
-                    total[0, 0] += 1
-                return total
-
-            call.way = Way(name)
-            return call
-
-        return make
-
-    clock = clock_of(lambda way: timed.append(way.backend) or times[way.backend] + ctx.rank)
-    with clock:
-        found = tuning.measure(Group.of(), CPU, {Way(name): candidate(name) for name in times}, 1 << 12)
+    ways = dict.fromkeys(times, candidate()) | {"wrong": candidate(off_by_one)}
+    ways |= {"wrong on rank 1": candidate(off_by_one)} if ctx.rank == 1 else {}
+    with clock_of(lambda way: timed.append(way.backend) or times[way.backend] + ctx.rank):
+        found = tuning.measure(Group.of(), CPU, {Way(name): make for name, make in ways.items()}, 1 << 12)
     assert not {"wrong", "wrong on rank 1"} & set(timed)
     assert found == {Way("right"): 4.0, Way("slow"): 6.0}
 
@@ -97,23 +92,10 @@ def kernels_that_one_rank_cannot_run_or_has_no_memory_for_are_used_by_none_and_n
 
 
 def a_candidate_that_fails_on_one_rank_before_or_in_its_sum_raises_on_all(ctx, _):
-    def fails(here):
-        if ctx.rank == 1 and here:
-            raise RuntimeError("launch failed")
-
-    for before in (True, False):
-
-        def candidate(x, before=before):
-            def call():
-                total = Group.of().all_reduce(x.clone())
-                fails(True)
-                return total
-
-            fails(before)
-            return call
-
+    fails = mock.Mock(side_effect=RuntimeError("launch failed")) if ctx.rank == 1 else lambda x: x
+    for make in (lambda x: candidate()(fails(x)), candidate(fails)):
         with clock_of(lambda way: 1.0), pytest.raises(UnsupportedError, match="on rank 1: launch failed"):
-            tuning.measure(Group.of(), CPU, {Way("bad"): candidate}, 1 << 12)
+            tuning.measure(Group.of(), CPU, {Way("bad"): make}, 1 << 12)
 
 
 def test_on_two_ranks(claim_of_ranks, pair, tmp_path):

@@ -32,6 +32,11 @@ def result(owner: object, name: str, change: Callable) -> Plant:
     return swap(owner, name, lambda right: lambda *args, **how: change(right(*args, **how)))
 
 
+def given(owner: type, name: str, change: Callable) -> Plant:
+    """The method's first argument goes through `change`."""
+    return swap(owner, name, lambda right: lambda self, first, *more: right(self, change(first), *more))
+
+
 def reduced(change: Callable) -> Plant:
     return swap(ShardedLinear, "reduce", lambda _: lambda self, y, out=None: change(self.group, y, self.bias))
 
@@ -83,6 +88,14 @@ def with_a_byte_swapped(packed):
 def keeps_its_own_half(layer, partial, by=None):
     grad, theirs = partial
     return put(grad, layer._half(1 - layer.term), theirs)
+
+
+def with_the_other_dw(right):
+    def backward(self, *args, **how):
+        dx, dw, *more = right(self, *args, **how)
+        return dx, self.group.exchange(dw, self.group.rank ^ 1), *more
+
+    return backward
 
 
 def after_each_step(hook: Callable) -> Plant:
@@ -174,8 +187,7 @@ TRAINING = {
         swap(Master, "remask", NOTHING), RECOMPRESS, RANDOM, "weight", MOVES_EVERY_ENTRY
     ),
     "parameter is a copy of what is multiplied": Fault(
-        swap(BlockShockLinear, "_parameter", lambda right: lambda self, values: right(self, values.clone())),
-        *("block_shock", ADAMW, f"y {AFTER}"),
+        given(BlockShockLinear, "_parameter", torch.clone), case=ADAMW, tensor=f"y {AFTER}"
     ),
     "optimizer state in the wrong order": Fault(
         state("exp_avg", lambda held: held.roll(1, 0)), case=ADAMW, tensor="weight"
@@ -196,22 +208,8 @@ TRAINING = {
     "dx of the timed backward is scaled": Fault(
         result(ShardedLinear, "backward", lambda made: (made[0] * 1.5, *made[1:])), ROW, SGD, "dx"
     ),
-    "dw of the other term": Fault(
-        swap(
-            ShardedLinear,
-            "backward",
-            lambda right: (
-                lambda self, *args, **how: [
-                    self.group.exchange(made, self.group.rank ^ 1) if place == 1 else made
-                    for place, made in enumerate(right(self, *args, **how))
-                ]
-            ),
-        ),
-        *("block_shock", SGD, "dw"),
-    ),
-    "steps the wrong way": Fault(
-        swap(Trainer, "assign", lambda right: lambda self, dw, db: right(self, -dw, db)), ROW, SGD, "weight"
-    ),
+    "dw of the other term": Fault(swap(ShardedLinear, "backward", with_the_other_dw), case=SGD, tensor="dw"),
+    "steps the wrong way": Fault(given(Trainer, "assign", torch.neg), ROW, SGD, "weight"),
     "bias gradient is counted twice": Fault(
         result(ShardedLinear, "backward", lambda made: (*made[:2], made[2] * 2)), case=SGD, tensor="db"
     ),
@@ -225,16 +223,12 @@ TRAINING = {
         *("block_shock", SGD, "dw"),
     ),
     "dw is averaged over the batch": Fault(
-        swap(BlockShockLinear, "local_wgrad", lambda right: lambda self, dy, *how: right(self, dy / len(dy), *how)),
-        *("block_shock", RANDOM, "dw"),
+        given(BlockShockLinear, "local_wgrad", lambda dy: dy / len(dy)), case=RANDOM, tensor="dw"
     ),
     "dx ignores the scale of dy": Fault(
-        swap(
-            BlockShockLinear,
-            "local_dgrad",
-            lambda right: lambda self, dy: right(self, dy / dy.float().std().to(dy.dtype)),
-        ),
-        *("block_shock", SGD | dict(mask="transposable_random"), "dx"),
+        given(BlockShockLinear, "local_dgrad", lambda dy: dy / dy.float().std().to(dy.dtype)),
+        case=SGD | dict(mask="transposable_random"),
+        tensor="dx",
     ),
     "one gradient is NaN": Fault(
         result(BlockShockLinear, "finish_wgrad", lambda dw: put(dw, (-1, -1), NAN)), case=ADAMW, tensor="dw"

@@ -41,18 +41,12 @@ def private(tmp_path: Path) -> dict[str, str]:
     return os.environ | ours
 
 
-def listeners() -> set[tuple[int | None, int]]:
-    """Which process listens on which port: one that is free again may be another program's next."""
-    found = psutil.net_connections(kind="inet")
-    return {(one.pid, one.laddr.port) for one in found if one.status == psutil.CONN_LISTEN}
-
-
 class Traces:
     """All that a run in a private environment could leave: looked at while it works, and when it should be gone."""
 
     def __init__(self, tmp_path: Path, spared: int = 0):
         self.tmp, self.out, self.spared = tmp_path / "tmp", tmp_path / "out", spared
-        self.folder, self.listeners = None, set()  # folder: once it has written a record; listeners: (process, port)
+        self.folder = None  # once it has written a record
 
     def wait_for_work(self) -> None:
         assert wait_for(lambda: list(self.out.rglob("records/*.json"))), "no record was written"
@@ -62,8 +56,6 @@ class Traces:
         # Between one group of ranks and the next there are none for a moment.
         assert wait_for(lambda: len(self.ranks()) == 2), "two ranks"
         assert wait_for(self.scratch), "the ranks meet in a folder of the run's scratch"
-        family = {process.pid for process in self.processes()}
-        self.listeners = {one for one in listeners() if one[0] in family}
 
     def processes(self) -> dict[psutil.Process, str]:
         """All living ones of the private environment, but for the one to be spared with multiprocessing's two servers,
@@ -86,12 +78,10 @@ class Traces:
     def scratch(self) -> list[Path]:
         return list(self.tmp.glob("blockshock-*"))
 
-    def left(self) -> list[str]:
-        return [*self.processes().values(), *(f"port {port}" for _, port in self.listeners & listeners())]
-
     def assert_gone(self) -> dict:
         """Nothing is left in time, and the run is read as interrupted; its manifest."""
-        assert wait_for(lambda: not self.left() and self.status == "interrupted", SECONDS), (self.left(), self.status)
+        over = wait_for(lambda: not self.processes() and self.status == "interrupted", SECONDS)
+        assert over, (self.processes(), self.status)
         return manifest.read(self.folder)
 
     def assert_swept(self) -> None:
@@ -191,7 +181,7 @@ def test_killed_kernel_of_a_command(tmp_path):
         traces.assert_gone()  # the command lives on to say so
         said = process.communicate(timeout=600)[0]
     assert process.returncode == 130 and "phase0 interrupted: the notebook's kernel died" in said
-    assert not traces.left() and not traces.scratch() and traces.status == "interrupted"
+    assert not traces.processes() and not traces.scratch() and traces.status == "interrupted"
 
 
 def test_ctrl_c_of_a_command(tmp_path):
@@ -207,7 +197,6 @@ def test_ctrl_c_of_a_command(tmp_path):
 def test_killed_command(tmp_path, beside):
     with running_command(tmp_path) as (process, traces):
         traces.wait_for_work()
-        assert len(traces.listeners) >= 5, "a kernel listens on five"
         family = traces.processes() if beside != "nothing" else {}
         for child, what in family.items():
             if beside == "everything" or "ipykernel_launcher" in what:

@@ -1,6 +1,5 @@
 """A forward in chunks of the batch gives what the whole one does, joined by gloo or through a workspace."""
 
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -45,12 +44,11 @@ def in_chunks(group, symmetric):
                 # Pieces of y^T lie in no workspace.
                 shared = symmetric and rows != 16 and not (layer.transposed_y and count > 1)
                 assert joins == (-(-B // rows) if gathers or shared else 0), (name, mask, count)
-    return True
 
 
 @pytest.mark.parametrize("symmetric", [False, True], ids=["in place", "through the workspace"])
 def test_chunks_give_the_same_bits_and_gradients_as_the_whole(pair, symmetric):
-    assert pair.call(in_process, in_chunks, symmetric, seconds=600) == [True, True]
+    pair.call(in_process, in_chunks, symmetric, seconds=600)
 
 
 def test_shards_of_y_that_peers_read_are_those_that_are_sent():
@@ -63,25 +61,6 @@ def test_shards_of_y_that_peers_read_are_those_that_are_sent():
             assert group._sharing(x.device, 1).holds(layer.local(x)), "it is copied nowhere"
             for layer.chunks in (1, 3, 1):
                 assert torch.equal(layer(x), x @ w.T + bias)
-        return layer.form
+        assert layer.form == "read"
 
-    assert fake_symm.run(2, on) == ["read"] * 2
-
-
-def test_sizes_are_measured_and_tuned_as_they_are_added_up_and_multiplied(monkeypatch):
-    asked, tuned = [], []
-    monkeypatch.setattr(Group, "tune", lambda self, nbytes, device: asked.append(nbytes // N // 4))
-    w, bias, x = inputs()
-    for name in ("row_parallel", "block_shock", "column_parallel", "dense"):
-        layer = built(name, "checkerboard", w, bias, Group(0, 2))
-        layer.chunks = 4
-        for rows, sizes in ((7, [7]), (4100, [1032, 1004] if layer.collective else [4100])):
-            assert [len(one) for one in layer.chunk_sizes(torch.ones(rows, K))] == sizes
-        for layer.chunks in (1, 2):
-            layer.tune_reduce(x)
-            assert asked == ([] if name in ("column_parallel", "dense") else [[40], [24, 16]][layer.chunks - 1])
-            asked.clear()
-        if name == "block_shock":
-            layer.store.backend = replace(layer.backend, tune=lambda x, packed: tuned.append(len(x)))
-            layer.tune(x)
-    assert tuned == [24, 16]
+    fake_symm.run(2, on)

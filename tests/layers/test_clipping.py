@@ -84,20 +84,20 @@ def like_dense(group, cases):
             assert abs(norm - wanted) < 1e-12 * wanted and largest_difference(model, dense) < 1e-12, told
             after = [p.grad for p in model.parameters() if p.grad is not None]
             assert all(map(torch.equal, before, after)) == (part > 1), told
-    return True
 
 
 @pytest.mark.long
 def test_norm_and_clipped_update_are_the_dense_models_for_every_method(ranks):
-    assert all(ranks(like_dense, [("dense", "checkerboard", {}), *CASES]))
+    ranks(like_dense, [("dense", "checkerboard", {}), *CASES])
 
 
-def compared(model, dense, x, max_norm, norm_type=2.0):
-    """(dense norm, norm, largest difference of the gradients) of two models' clipped gradients."""
+def compared(model, dense, x, max_norm, norm_type=2.0, close=1e-12):
+    """The norm and the clipped gradients are the dense model's."""
     for one in (dense, model):
         one(x).square().sum().backward()
     wanted = torchs_own(dense.parameters(), max_norm, norm_type).item()
-    return wanted, clip_grad_norm_(model, max_norm, norm_type).item(), largest_difference(model, dense)
+    assert clip_grad_norm_(model, max_norm, norm_type).item() == pytest.approx(wanted, rel=close)
+    assert largest_difference(model, dense) < close
 
 
 def two_groups(group):
@@ -108,10 +108,10 @@ def two_groups(group):
     model = copy.deepcopy(dense)
     model[0] = BlockShockLinear.from_linear(model[0], mask="checkerboard")
     model[2] = RowParallelLinear.from_linear(model[2], process_group=halves[group.rank // half])
-    return compared(model, dense, draw(5, K, dtype=F64), 0.01)
+    compared(model, dense, draw(5, K, dtype=F64), 0.01)
 
 
-def beside_torchs_styles(group, norm_type, dtype):
+def beside_torchs_styles(group, norm_type, dtype, close):
     """A plan with torch's styles before and after Block-Shock, which gets a sharded DTensor."""
     sizes = {"up": (64, 128), "shock": (128, 128), "down": (128, 64)}
     layers = {"norm": nn.LayerNorm(64)} | {name: nn.Linear(*size) for name, size in sizes.items()}
@@ -123,24 +123,19 @@ def beside_torchs_styles(group, norm_type, dtype):
         "down": RowwiseParallel(input_layouts=Replicate()),
     }
     model = parallelize_module(copy.deepcopy(dense), init_device_mesh("cpu", (group.world_size,)), plan)
-    return compared(model, dense, draw(4, 64, dtype=dtype), 0.5, norm_type)
+    compared(model, dense, draw(4, 64, dtype=dtype), 0.5, norm_type, close)
 
 
-@pytest.mark.parametrize(
-    ("models", "close", "given"),
-    [
-        (two_groups, 1e-12, ()),
-        *((beside_torchs_styles, 1e-12, (norm_type, F64)) for norm_type in NORMS),
-        *((beside_torchs_styles, 1e-5, (norm_type, torch.float32)) for norm_type in NORMS),
-    ],
-)
-def test_beside_other_groups_and_torchs_styles_the_gradients_are_the_dense_models(models, close, given, ranks):
-    for wanted, norm, off in ranks(models, *given):
-        assert norm == pytest.approx(wanted, rel=close) and off < close
+GIVEN = [(two_groups,)]
+GIVEN += [(beside_torchs_styles, norm, *how) for norm in NORMS for how in ((F64, 1e-12), (torch.float32, 1e-5))]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=lambda given: given[0].__name__)
+def test_beside_other_groups_and_torchs_styles_the_gradients_are_the_dense_models(given, ranks):
+    ranks(*given)
 
 
 def not_finite(group, norm_type):
-    """What rank 1's NaN does on every rank: the norm, the error, and whether the error left the gradients alone."""
     model = Net(torch.float32)
     model.shared = built("block_shock", "checkerboard", model.shared.weight, model.shared.bias)
     trained(model)
@@ -148,34 +143,31 @@ def not_finite(group, norm_type):
         model.shared.weight.grad[3, 5] = float("nan")
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     before = [grad.clone() for grad in grads]
-    said = training.said_by(RuntimeError, clip_grad_norm_, model, 0.1, norm_type, True)
-    same = all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(before, grads, strict=True))
-    return clip_grad_norm_(model, 0.1, norm_type).item(), said, same
+    assert "non-finite" in training.said_by(RuntimeError, clip_grad_norm_, model, 0.1, norm_type, True)
+    assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(before, grads, strict=True))
+    assert math.isnan(clip_grad_norm_(model, 0.1, norm_type))
 
 
 @pytest.mark.parametrize("norm_type", [2, math.inf])
 def test_a_nan_on_one_rank_is_seen_by_all_and_can_be_an_error(norm_type, ranks):
-    for norm, said, unchanged in ranks(not_finite, norm_type):
-        assert math.isnan(norm) and "non-finite" in said and unchanged
+    ranks(not_finite, norm_type)
 
 
 def tied_and_bare(group):
-    """The norm before there is any gradient; the dense norm, and that of two modules that share one sharded weight."""
     weight = draw(N, N, dtype=F64)
     one, other = (built("row_parallel", "checkerboard", weight, None) for _ in range(2))
     other.weight = one.weight
     model, dense = nn.Sequential(one, other), nn.Linear(N, N, bias=False, dtype=F64)
-    none = clip_grad_norm_(model, 1.0).item()
+    assert clip_grad_norm_(model, 1.0) == 0.0
     dense.load_state_dict({"weight": weight})
     x = draw(5, N, dtype=F64)
     dense(dense(x)).square().sum().backward()
     model(x).square().sum().backward()
-    return none, torchs_own(dense.parameters(), 1.0).item(), clip_grad_norm_(model, 1.0).item()
+    assert clip_grad_norm_(model, 1.0).item() == pytest.approx(torchs_own(dense.parameters(), 1.0).item(), rel=1e-12)
 
 
 def test_a_tied_weight_counts_once_and_no_gradient_is_no_norm(ranks):
-    for none, wanted, norm in ranks(tied_and_bare):
-        assert none == 0.0 and norm == pytest.approx(wanted, rel=1e-12)
+    ranks(tied_and_bare)
 
 
 @pytest.mark.parametrize("norm_type", [0, -1, math.nan])

@@ -14,7 +14,7 @@ from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns import dense as products
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.layers import BlockShockLinear, DenseLinear, PermutedDenseLinear, ShardedLinear, classes
+from blockshock_lib.layers import BlockShockLinear, DenseLinear, PermutedDenseLinear, ShardedLinear
 from blockshock_lib.studies.linear.folded import orders
 from blockshock_lib.studies.linear.methods import METHODS
 from tests.cases import MASKS
@@ -94,10 +94,6 @@ def test_what_a_layer_cannot_do_is_refused_with_a_reason():
         DenseLinear(w, group=Group(1, 2))(x)
     with pytest.raises(NotImplementedError, match="Mine must say which part"):
         type("Mine", (ShardedLinear,), {})(w, group=Group(0, 2))
-    tile = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
-    odd = mock.patch.object(classes.masks, "tile", return_value=tile)
-    with odd, pytest.raises(ValueError, match=r"places \(0, 1, 3\) of four are no arithmetic sequence"):
-        classes.classes_of(Mask.named("checkerboard"), 0)
     reason = PermutedDenseLinear.unsupported(Mask.named("random"), CPU, BF16)
     assert "not periodic" in reason and "random" in reason
     assert BlockShockLinear.unsupported(Mask.named("checkerboard"), CPU, BF16, product="torch")
@@ -196,7 +192,6 @@ def trains_compiled(group, cases, backend):
             for a, b in zip(*found, strict=True):
                 assert torch.allclose(a, b, rtol=1e-5, atol=1e-4) and a.abs().max() > 1e-2, (name, mask, changes, step)
         torch._dynamo.reset()
-    return True
 
 
 def under_autocast(group, cases, backend=""):
@@ -213,7 +208,6 @@ def under_autocast(group, cases, backend=""):
                 assert a.dtype == b.dtype and (size := b.abs().max().item()) > 0
                 assert torch.allclose(a.float(), b.float(), rtol=close, atol=close * size), (name, mask, changes, dtype)
             torch._dynamo.reset()
-    return True
 
 
 def takes_empty_batches(group, cases, backend=""):
@@ -231,19 +225,18 @@ def takes_empty_batches(group, cases, backend=""):
         with torch.no_grad():
             assert run(torch.ones(0, K, dtype=F64)).shape == (0, N)
         torch._dynamo.reset()
-    return True
 
 
 @pytest.mark.parametrize("fn", [under_autocast, takes_empty_batches])
 @cases
 def test_eagerly_a_layer_takes_autocast_and_empty_batches(fn, name, mask, changes):
-    assert local.run(2, lambda group: fn(group, [(name, mask, changes)])) == [True, True]
+    local.run(2, lambda group: fn(group, [(name, mask, changes)]))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("fn", "asked"), [(under_autocast, FEW), (takes_empty_batches, FEW), (trains_compiled, CASES)])
 def test_between_processes_a_compiled_model_does_as_the_eager_one(fn, asked, pair):
-    assert pair.call(in_process, fn, asked, "aot_eager", seconds=900) == [True, True]
+    pair.call(in_process, fn, asked, "aot_eager", seconds=900)
 
 
 @pytest.mark.long
@@ -251,7 +244,7 @@ def test_inductor_trains_as_eager_also_where_a_graph_on_disk_had_another_layer_b
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "graphs"))
     for name in ("row_parallel", "block_shock"):  # in fresh processes, so that handles begin anew
         work = (in_process, trains_compiled, [(name, "checkerboard", {})], "inductor")
-        assert call(*work, processes=2, logs=tmp_path, seconds=600) == [True, True]
+        call(*work, processes=2, logs=tmp_path, seconds=600)
 
 
 @pytest.mark.parametrize("name", RUNNABLE)

@@ -13,22 +13,16 @@ from blockshock_lib.errors import ParamsError
 from blockshock_lib.files import ROOT
 from blockshock_lib.notebook import workbook
 from blockshock_lib.runs import manifest, measure
-from tests.cases import row, write
-from tests.small_runs import TINY
+from tests.small_runs import TINY, measured
 
 
 @pytest.fixture
 def cells(monkeypatch, outputs):
-    """The names that the cells of a notebook have made; measuring writes one record that passed."""
+    """The names that the cells of a notebook have made; measuring writes records that passed."""
     names = {"hardware": "cpu", "settings": json.loads(json.dumps(TINY)), "run_dir": "", "redraw": "", "resume": ""}
     shell = SimpleNamespace(kernel=object(), user_ns=names, display_formatter=DisplayFormatter())
     monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
     monkeypatch.setattr(workbook, "OUTPUTS", outputs.parents[2] / "outputs")
-
-    def measured(params, cases, folder, *, run_name, context, **_):
-        rows = [row(method, "check", 1.0) for method in cases[0].methods]
-        write(folder, run=run_name, case=cases[0], group=0, rows=rows, context=context)
-
     monkeypatch.setattr(measure, "run", measured)
     return names
 

@@ -20,8 +20,9 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The seconds on the clock of what is said, which stands still unless the test moves it."""
+    """The seconds on the clock of what is said at once, which stands still unless the test moves it."""
     seconds = [1000.0]
+    monkeypatch.setattr(terminal, "FIRST", 0.0)
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     return seconds
 
@@ -33,7 +34,6 @@ def says(stream, line):
 
 def test_without_a_terminal_a_plain_line_comes_at_once_and_again_and_names_the_case(monkeypatch, clock):
     monkeypatch.setattr(sys, "stderr", said := io.StringIO())
-    monkeypatch.setattr(terminal, "FIRST", 0.0)
     done = [2]
     with terminal.working("run phase1"):
         says(said, "run phase1: 0 s\n")
@@ -51,7 +51,6 @@ def test_without_a_terminal_a_plain_line_comes_at_once_and_again_and_names_the_c
 
 def test_on_a_terminal_each_line_takes_the_place_of_the_last_and_all_is_clean_in_the_end(monkeypatch, clock):
     monkeypatch.setattr(sys, "stderr", said := Terminal())
-    monkeypatch.setattr(terminal, "FIRST", 0.0)
     with terminal.working("findings"):
         terminal.note("notebook, cell 7")
         says(said, "findings: notebook, cell 7, 0 s\r")
@@ -64,12 +63,11 @@ def test_on_a_terminal_each_line_takes_the_place_of_the_last_and_all_is_clean_in
 
 def test_a_look_that_fails_ends_no_work(monkeypatch, clock):
     monkeypatch.setattr(sys, "stderr", said := io.StringIO())
-    monkeypatch.setattr(terminal, "FIRST", 0.0)
     with terminal.working("phase1", lambda: open("/nowhere/at/all")):
         says(said, "phase1: 0 s\n")
 
 
-def test_what_a_bar_shows_of_a_run_is_its_records_and_the_case_in_hand(outputs):
+def test_what_a_bar_shows_of_a_run_is_its_records_and_the_case_in_hand(outputs, monkeypatch):
     run = written(outputs)
     (case,) = run.cases
     look = workbook._measured(run)
@@ -79,12 +77,8 @@ def test_what_a_bar_shows_of_a_run_is_its_records_and_the_case_in_hand(outputs):
     for path in (run.folder / "records").iterdir():
         path.unlink()
     assert look() == (1, 1, ""), "packed at the end: what was done stays done"
-
-
-def test_a_record_that_is_measured_again_is_not_done(outputs, monkeypatch):
     run = written(outputs)
-    (case,) = run.cases
-    run.resumes = True
+    run.resumes = True  # a record that is measured again is not done
     assert workbook._measured(run)() == (1, 1, "")
     monkeypatch.setattr(run, "unfinished", lambda: {(case.id, 0): "of other code"})
     look = workbook._measured(run)

@@ -88,7 +88,6 @@ def test_a_bad_value_is_named_with_its_key(phase, given, key, says):
     ("text", "opens", "says"),
     [
         ("timing={samples: 1, samples: 2}", "--set: timing.samples:", "duplicate key"),
-        ("seed=!!int 3", "--set: seed:", "tag"),
         ("sweep.n=[4096", "--set: sweep.n:", "not valid YAML"),
         ("seed", "--set: seed:", "allowed: KEY=VALUE"),
         ("=3", "--set: =3:", "allowed: KEY=VALUE"),
@@ -123,14 +122,12 @@ def test_of_keys_that_do_not_go_together_the_one_that_was_typed_is_named():
         return str(caught.value)
 
     assert told("gpt", "gpt_training", {"tracks": 3}).startswith("--set: tracks: 4 heads cannot be dealt")
-    assert told("gpt", "gpt_training", {"size.heads": 5}).startswith("--set: size.heads: 5 heads cannot share 64")
     assert told("gpt", "gpt_latency", {"latency.widths": [100]}).startswith("--set: latency.widths: heads of 16 in 100")
     given = {"layers.size": "25M", "hardware.world_size": 5}
     assert told("gpt", "gpt_correctness", given).startswith("--size: '25M': 12 heads cannot be dealt")
     bound = "'latency': 'no_sync' is a bound of time"
     assert told("gpt", "gpt_training", {"layers.methods": "latency"}).startswith(f"--methods: {bound}")
     assert told("gpt", "gpt_training", {"methods": "latency"}).startswith(f"--set: methods {bound}")
-    assert told("gallery", "gallery_speed", {"sweep.weights": [[100, 100]]}).startswith("--set: sweep.weights: blocks")
     wide = {"layers.mask": "random", "layers.methods": "headline", "hardware.world_size": 8, "sweep.n": [320]}
     assert told("linear", "phase1", wide).startswith("--set: sweep.n: 320 in_features")
     assert told("linear", "phase3", {"dtype": "fp16"}).startswith("--set: dtype: adamw's squared gradients vanish")

@@ -4,9 +4,7 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
 import tempfile
-from multiprocessing import forkserver
 
 import pytest
 
@@ -160,11 +158,6 @@ def test_a_killed_or_interrupted_parent_leaves_no_process_and_no_file(how, tmp_p
         parent.join()
         for pid in running(everyone):
             os.kill(pid, signal.SIGKILL)
-
-
-def test_ranks_are_spawned_where_the_servers_socket_has_too_long_a_path(monkeypatch):
-    monkeypatch.setattr(forkserver, "ensure_running", lambda: socket.socket(socket.AF_UNIX).bind("x" * 108))
-    assert call(failing.rank_and, processes=1, seconds=600) == [(0, 1)]
 
 
 def test_a_program_without_a_main_guard_is_told_what_it_lacks(tmp_path):

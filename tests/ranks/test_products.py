@@ -41,31 +41,6 @@ def test_a_product_of_16_bit_floats_is_that_of_float32_rounded_once(pair, name, 
             assert mine.dtype == dtype and (supported[dtype] or torch.equal(mine, other.to(dtype)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
-def test_other_products_are_torchs_own(pair, dtype):
-    torch.manual_seed(0)
-    a, b = (torch.randn(shape).mul(8).to(dtype) for shape in CALLS["mm"])
-    assert all(torch.equal(y, a @ b) for y in pair.call(multiplied, a, b, seconds=60))
-
-
-def multiplied(ctx, a, b, out=None):
-    return torch.mm(a, b) if out is None else torch.mm(a, b, out=out)
-
-
-@pytest.mark.parametrize("into", [None, torch.float32])
-def test_operands_that_torch_refuses_are_refused(pair, into):
-    a, b = torch.ones(5, 7, dtype=torch.bfloat16), torch.ones(7, 3, dtype=torch.bfloat16 if into else torch.float32)
-    with pytest.raises(Exception, match="dtype"):
-        pair.call(multiplied, a, b, None if into is None else torch.empty(5, 3, dtype=into), seconds=60)
-
-
-def test_a_result_of_another_shape_is_resized_and_not_broadcast(pair):
-    a, b = torch.ones(1, 7, dtype=torch.bfloat16), torch.ones(7, 3, dtype=torch.bfloat16)
-    assert all(
-        y.shape == (1, 3) for y in pair.call(multiplied, a, b, torch.empty(4, 3, dtype=torch.bfloat16), seconds=60)
-    )
-
-
 def test_a_cpu_with_the_instructions_keeps_torchs_products(monkeypatch):
     for kind in ("bf16", "fp16"):
         monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{kind}_supported", lambda: True)

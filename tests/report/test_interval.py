@@ -27,14 +27,6 @@ def test_the_ratio_is_that_of_the_groups_medians_and_what_a_group_shares_cancels
     assert np.allclose(of_times(*unequal), 2.0), "each group counts once, however many samples it has"
 
 
-def test_the_interval_is_students_on_the_groups_log_ratios_and_swaps_with_its_sides():
-    values = np.array([0.1, 0.12, 0.17])
-    interval, back = of_logs(values), of_logs(-values)
-    reach = 9.9248432 * values.std(ddof=1) / 3**0.5
-    assert np.allclose(np.log(interval), [values.mean(), values.mean() - reach, values.mean() + reach])
-    assert np.allclose([back.ratio, back.low, back.high], [1 / interval.ratio, 1 / interval.high, 1 / interval.low])
-
-
 def test_t_quantile_has_the_values_of_printed_tables_and_of_the_closed_forms():
     known = {(0.975, 4): 2.7764451, (0.95, 7): 1.8945786, (0.9995, 3): 12.9239786, (0.975, 120): 1.9799304}
     assert [t_quantile(*one) for one in known] == pytest.approx(list(known.values()), abs=1e-6)
@@ -98,12 +90,7 @@ def test_a_further_run_is_caught_with_few_cells_unequal_noise_one_group_and_one_
     assert np.mean(found) >= 0.97
 
 
-def test_the_interval_within_one_run_does_not_hold_another_run_and_that_over_runs_is_never_narrower_than_runs_differ():
-    inside = []
-    for cells, further in references("own", 300, runs=1, groups=5):
-        for (mean, _), logs in zip(intervals.intervals(cells), further, strict=True):
-            inside.append(mean.low <= np.exp(logs.mean()) <= mean.high)
-    assert np.mean(inside) < 0.7, "this is what was wrong: 99% over the groups of one run"
+def test_the_interval_over_runs_is_never_narrower_than_runs_differ():
     equal = [intervals.intervals(cells) for cells, _ in references("own", 50, machine=0.0)]
     least = min(mean.high / mean.ratio - 1 for both in equal for mean, _ in both)
     assert least > 2.5 * intervals.MACHINE / 3**0.5, "three equal runs do not prove that a fourth is equal"

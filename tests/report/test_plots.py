@@ -1,6 +1,7 @@
 """What every figure promises, and that what is drawn is what was measured."""
 
 import io
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 
 from blockshock_lib.report import figures, machine_plots, plots, verdicts
 from blockshock_lib.studies.linear.axes import AXES
+from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.report.plots import one_gpu
 from tests.report import frames
-from tests.report.frames import title, words
+from tests.report.frames import SORTING, sorting, title, words
 from tests.studies.linear.report.shipped import shipped
 
 time_over, ratio_heatmap, roofline, which_to_use = (
@@ -21,6 +23,7 @@ time_over, ratio_heatmap, roofline, which_to_use = (
 RUNS = {
     "gpu": dict(ns=(4096, 8192, 16384, 40960), bs=(16, 256, 4096), repeats=3),
     "cpu": dict(ns=(256, 512), bs=(16,), device="cpu", groups=2, repeats=3, noise=0.2),
+    "one method of its own": dict(ns=(4096,), bs=(16,), methods=("my_new_method",), groups=1, repeats=1),
     "rectangular": dict(ns=(), bs=(16,), features=((4096, 16384), (8192, 32768)), groups=2, repeats=3),
 }
 SMALL = dict(ns=(4096, 8192), bs=(16, 4096), methods=("dense", "row_parallel", "block_shock"), repeats=6)
@@ -51,9 +54,23 @@ def test_every_figure_is_small_has_alternative_text_and_stays_inside_its_edges(f
 
 
 @pytest.mark.parametrize("figure", OF_FRAME)
-def test_one_method_is_enough(figure):
-    for method in ("block_shock", "my_new_method"):
-        assert figure(frames.make((4096,), (16,), methods=(method,), groups=1, repeats=1)).alt
+def test_a_figure_of_another_study_names_its_methods_and_sizes(figure):
+    fig = figure(sorting(groups=3, repeats=4), axes=SORTING)
+    assert "no claim" not in words(fig) and "Shares" in fig.alt + words(fig)
+    assert "forward" not in words(fig) and "Block-Shock" not in words(fig)
+
+
+def test_methods_that_bring_no_look_differ_in_colour_and_marker_and_keep_theirs():
+    axes, names = replace(SORTING), ["whole", "shared", "row_parallel_rs", "block_shock_fp32", "newcomer"]
+    looks = {name: axes.look(name) for name in axes.ordered(names)}
+    for part in ("colour", "marker"):
+        shipped = {getattr(look, part) for look in METHODS.values()}
+        assert len({getattr(look, part) for look in looks.values()} - shipped - {"8"}) == len(names)
+    assert looks["whole"].label == "Sorts alone" and looks["newcomer"].label == "newcomer"
+    again = replace(axes)
+    assert again.ordered(names[::-1]) and {name: again.look(name) for name in names} == looks
+    more = [again.look(str(number)) for number in range(15)]
+    assert len({*more, *looks.values()}) == 20 == len({(one.colour, one.marker) for one in (*more, *looks.values())})
 
 
 def test_a_line_of_time_is_the_ratio_of_the_verdict_with_its_interval(frame):

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from blockshock_lib.files import ROOT
 from blockshock_lib.report import timeline
 from blockshock_lib.studies.linear.axes import AXES
 from tests.report import chrome
@@ -52,11 +51,6 @@ def test_the_bars_are_the_stretches(tmp_path):
     assert ax.get_xlim() == pytest.approx((0, 1.03 * 0.1))
     hatched = [group for group in ax.collections if group.get_hatch() and "/" in group.get_hatch()]
     assert hatched and all(group.get_facecolor()[0][0] > 0.8 for group in hatched)
-
-
-def test_a_run_on_a_cpu_has_no_timeline():
-    cpu = ROOT / "outputs" / "reference" / "phase1-cpu"
-    assert "this run holds no traces of a GPU" in words(draw(cpu)) and timeline.exposed(NONE, AXES, cpu).empty
 
 
 @pytest.mark.filterwarnings("ignore:skipped")

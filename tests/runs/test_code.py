@@ -75,14 +75,6 @@ def test_rules_that_are_named_before_they_are_loaded_are_in_the_digest(name, fil
     assert f"blockshock_lib/studies/{name}/{file}.py" in code.rules(studies.load(name))["file"].split(", ")
 
 
-def test_the_changed_files_of_a_study_are_named(project, monkeypatch):
-    monkeypatch.setattr(code, "library", lambda: {"blockshock_lib/a.py": "1", "blockshock_lib/studies/gpt/x.py": "1"})
-    monkeypatch.setattr(code, "AT_IMPORT", {"blockshock_lib/a.py": "2", "blockshock_lib/gone.py": "1"})
-    assert code.changed(LINEAR) == ["blockshock_lib/a.py", "blockshock_lib/gone.py"]
-    with pytest.warns(UserWarning, match="a.py, blockshock_lib/gone.py changed after .* restart the kernel"):
-        code.warn_if_stale({"imported": "1", "sources": "2"}, LINEAR)
-
-
 def test_a_study_outside_the_library_counts_with_its_own_file(tmp_path, monkeypatch):
     (tmp_path / "planted_study.py").write_text("STUDY = None\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -29,50 +30,26 @@ def asked(device="cuda", processes=2, backend="nccl"):
     return SimpleNamespace(hardware=hardware, lacks=lambda: "")
 
 
-class NVMLError(Exception):
-    pass
-
-
-class FakeNVML:
+def fake_nvml(*broken):
     """Four GPUs; 0 and 1 share NVLinks through a switch, 2 is joined to 3 directly, the rest goes over PCIe."""
 
-    NVMLError = NVMLError
-    NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK, NVML_NVLINK_MAX_LINKS = 2, 0, 18
-
-    def __init__(self, broken=()):
-        self.broken = broken
-
-    def __getattr__(self, name):
-        if name in self.broken:
-            raise NVMLError(name)
-        return {
-            "nvmlInit": lambda: None,
-            "nvmlShutdown": lambda: None,
-            "nvmlSystemGetDriverVersion": lambda: "580.1",
-            "nvmlDeviceGetHandleByIndex": lambda index: index,
-            "nvmlDeviceGetHandleByUUID": lambda uuid: int(uuid[-1]),
-            "nvmlDeviceGetName": lambda h: "NVIDIA H200",
-            "nvmlDeviceGetUUID": lambda h: f"GPU-{h}-secret",
-            "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(total=100 + h),
-            "nvmlDeviceGetCudaComputeCapability": lambda h: (9, 0),
-            "nvmlDeviceGetEnforcedPowerLimit": lambda h: 700_000,
-            "nvmlDeviceGetP2PStatus": lambda a, b, what: 0 if {a, b} in ({0, 1}, {2, 3}) else 5,
-            "nvmlDeviceGetPciInfo": lambda h: SimpleNamespace(busId=f"bus{h}"),
-            "nvmlDeviceGetNvLinkState": lambda h, link: 1,
-            "nvmlDeviceGetNvLinkRemotePciInfo": self.remote,
-            "nvmlDeviceGetPowerUsage": lambda h: 650_000,
-            "NVML_CLOCK_SM": 1,
-            "nvmlDeviceGetClockInfo": lambda h, kind: 1500,
-            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda h: 0x4,
-        }[name]
-
-    @staticmethod
     def remote(handle, link):
-        if handle < 2:
-            return SimpleNamespace(busId="switch")
-        if link >= 4:
-            raise NVMLError("no such link")
-        return SimpleNamespace(busId=f"bus{5 - handle}")
+        if handle > 1 and link >= 4:
+            raise ValueError("no such link")
+        return SimpleNamespace(busId="switch" if handle < 2 else f"bus{5 - handle}")
+
+    made = mock.MagicMock(NVMLError=ValueError, NVML_P2P_STATUS_OK=0, NVML_NVLINK_MAX_LINKS=18)
+    made.nvmlSystemGetDriverVersion.return_value = "580.1"
+    facts = dict(Name="NVIDIA H200", CudaComputeCapability=(9, 0), EnforcedPowerLimit=700_000, NvLinkState=1)
+    facts |= dict(PowerUsage=650_000, ClockInfo=1500, CurrentClocksThrottleReasons=0x4)
+    asked = dict(HandleByIndex=lambda index: index, UUID=lambda h: f"GPU-{h}-secret", NvLinkRemotePciInfo=remote)
+    asked |= dict(P2PStatus=lambda a, b, what: 0 if {a, b} in ({0, 1}, {2, 3}) else 5)
+    asked |= {name: lambda h: SimpleNamespace(total=100 + h, busId=f"bus{h}") for name in ("MemoryInfo", "PciInfo")}
+    for name in (*facts, *asked):
+        getattr(made, f"nvmlDeviceGet{name}").configure_mock(return_value=facts.get(name), side_effect=asked.get(name))
+    for name in broken:
+        getattr(made, name).side_effect = ValueError(name)
+    return made
 
 
 @pytest.fixture
@@ -80,7 +57,7 @@ def nvml(monkeypatch):
     """Has the fake in the place of NVML, with these of its functions broken."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(machine, "PERIOD_S", 0.002)
-    return lambda *broken: monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(broken))
+    return lambda *broken: monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(*broken))
 
 
 def test_the_card_of_this_machine_is_plain_data_that_names_nobody():

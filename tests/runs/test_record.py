@@ -118,10 +118,3 @@ def test_a_floor_of_arithmetic_may_be_zero_and_a_yes_a_whole_number_but_no_rows_
     for rows in ([], None):
         with pytest.raises(RecordError, match="no rows"):
             validate(rows)
-
-
-def test_a_context_that_is_incomplete_or_no_json_is_refused(tmp_path):
-    for context in ({"code": {}}, CONTEXT | {"code": object()}, CONTEXT | {"machine": math.nan}):
-        with pytest.raises(RecordError):
-            cases.write(tmp_path, run="r1", case=faulty("a"), group=0, rows=ROWS, context=context)
-    assert not list(tmp_path.rglob("*"))

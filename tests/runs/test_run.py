@@ -9,8 +9,7 @@ from blockshock_lib.errors import Interrupted, LaunchError, ParamsError, RecordE
 from blockshock_lib.notebook import workbook
 from blockshock_lib.runs import code, machine, manifest, measure, record
 from blockshock_lib.runs.open import latest
-from blockshock_lib.runs.run import new_folder
-from tests.cases import row, write
+from tests import small_runs
 from tests.small_runs import TINY, written
 
 SMALL = TINY | {"sweep.masks": ["checkerboard", "random"], "timing.groups": 2}
@@ -21,24 +20,9 @@ def opened(out, settings=SMALL):
     return workbook.open_run("phase0", hardware="cpu", settings=settings, out=out)
 
 
-def measured(params, cases, folder, *, study, run_name, context, on_event, finished):
-    """In place of measure.run: writes a record of each case that is not finished."""
-    done = 0
-    for group in range(params.timing.groups):
-        for case in cases:
-            event = {"total": len(cases) * params.timing.groups, "case": case.label, "group": group}
-            if (case.id, group) not in finished:
-                on_event(event | {"done": done, "status": "running"})
-                rows = [row(method, "check", 1.0) for method in case.methods]
-                write(folder, run=run_name, case=case, group=group, rows=rows, context=context)
-                record.path_of(folder, case.id, group).with_suffix(".state").unlink(missing_ok=True)
-            done += 1
-            on_event(event | {"done": done, "status": "ok"})
-
-
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(measure, "run", measured)
+    monkeypatch.setattr(measure, "run", small_runs.measured)
 
 
 @pytest.fixture
@@ -272,10 +256,3 @@ def test_a_library_edited_before_a_run_is_opened_is_told_there_and_where_it_meas
     made = manifest.read(run.folder)["code"]
     assert made["imported"] != made["sources"] and not run.finished(), "no resumed run keeps a stale record"
     assert {record.read(path)["context"]["code"] == made for path in run.folder.glob("records/*.json")} == {True}
-
-
-@pytest.mark.parametrize("name", ["../../up", "a/b", "a\nb", "'; rm", "cuda-1"])
-def test_names_stay_one_component_of_the_folder(name, tmp_path):
-    folder = new_folder(tmp_path, "phase0", name)
-    assert folder.parent.parent == tmp_path and folder.is_dir() and folder.resolve() == folder
-    assert name != "cuda-1" or folder.name.endswith("-phase0-cuda-1")

@@ -54,26 +54,6 @@ def test_its_parameters_are_checked_and_become_cases():
         asked(pase=2.0)
 
 
-@pytest.fixture(scope="module")
-def frame(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("run"))
-
-
-@pytest.mark.long
-def test_two_ranks_measure_it_and_its_table_figure_and_verdict_are_drawn(frame):
-    assert set(frame.study) == {"toy"} and set(frame.n) == {64, 2048}
-    wrong = frame[frame.status.eq("failed")]
-    assert set(zip(wrong.method, wrong.n, strict=True)) == {("careless", 2048)}
-    sorts = toy.STUDY.tables["sorts"](frame)
-    right = {(method, n) for method in ("whole", "shared", "careless") for n in (64, 2048)} - {("careless", 2048)}
-    assert set(zip(sorts.method, sorts.n, strict=True)) == right
-    assert toy.STUDY.figures["lead"](frame).axes[0].lines
-    right, faster = toy.STUDY.hypotheses["sort_time"]
-    assert right(frame).verdict == "supported" and faster(frame).verdict == "undecided", "a CPU makes no claim"
-    assert faster(frame[frame.method.ne("shared")]).verdict == "not applicable"
-    assert (frame[frame.metric.eq("lead")].value < 0).any(), "a value below zero may be measured"
-
-
 @pytest.mark.long
 def test_a_rank_that_may_be_lost_is_and_the_case_goes_on(tmp_path):
     found = run(tmp_path, n=[64], orders=["mortal"], methods=["whole", "shared"])
@@ -149,7 +129,7 @@ def test_a_notebook_of_it_makes_a_page_and_the_run_is_listed_compared_and_explor
     assert "2 cases were sorted" in done.verdict and "supported" in done.verdict, done.verdict
     page, said = done.html.read_text(), "Not answered here (no claim about speed: CPU)."
     assert "shared" in page and said in page and said in share.write_index(outputs).read_text()
-    assert "T1: the shared sort is right" in page and "Checks 6/6" in page
+    assert "T1: the shared sort is right" in page and "T2: sharing the sort is faster" in page and "Checks 6/6" in page
     folder = done.notebook.parent
     assert "toy" in share.write_index(outputs).read_text()
     assert compare(folder, folder, allow="dirty").ok

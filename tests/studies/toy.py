@@ -20,7 +20,7 @@ from blockshock_lib.params import RunParams
 from blockshock_lib.params.models import Count, Positive
 from blockshock_lib.report import answer
 from blockshock_lib.report.axes import Axes, Look, Work
-from blockshock_lib.report.verdicts import NOT_APPLICABLE, Verdict, speed_verdict
+from blockshock_lib.report.verdicts import Verdict, speed_verdict
 
 Order = Literal["random", "reversed", "mortal", "fatal check", "fatal call"]  # in which the numbers lie at first
 SAMPLED_FROM = 4096  # numbers; beyond, every eighth is checked
@@ -82,10 +82,7 @@ def shared_is_right(frame: pd.DataFrame) -> Verdict:
 
 
 def shared_is_faster(frame: pd.DataFrame) -> Verdict:
-    claim, numbers = "T2: sharing the sort is faster", (float("nan"),) * 3
-    if not frame.method.eq("shared").any():
-        return Verdict(claim, "by kernel time", *numbers, NOT_APPLICABLE, "no rank shared a sort", frame)
-    return speed_verdict(frame, STUDY.axes, claim, "whole", "shared")
+    return speed_verdict(frame, STUDY.axes, "T2: sharing the sort is faster", "whole", "shared")
 
 
 class Sorting(study.Problem):

@@ -5,7 +5,6 @@ from unittest import mock
 import pytest
 import torch
 
-from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import compress, cslt, masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
@@ -29,20 +28,6 @@ def weight_of(shape):
 
 def same(ours, wanted):
     return ours.shape == wanted.shape and torch.equal(ours.view(torch.int16), wanted.view(torch.int16))
-
-
-def test_what_does_not_fit_is_refused():
-    pattern, weight = Pattern.of(mask_of(TRANSPOSABLE[0], (64, 128))), weight_of((64, 128))
-    small, other = Pattern.of(mask_of(TRANSPOSABLE[0], (32, 64))), Pattern.of(mask_of(MASKS[0], (64, 128)))
-    for error, match, call, *given in (
-        (ValueError, r"needs \[64, 128\]", compress.values_of_both, weight.t(), pattern, *2 * (weight,)),
-        (ValueError, "bf16 or fp16", compress.blank, pattern, torch.float32),
-        (UnsupportedError, "multiples of 64", compress.blank, small, torch.bfloat16),
-        (UnsupportedError, "output dimension", compress.values_of_both, weight, other, *2 * (weight,)),
-        (ValueError, "out must", compress.values_of_both, weight, pattern, weight[:, :64], weight[:32].view(128, 32)),
-    ):
-        with pytest.raises(error, match=match):
-            call(*given)
 
 
 @pytest.fixture
@@ -115,19 +100,3 @@ def test_a_library_with_another_order_is_not_taken_for_known(monkeypatch, made):
     assert known_with(monkeypatch, fake_cusparselt.compress_in_its_order) == ""
     reason = known_with(monkeypatch, mock.Mock(side_effect=RuntimeError("no\nmore")))
     assert reason == "cuSPARSELt does not compress on cpu: no"
-
-
-def test_a_device_is_asked_again_after_a_graphs_capture_or_a_lack_of_memory(monkeypatch):
-    states, short = iter([True, False, False]), torch.OutOfMemoryError("CUDA out of memory")
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: next(states))
-    keep = mask_of(("random", ""), (64, 64))
-    monkeypatch.setattr(masks, "make", lambda *args, **kwargs: keep)
-    monkeypatch.setattr(torch, "_cslt_compress", mock.Mock(side_effect=short))
-    compress._known.cache_clear()
-    device = torch.device("cuda", 0)
-    assert "while a CUDA graph is captured" in compress.known(device)
-    with pytest.raises(torch.OutOfMemoryError):
-        compress.known(device)
-    monkeypatch.setattr(torch, "_cslt_compress", fake_cusparselt.compress_in_its_order)
-    assert compress.known(device) == compress.known(device) == ""
-    compress._known.cache_clear()

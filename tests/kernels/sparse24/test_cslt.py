@@ -18,16 +18,6 @@ def matmul(monkeypatch):
     return install(monkeypatch)
 
 
-def test_a_column_slice_is_not_read_as_if_it_were_contiguous(matmul):
-    x, weight, mask = problem()
-    packed = cslt.pack(weight, mask)
-    wide = torch.randn(16, 384).bfloat16()
-    wide[:, 192:] = x
-    assert torch.equal(CSLT.linear(wide[:, 192:], packed), CSLT.linear(x, packed))
-    raw = matmul(packed.data[0], wide[:, 192:].t(), transpose_result=True)
-    assert not torch.equal(raw, CSLT.linear(x, packed))  # the trap is real: the op itself takes the slice and is wrong
-
-
 def off_the_boundary(x):
     """The same values, beginning 2 bytes after a 16-byte boundary."""
     moved = torch.empty(x.numel() + 8, dtype=x.dtype)[1 : 1 + x.numel()].view(x.shape)
@@ -35,26 +25,27 @@ def off_the_boundary(x):
     return moved.copy_(x)
 
 
-def test_the_raw_op_is_given_an_input_at_a_16_byte_boundary(monkeypatch, matmul):
+def test_a_slice_and_an_input_off_the_16_byte_boundary_reach_the_raw_op_as_their_copies(monkeypatch, matmul):
     x, weight, mask = problem()
-    packed, starts = cslt.pack(weight, mask), []
-
-    def noting(buffer, dense, **options):
-        starts.append(dense.data_ptr() % 16)
-        return matmul(buffer, dense, **options)
-
+    packed, starts, wide = cslt.pack(weight, mask), [], torch.cat((torch.randn(16, 192).bfloat16(), x), 1)
+    wanted = CSLT.linear(x, packed)
+    raw = matmul(packed.data[0], wide[:, 192:].t(), transpose_result=True)
+    assert not torch.equal(raw, wanted), "the trap is real: the op itself takes the slice and is wrong"
+    noting = lambda buffer, dense, **how: starts.append(dense.data_ptr() % 16) or matmul(buffer, dense, **how)  # noqa: E731
     monkeypatch.setattr(torch, "_cslt_sparse_mm", noting)
-    assert torch.equal(CSLT.linear(off_the_boundary(x), packed), CSLT.linear(x, packed))
+    for given in (wide[:, 192:], off_the_boundary(x)):
+        assert torch.equal(CSLT.linear(given, packed), wanted)
     assert starts == [0, 0]
 
 
-def test_an_output_off_the_16_byte_boundary_and_an_input_of_another_width_are_refused():
+def test_an_output_off_the_16_byte_boundary_and_an_input_that_does_not_fit_are_refused():
     x, weight, mask = problem()
     packed = cslt.pack(weight, mask)
     with pytest.raises(ValueError, match="out must begin at a multiple of 16 bytes"):
         CSLT.linear(x, packed, off_the_boundary(torch.zeros(16, 128).bfloat16()))
-    with pytest.raises(ValueError, match=r"\[B, 192\]"):  # the op would read past its end
-        CSLT.linear(x[:, :128].contiguous(), packed)
+    for wrong in (x[:, :128].contiguous(), x[0], x[:0], x.float()):  # the op would read past its end
+        with pytest.raises(ValueError, match=r"the input must be (\[B, 192\]|torch.bfloat16)"):
+            CSLT.linear(wrong, packed)
 
 
 @pytest.mark.parametrize("moved", [False, True])

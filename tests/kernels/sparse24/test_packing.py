@@ -42,9 +42,3 @@ BROKEN[17, 22] = True
 def test_what_is_no_weight_with_its_2to4_mask_is_refused(weight, mask, error, match):
     with pytest.raises(error, match=match):
         packing.pack(weight, mask)
-
-
-@pytest.mark.parametrize("metadata", [torch.zeros(64, 8), torch.zeros(64, 16, dtype=torch.uint8)])
-def test_metadata_of_another_shape_or_dtype_is_refused(metadata):
-    with pytest.raises(ValueError, match="metadata"):
-        packing.unpack(torch.zeros(64, 32), metadata)

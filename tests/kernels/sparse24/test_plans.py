@@ -1,6 +1,5 @@
 """The keeping of plans, against a fake of nvmath's bindings. Values and streams: tests/gpu/test_small.py."""
 
-import contextlib
 import ctypes
 import functools
 import itertools
@@ -91,33 +90,6 @@ def test_a_refusal_is_a_runtime_error_and_keeps_nothing(library):
     library.matmul_plan_init.side_effect = numbers
     run(setting=Setting(9))
     assert library.matmul.call_count == 1 and given == [(library.MatmulAlgAttribute.CONFIG_ID, 9, 4)] * 2
-
-
-@pytest.mark.parametrize("fails", [None, REFUSED])
-def test_workspace_is_taken_in_the_calls_stream_held_while_it_runs_and_given_back_after_it(library, fails):
-    streams = []
-
-    def ran(handle, plan, alpha, a, b, beta, c, d, room, stream, count):
-        streams.append((room, ctypes.c_void_p.from_address(stream).value))
-        if fails:
-            raise fails
-
-    library.matmul.side_effect = ran
-    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
-        run()
-    room = library.alloc.return_value
-    assert streams == [(room, 77)] and library.alloc.call_args.args == (64, 77)  # bytes, stream
-    assert library.delete.call_args.args == (room,)
-    order = [name for name, *_ in library.mock_calls if name in ("alloc", "matmul", "delete")]
-    assert order == ["alloc", "matmul", "delete"]
-
-
-def test_no_memory_for_the_workspace_is_told_as_such_and_leaves_the_plan_free(library):
-    library.alloc.side_effect = [torch.OutOfMemoryError("CUDA out of memory"), 1]
-    with pytest.raises(torch.OutOfMemoryError):
-        run()
-    run()
-    assert library.matmul.call_count == 1
 
 
 def test_why_products_are_planned_anew_is_said(monkeypatch):

@@ -2,8 +2,7 @@
 
 Checks and times are made up: the higher the algorithm, the faster; the other kind's way of depth d is named "small d",
 and slower than any algorithm. $FAULTS (JSON) maps an algorithm, a "small d" or "own search" to what happens to the
-process that tries it, and "idle" to another limit in seconds. $FAULTS_LOG gets a line "<process id> <name>" for each
-check.
+process that tries it. $FAULTS_LOG gets a line "<process id> <name>" for each check.
 """
 
 import contextlib
@@ -12,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from typing import NamedTuple
 
@@ -20,8 +18,6 @@ from blockshock_lib.kernels.tuning.child import Search
 from blockshock_lib.kernels.tuning.search import BrokenContextError, Error, search
 
 FAULTS = json.loads(os.environ.get("FAULTS", "{}"))
-if "idle" in FAULTS:
-    sys.modules["__main__"].IDLE_SECONDS = FAULTS["idle"]
 
 
 class Algorithm(NamedTuple):

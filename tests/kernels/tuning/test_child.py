@@ -93,15 +93,6 @@ def test_after_the_last_restart_only_what_has_run_well_is_considered(start, tmp_
     assert {step for _, step in checks(tmp_path / "log")} == {"own search", "small 3", "small 4", "0", "1", "2"}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("faults", "restarts"), [(("small 3", "small 4"), 1), ("1", 0)])
-def test_a_search_that_goes_on_crashing_is_given_up(start, faults, restarts):
-    child = start(dict.fromkeys(faults, "exit"), restarts=restarts)
-    found = search(child)
-    assert found.best() is None and found.failed == "given up after 1 crashes"
-    assert [trial.crashed for trial in found.trials if trial.crashed] == ["exit status 7"]
-
-
 def test_an_error_of_the_search_itself_is_told_and_not_taken_for_a_crash(start, tmp_path):
     found = search(start({"1": "bug"}))
     assert found.best() is None and found.failed == "TypeError: a mistake" and not found.crashes
@@ -126,16 +117,6 @@ def test_an_interrupted_search_leaves_no_child(start, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         search(child)
     assert child.process is None and not running([checks(tmp_path / "log")[0][0]])
-
-
-def test_an_idle_child_ends_by_itself_and_the_next_search_starts_another(start, monkeypatch):
-    child = start({"idle": 1})
-    search(child)
-    first = child.process.pid
-    assert child.process.wait(120) == 0
-    monkeypatch.setenv("FAULTS", "{}")  # the other one is patient
-    found = search(child)
-    assert found.best().way == Algorithm(7) and not found.crashes and child.process.pid != first
 
 
 @pytest.mark.parametrize("fault", ["none", "stuck"])

@@ -89,14 +89,6 @@ def test_emulated_cells_do_not_count_beside_real_ones():
     assert verdict.ratio == h1(real).ratio, "the largest real cell is shown, not the larger emulated one"
 
 
-def test_a_failed_check_removes_its_cell_and_is_counted_in_the_reason():
-    frame = frames.make(**SMALL, speedup={LARGEST: 1.5})
-    assert h1(frame).verdict == "supported"
-    verdict = h1(frames.fail(frame, "block_shock", n=8192, batch=4096))
-    assert verdict.verdict == "refuted" and len(verdict.cells) == 3
-    assert "1 case without valid times of both left out" in verdict.why
-
-
 def test_the_last_line_says_checks_and_verdicts():
     line = one_line(frames.make(**SMALL))
     assert line.startswith("phase1: PASS · checks: 36 passed, 0 failed, 0 unsupported · H1 refuted: ")
@@ -157,13 +149,6 @@ def test_h2_is_not_applicable_where_the_forward_has_no_advantage_that_training_c
     assert found.cells["outcome"].eq("not applicable").sum() == 4
 
 
-def test_h2_is_refuted_where_training_loses_the_advantage_without_recompression_too(three):
-    shrunk = faster(three, 0.5, T3)
-    assert (h2(shrunk).cells["gain_low"] > 1).all() and (h2(shrunk).cells["shrink_high"] < 1).all()
-    assert h2(shrunk).verdict == "refuted"
-    assert h2(faster(three, 0.5, T3, optimizer="adamw")).verdict == "undecided"
-
-
 def test_h2_is_not_supported_where_an_advantage_was_not_shown(three, monkeypatch):
     assert h2(three).verdict == "supported"
     monkeypatch.setattr(hypotheses, "training_ratios", lambda frame: training_ratios(frame).assign(forward_low=0.99))
@@ -178,7 +163,12 @@ def test_h4_is_about_d():
 
 @pytest.mark.parametrize(
     "verdict, by, method, where",
-    [("undecided", 5, T1, {"optimizer": "adamw"}), ("refuted", 5, T1, {}), ("refuted", 0.2, T3, {})],
+    [
+        ("undecided", 5, T1, {"optimizer": "adamw"}),
+        ("refuted", 0.5, T3, {}),  # the advantage goes without recompression too
+        ("refuted", 5, T1, {}),  # nothing shrinks
+        ("refuted", 0.2, T3, {}),  # and more of it
+    ],
 )
 def test_every_optimizer_counts_with_the_largest_case_that_it_ran(three, verdict, by, method, where):
     less = three[~(three["optimizer"].eq("adamw") & three["in_features"].eq(40960))]

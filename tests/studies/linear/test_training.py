@@ -40,9 +40,11 @@ def test_old_gradients_are_dropped_before_new_ones_are_made():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_step_on_the_pieces_is_the_step_through_autograd_and_moves_no_weight_where_it_is_timed(own, name, optimizer):
+def test_a_step_on_the_pieces_is_that_of_autograd_is_undone_by_a_reset_and_moves_no_weight_where_it_is_timed(
+    own, name, optimizer
+):
     def both(mine):
-        pieces, user = mine.layer(name), mine.layer(name)
+        pieces, user, fresh = (mine.layer(name) for _ in range(3))
         if not pieces.active:
             return
         trainer = Trainer(pieces, optimizer, 0.1)
@@ -53,29 +55,14 @@ def test_a_step_on_the_pieces_is_the_step_through_autograd_and_moves_no_weight_w
             eager_step(user, other, leaf, mine.dy)
         assert torch.equal(pieces.weight, user.weight) and torch.equal(pieces.bias, user.bias)
         with torch.no_grad():
-            assert torch.equal(pieces.multiply(mine.x), user(mine.x))
-            timed = Trainer(mine.layer(name), optimizer, NEGLIGIBLE_LR)
-            before = timed.layer.weight.detach().clone()
+            assert torch.equal(trained := pieces.multiply(mine.x), user(mine.x))
+            trainer.reset(mine.weight, mine.bias)
+            assert torch.equal(pieces.multiply(mine.x), first := fresh(mine.x)) and not torch.equal(trained, first)
+            dx, wanted = (one.start_dgrad(one.local_dgrad(mine.dy)).wait() for one in (pieces, fresh))
+            assert torch.equal(dx, wanted) and pieces.weight.grad is None
+            timed, before = Trainer(fresh, optimizer, NEGLIGIBLE_LR), fresh.weight.detach().clone()
             for _ in range(5):
                 timed.step(mine.x, mine.dy)
-            assert torch.equal(timed.layer.weight, before)
+            assert torch.equal(fresh.weight, before)
 
     on_ranks(own, both)
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_reset_gives_back_the_first_weights_and_all_copies_of_them(own, name):
-    def again(mine):
-        layer, fresh = mine.layer(name), mine.layer(name)
-        if not layer.active:
-            return
-        with torch.no_grad():
-            trainer = Trainer(layer, "sgd", 0.5)
-            trainer.step(mine.x, mine.dy)
-            assert not torch.equal(layer.multiply(mine.x), fresh(mine.x))
-            trainer.reset(mine.weight, mine.bias)
-            assert torch.equal(layer.multiply(mine.x), fresh(mine.x)) and layer.weight.grad is None
-            dx, wanted = (one.start_dgrad(one.local_dgrad(mine.dy)).wait() for one in (layer, fresh))
-            assert torch.equal(dx, wanted)
-
-    on_ranks(own, again)

@@ -1,9 +1,9 @@
 """Tuning ahead of a run, its ranks as threads of this process. Searches on real GPUs: tests/gpu."""
 
-import contextlib
 import warnings
 from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -20,16 +20,6 @@ METHODS = ["row_parallel", "permuted_dense", "block_shock"]
 load = partial(measuring.load, n=[128], b=[16, 64], methods=METHODS, hardware__emulated=True)
 
 
-class Here:
-    """In the place of a group of workers: calls are made in this process."""
-
-    def __init__(self, processes, **how):
-        assert processes == 1 and how["device"] == "cpu"
-
-    def call(self, fn, *args, seconds):
-        return [fn(SimpleNamespace(device=measuring.CPU), *args)]
-
-
 @pytest.fixture
 def tuned(monkeypatch):
     """What a phase has tuned: whether all is well, the lines, and for which batch each rank's layer searched."""
@@ -40,10 +30,15 @@ def tuned(monkeypatch):
         own(layer, x)
 
     monkeypatch.setattr(BlockShockLinear, "tune", searched)
-    monkeypatch.setattr(tune, "WorkerGroup", lambda *args, **how: contextlib.nullcontext(Here(*args, **how)))
+    group = mock.MagicMock()  # whose calls are made in this process
+    here = group.return_value.__enter__.return_value
+    here.call = lambda fn, *args, seconds: [fn(SimpleNamespace(device=measuring.CPU), *args)]
+    monkeypatch.setattr(tune, "WorkerGroup", group)
 
     def tuned(asked):
-        return tune.tune(asked, (said := []).append), said, seen
+        done = tune.tune(asked, (said := []).append)
+        assert group.call_args.args == (1,) and group.call_args.kwargs["device"] == "cpu"
+        return done, said, seen
 
     return tuned
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -20,28 +21,22 @@ TRAINED = asked("phase3", loss_steps=0)
 def test_each_product_is_timed_on_every_copy_and_a_rank_that_stands_by_captures_nothing_but_has_the_same_works(
     monkeypatch,
 ):
-    events = []
-    both = lambda layer, x: {w: partial(events.append, f"{layer.name} {w} of {x}") for w in ("cslt", "small")}  # noqa: E731
-    monkeypatch.setattr(ways, "products", both)
-    graphed = {name: lambda name=name: lambda x: events.append(f"{name} called") for name in "AB"}
+    monkeypatch.setattr(ways, "products", lambda layer, x: {way: partial(layer, way, x) for way in ("cslt", "small")})
+    layers = [mock.Mock(forms=(), gemm=mock.Mock(ways={})) for _ in range(2)]
 
     def found(device, active=True, emulated=False):
         place = SimpleNamespace(device=torch.device(device), x="x", case=SimpleNamespace(emulated=emulated))
-        gemm = SimpleNamespace(ways={})
-        layers = [SimpleNamespace(name=name, graphed=graphed[name], forms=(), gemm=gemm) for name in "AB"]
-        return ways.of_product([SimpleNamespace(problem=place, layer=layer, active=active) for layer in layers])
+        works = ways.of_product([SimpleNamespace(problem=place, layer=layer, active=active) for layer in layers])
+        return works, [(work.metric, work.detail, work.heavy, len(work.calls)) for work in works]
 
-    def about(works):
-        return [(work.metric, work.detail, work.heavy, len(work.calls)) for work in works]
-
-    products = found("cpu")
-    assert about(products) == [("product_by_kernel", way, True, 2) for way in ("cslt", "small")]
-    for one in products[1].calls:
-        one()
-    assert events == ["A small of x", "B small of x"]
-    every, idle = (about(found("cuda", active)) for active in (True, False))
-    assert every == idle == [*about(products), ("forward_graph_call", "", False, 2)]
-    assert events[2:] == ["A called", "B called"] and about(found("cuda", emulated=True)) == about(products)
+    (_, small), products = found("cpu")
+    assert products == [("product_by_kernel", way, True, 2) for way in ("cslt", "small")]
+    for call_ in small.calls:
+        call_()
+    assert [layer.call_args.args for layer in layers] == [("small", "x")] * 2
+    every, idle, alone = (found("cuda", *how)[1] for how in ((True,), (False,), (True, True)))
+    assert every == idle == [*products, ("forward_graph_call", "", False, 2)] and alone == products
+    assert [layer.graphed.return_value.call_args_list for layer in layers] == [[mock.call("x")]] * 2
 
 
 def test_each_reduction_starts_anew_before_a_sample():

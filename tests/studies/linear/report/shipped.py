@@ -6,6 +6,7 @@ import pandas as pd
 
 from blockshock_lib.runs import records
 from blockshock_lib.runs.manifest import REFERENCE
+from tests.report import frames
 
 
 @cache
@@ -21,7 +22,5 @@ def shipped(run: str, repeats: int = 3) -> pd.DataFrame:
 
 def faster(frame: pd.DataFrame, by: float, method: str, metric: str = "step_kernel", **where: object) -> pd.DataFrame:
     """`frame` with these times of `method`, in the cases `where` columns have these values, `by` times as fast."""
-    hit = frame["method"].eq(method) & frame["metric"].eq(metric)
-    for name, value in where.items():
-        hit &= frame[name].eq(value)
+    hit = frames.where(frame, method=method, metric=metric, **where)
     return frame.assign(value=frame["value"].mask(hit, frame["value"] / by))

@@ -32,12 +32,6 @@ def test_with_four_ranks_s_is_still_one_dense_product_over_one_sparse_of_the_sam
     assert row["predicted"] == pytest.approx((row["a"] / 4 + row["reduce"]) / (row["ours"] + row["reduce"]))
 
 
-def test_a_failed_check_leaves_the_case_out_and_no_interval_is_not_taken_for_one_that_holds_the_law(first):
-    assert set(law.law_rows(frames.fail(first, "block_shock", n=4096))["size"]) == {8192, 16384}
-    alone = frames.make((4096,), (16,), groups=1, repeats=4)
-    assert set(law.law_table(alone)["law inside the interval"]) == {"–"}
-
-
 def test_without_a_time_of_the_collective_s_stays_and_the_law_says_nothing(first):
     """As with ranks played by one GPU."""
     table = law.law_table(first[~first["metric"].eq("reduce_kernel")])

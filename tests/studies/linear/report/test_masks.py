@@ -4,41 +4,40 @@ import pytest
 import torch
 
 from blockshock_lib.kernels.sparse24 import masks, packing
-from blockshock_lib.kernels.sparse24.mask import Mask
+from blockshock_lib.kernels.sparse24.mask import MASKS
 from blockshock_lib.studies.linear.report import masks as drawn
-from tests.cases import MASKS
+from tests import cases
 from tests.report.frames import title, words
 
 
 def test_every_family_proves_itself_and_only_transposable_ones_are_2_to_4_both_ways():
-    table = drawn.proofs([Mask.named(name) for name in MASKS])
+    table = drawn.proofs([MASKS[name] for name in cases.MASKS])
     assert (table[["complementary", "sum exact", "2:4 along inputs"]] == "yes").all(axis=None)
     assert list(table.index[table["2:4 along outputs"] == "yes"]) == ["checkerboard", "transposable_random"]
     assert (table["packed / dense"] == 9 / 16).all()
 
 
-unpack = packing.unpack
+unpack, right = packing.unpack, masks.make
+# What goes wrong -> in which function, how, and of which mask.
 FAULTS = {
-    "the two groups of a byte change places": lambda values, found: unpack(values, (found >> 4) | (found << 4)),
-    "a weight is lost": lambda values, found: unpack(values.masked_fill(values == values[3, 5], 0), found),
+    "groups of a byte change places": (packing, "unpack", lambda v, m: unpack(v, (m >> 4) | (m << 4)), "random"),
+    "2:4 along the inputs alone": (masks, "make", lambda _, *a, **k: right(MASKS["random"], *a, **k), "checkerboard"),
+    "a weight is lost": (packing, "unpack", lambda v, m: unpack(v.masked_fill(v == v[3, 5], 0), m), "random"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_term_that_does_not_come_back_whole_breaks_the_proof(monkeypatch, fault):
-    monkeypatch.setattr(packing, "unpack", FAULTS[fault])
-    with pytest.raises(ValueError, match="mask random breaks its promise"):
-        drawn.proofs([Mask.named("random")])
+def test_a_term_that_is_not_as_its_family_promises_or_does_not_come_back_whole_breaks_the_proof(monkeypatch, fault):
+    *what, mask = FAULTS[fault]
+    monkeypatch.setattr(*what)
+    with pytest.raises(ValueError, match=f"mask {mask} breaks its promise"):
+        drawn.proofs([MASKS[mask]])
 
 
-def test_a_family_that_promises_2_to_4_both_ways_must_keep_it(monkeypatch):
-    right = masks.make
-    monkeypatch.setattr(masks, "make", lambda mask, *a, **k: right(Mask.named("random"), *a, **k))
-    with pytest.raises(ValueError, match="mask checkerboard breaks its promise"):
-        drawn.proofs([Mask.named("checkerboard")])
-    monkeypatch.setattr(masks, "make", lambda mask, *a, **k: right(Mask.named("checkerboard"), *a, **k))
+def test_a_family_that_is_2_to_4_both_ways_must_say_so(monkeypatch):
+    monkeypatch.setattr(masks, "make", lambda mask, *a, **k: right(MASKS["checkerboard"], *a, **k))
     with pytest.raises(ValueError, match="mask random is 2:4 along the outputs too: name its family"):
-        drawn.proofs([Mask.named("random")])
+        drawn.proofs([MASKS["random"]])
 
 
 CHECKER = torch.eye(2, dtype=torch.bool).repeat_interleave(2, 0).repeat_interleave(2, 1).repeat(4, 4)
@@ -65,9 +64,3 @@ def test_the_split_is_drawn_as_a_sum_only_where_it_is_one():
     whole, half = (drawn.split_figure(weight, weight * kept, weight * ~STRIPES) for kept in (STRIPES, lost))
     assert title(whole) == "W = W(0) + W(1)" and "W(0) holds 50% of the weights" in whole.alt
     assert title(half) == "W ≠ W(0) + W(1)"
-
-
-def test_a_pixel_is_a_weight():
-    image, large = drawn._pixels(STRIPES.numpy()), drawn._CELL + drawn._WIDE / 4
-    assert image.shape == tuple(4 * drawn._CELL * n // 4 + drawn._WIDE * (n // 4 - 1) for n in STRIPES.shape)
-    assert image[0, 0] == 1 and image[0, int(2 * large)] == 2

@@ -46,18 +46,14 @@ def differing(frame, folder, kind):
     return wrong
 
 
-@pytest.mark.parametrize("run", [*PHASES[:7], BEFORE, pytest.param(PHASES[7], marks=pytest.mark.long)])
-def test_a_shipped_runs_tables_are_those_of_its_notebook(run):
-    assert differing(loaded(run), REFERENCE / run, "table") == []
+TABLES = [(run, "table") for run in (*PHASES, BEFORE, "findings")]
+# The one of phase 0 is that of its answer.
+FIGURES = [(run, "figure") for run in (*PHASES, BEFORE, "findings") if "phase0" not in run]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("run", [*PHASES[1:4], *PHASES[5:], BEFORE])
-def test_a_shipped_runs_figures_say_what_they_said_in_its_notebook(run):
-    assert differing(loaded(run), REFERENCE / run, "figure") == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["table", "figure"])
-def test_the_shipped_findings_are_those_of_their_notebook(kind):
-    assert differing(loaded(*PHASES[4:]), REFERENCE / "findings", kind) == []
+@pytest.mark.parametrize(
+    "run, kind", TABLES[:7] + [pytest.param(*one, marks=pytest.mark.long) for one in TABLES[7:] + FIGURES]
+)
+def test_tables_and_figures_of_a_shipped_run_are_those_of_its_notebook(run, kind):
+    frame = loaded(*(PHASES[4:] if run == "findings" else [run]))
+    assert differing(frame, REFERENCE / run, kind) == []
