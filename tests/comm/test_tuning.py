@@ -27,9 +27,13 @@ def clock_of(ms):
     return mock.patch.object(tuning, "Graph", graph)
 
 
-def candidate(change=lambda total: total):
+def candidate(name, change=lambda total: total):
     """A way to add up x whose sums go through `change`."""
-    return lambda x: lambda: change(Group.of().all_reduce(x.clone()))
+
+    def make(x):
+        return mock.Mock(side_effect=lambda: change(Group.of().all_reduce(x.clone())), way=Way(name))
+
+    return make
 
 
 def off_by_one(total):
@@ -39,10 +43,10 @@ def off_by_one(total):
 
 def a_wrong_candidate_is_never_chosen_and_the_slowest_rank_counts(ctx, _):
     times, timed = {"right": 3.0, "slow": 5.0, "wrong": 1.0, "wrong on rank 1": 1.0}, []
-    ways = dict.fromkeys(times, candidate()) | {"wrong": candidate(off_by_one)}
-    ways |= {"wrong on rank 1": candidate(off_by_one)} if ctx.rank == 1 else {}
+    wrong = ["wrong"] + ["wrong on rank 1"] * ctx.rank
+    ways = {Way(name): candidate(name, *[off_by_one] * (name in wrong)) for name in times}
     with clock_of(lambda way: timed.append(way.backend) or times[way.backend] + ctx.rank):
-        found = tuning.measure(Group.of(), CPU, {Way(name): make for name, make in ways.items()}, 1 << 12)
+        found = tuning.measure(Group.of(), CPU, ways, 1 << 12)
     assert not {"wrong", "wrong on rank 1"} & set(timed)
     assert found == {Way("right"): 4.0, Way("slow"): 6.0}
 
@@ -93,7 +97,7 @@ def kernels_that_one_rank_cannot_run_or_has_no_memory_for_are_used_by_none_and_n
 
 def a_candidate_that_fails_on_one_rank_before_or_in_its_sum_raises_on_all(ctx, _):
     fails = mock.Mock(side_effect=RuntimeError("launch failed")) if ctx.rank == 1 else lambda x: x
-    for make in (lambda x: candidate()(fails(x)), candidate(fails)):
+    for make in (lambda x: candidate("bad")(fails(x)), candidate("bad", fails)):
         with clock_of(lambda way: 1.0), pytest.raises(UnsupportedError, match="on rank 1: launch failed"):
             tuning.measure(Group.of(), CPU, {Way("bad"): make}, 1 << 12)
 

@@ -57,7 +57,7 @@ def _count(
 
 def _called(frame: pd.DataFrame, metric: str) -> str:
     """`_count` of a call's time over B1; only that it tells nothing where B1's twin differs from it in that time."""
-    both = frame[frame["metric"].eq(metric) & frame["method"].isin([B1, TWIN])]
+    both = frame[frame["method"].isin([B1, TWIN])]
     twin = verdicts.ratio(both.assign(method=both["method"].replace(TWIN, OURS)), AXES, B1, OURS, metric)
     if differs := int(twin["outcome"].isin(["faster", "slower"]).sum()):
         return f"not told from B1: B1 timed twice differs from itself in {differs} of {len(twin)} cells."
