@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from blockshock_lib.errors import BlockShockError, DataError
 from blockshock_lib.files import ROOT, canonical, sha256, short_digest, shown, write_atomic
 from blockshock_lib.layers.gpt import shards, sources, store
-from blockshock_lib.layers.gpt.store import Corpus, Say, told
+from blockshock_lib.layers.gpt.store import Corpus
 
 SOURCES, VOCABULARY = "sources.json", "vocabulary.json"
 END = "<|endoftext|>"  # token 0, before each file
@@ -39,8 +40,6 @@ class Recipe:
     def __post_init__(self) -> None:
         if not 256 < self.vocab <= 1 << 16:
             raise DataError(f"vocab: {self.vocab}; it is above 256, the bytes, and at most {1 << 16}, for uint16")
-        if not 0 <= self.limit_mb < float("inf"):
-            raise DataError(f"limit_mb: {self.limit_mb}; it is above 0, or 0 for all of the text")
 
 
 # Their wheels are for any platform: the same text, so the same digest, wherever constraints.txt is kept to.
@@ -49,20 +48,14 @@ NANO = Recipe(
 )
 
 
-def ready(recipe: Recipe, say: Say = print, again: bool = False) -> Corpus:
-    """The corpus of that recipe and of the packages installed here: the one that lies here, or else it is built, as it
-    is `again`. DataError: no tokenizers, too little text, or text of the validation that stands in the training.
+def ready(recipe: Recipe) -> Corpus:
+    """The corpus of that recipe and of the packages installed here: the one that lies here, or else it is built.
+    DataError: no tokenizers, too little text, or text of the validation that stands in the training.
     """
     chosen, skipped = sources.packages(recipe.packages)
     made = _made(recipe, chosen)
-    if not again and (found := store.known(made)):
-        return found
-    with store.alone(say):
-        if not again and (found := store.known(made)):
-            return found  # another process has made it meanwhile
-        for name, why in skipped.items():
-            say(f"skipped {name}: {why}")
-        return _built(recipe, chosen, skipped, made, say)
+    with store.alone():
+        return store.known(made) or _built(recipe, chosen, skipped, made)
 
 
 def chosen(data: str, kind: str, vocab: int) -> Corpus:
@@ -74,29 +67,33 @@ def chosen(data: str, kind: str, vocab: int) -> Corpus:
     return ready(NANO if kind == "nano" else Recipe(vocab=vocab))
 
 
-def _built(recipe: Recipe, chosen: Sequence[sources.Package], skipped: dict[str, str], made: str, say: Say) -> Corpus:
+def _built(recipe: Recipe, chosen: Sequence[sources.Package], skipped: dict[str, str], made: str) -> Corpus:
     if recipe.limit_mb:
         chosen = sources.sample(chosen, int(recipe.limit_mb * 1e6))
-    with told(say, f"reading {sum(one.size for one in chosen) / 1e6:.1f} MB of {len(chosen)} packages") as tell:
-        kept, out = sources.read(chosen, lambda done: tell(f"{done / 1e6:.0f} MB"))
-        parts, leaked = sources.divided(kept)
+    say = functools.partial(print, flush=True)
+    for name, why in skipped.items():
+        say(f"skipped {name}: {why}")
+    say(f"reading {sum(one.size for one in chosen) / 1e6:.1f} MB of {len(chosen)} packages")
+    kept, out = sources.read(chosen)
+    parts, leaked = sources.divided(kept)
     size = {part: sum(file.size for file in some) for part, some in parts.items()}
     train, val = (size[part] / 1e6 for part in ("train", "val"))
     say(f"{train:.2f} MB to train on, {val:.2f} MB held out, {len(out | leaked)} files left out")
-    with told(say, f"vocabulary of {recipe.vocab}"):
-        vocabulary = _vocabulary([file.text for file in parts["train"]], recipe.vocab)
+    say(f"vocabulary of {recipe.vocab}")
+    vocabulary = _vocabulary([file.text for file in parts["train"]], recipe.vocab)
     shutil.rmtree(folder := store.PLACE / ".building", ignore_errors=True)
     folder.mkdir()
     names, both = {}, {}
     for part, some in parts.items():
-        with told(say, f"tokens of {part}") as tell:
-            paths = shards.write(folder, f"packages_{part}", _encoded(vocabulary, some, tell))
-        names[part], both[part] = [path.name for path in paths], [shards.read(path) for path in paths]
+        say(f"tokens of {part}")
+        path = folder / f"packages_{part}_000001.bin"
+        shards.write(path, _encoded(vocabulary, some))
+        names[part], both[part] = [path.name], [shards.read(path)]
     (folder / VOCABULARY).write_text(vocabulary.to_str(), "utf-8")
     (folder / SOURCES).write_text(_listed(chosen, parts), "utf-8")
     stamps = {path.name: [*store.stamp(path), sha256(path)] for path in sorted(folder.iterdir())}
     digest = sha256(canonical({name: one[-1] for name, one in stamps.items()}))[:12]
-    checked = store.compared(both, say)
+    checked = store.compared(both)
     per = size["val"] / checked["tokens"]["val"]
     found = Corpus(digest, recipe.vocab, **names, **checked, bytes_per_token=per, made=made, stamps=stamps)
     about = {"recipe": asdict(recipe), "bytes": size, "skipped": skipped, "left_out": out | leaked}
@@ -138,13 +135,12 @@ def _vocabulary(texts: Sequence[str], size: int) -> Any:
     return made
 
 
-def _encoded(vocabulary: Any, some: Sequence[sources.File], tell: Say) -> np.ndarray:
+def _encoded(vocabulary: Any, some: Sequence[sources.File]) -> np.ndarray:
     parts = []
-    for start in range(0, len(some), BATCH):
+    for start in tqdm(range(0, len(some), BATCH), "encoding", leave=False, disable=None):
         batch = [file.text for file in some[start : start + BATCH]]
         for one in vocabulary.encode_batch_fast(batch, add_special_tokens=False):
             parts.append(np.array([0, *one.ids], np.uint16))
-        tell(f"{start + len(batch)} of {len(some)} files")
     return np.concatenate(parts)
 
 
@@ -153,22 +149,18 @@ def main(words: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(prog="make corpus", description="A corpus to train on; nothing is downloaded.")
     parser.add_argument("--vocab", type=int, help=f"tokens; {Recipe().vocab}, of --data GPT-2's 50257")
     parser.add_argument("--nano", action="store_true", help="the small corpus of the preset nano")
-    parser.add_argument("--data", nargs="+", help="a folder or files of your own, as nanoGPT or llm.c write them")
+    parser.add_argument("--data", default="", help="a folder of your own shards, as nanoGPT or llm.c write them")
     asked, began = parser.parse_args(words), time.monotonic()
-
-    say = functools.partial(print, flush=True)
+    vocab = asked.vocab or (50257 if asked.data else Recipe().vocab)
     try:
-        if asked.data:
-            found = store.given(asked.data, asked.vocab or 50257, say)
-        else:
-            found = ready(NANO if asked.nano else Recipe(vocab=asked.vocab or Recipe().vocab), say, again=True)
+        found = chosen(asked.data, "nano" if asked.nano else "packages", vocab)
     except BlockShockError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     per = f", {found.bytes_per_token:.3f} bytes a token" if found.bytes_per_token else ""
-    say("{train} tokens to train on, {val} held out".format(**found.tokens) + per)
-    say(f"{found.overlap:.2%} of the held-out stretches of {shards.WIDTH} tokens stand in the training too")
-    say(f"corpus {found.digest} in {shown(found.folder)}, {time.monotonic() - began:.0f} s")
+    print("{train} tokens to train on, {val} held out".format(**found.tokens) + per)
+    print(f"{found.overlap:.2%} of the held-out stretches of {shards.WIDTH} tokens stand in the training too")
+    print(f"corpus {found.digest} in {shown(found.folder)}, {time.monotonic() - began:.0f} s")
     return 0
 
 

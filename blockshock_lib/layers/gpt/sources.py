@@ -9,18 +9,20 @@ import platform
 import re
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
-from blockshock_lib.errors import DataError, allowed
+from blockshock_lib.errors import DataError
 from blockshock_lib.files import ROOT, sha256
 from blockshock_lib.layers.gpt.shards import shingles
 
 SUFFIXES = (".py", ".pyi", ".c", ".h", ".hpp", ".cpp", ".cuh")
 STDLIB = "python"
+PINS = ROOT / "constraints.txt"
 HELD_OUT = (0.05, 0.08)  # share of the bytes
 LARGE = 0.02  # of the bytes: packages of more are held out only where the smaller ones are not enough
 COPIED = 0.5  # share of its shingles in files kept before, from which on a file is a copy
@@ -60,15 +62,14 @@ class File:
     marks: np.ndarray
 
 
-def packages(
-    wanted: Sequence[str] = (), site: Sequence[str] | None = None, pins: Path = ROOT / "constraints.txt"
-) -> tuple[list[Package], dict[str, str]]:
+def packages(wanted: Sequence[str] = ()) -> tuple[list[Package], dict[str, str]]:
     """(packages in the order of their names, name -> why one is skipped). wanted: only these; `python` is the standard
-    library. site: folders to look in, or sys.path. DataError: one of `wanted` is not installed or may not be taken.
+    library. DataError: one of `wanted` is not installed or may not be taken.
     """
-    pinned = {_plain(line.partition("==")[0]) for line in _lines(pins) if "==" in line}
+    pins = PINS.read_text("utf-8").splitlines() if PINS.is_file() else []
+    pinned = {_plain(line.partition("==")[0]) for line in pins if "==" in line}
     found, skipped = {STDLIB: _standard_library(not wanted or STDLIB in wanted)}, {}
-    for one in importlib.metadata.distributions(**({"path": list(site)} if site is not None else {})):
+    for one in importlib.metadata.distributions():
         name, licence = _plain(one.name or ""), _licence(one.metadata)
         if name in found or name in skipped:
             continue
@@ -78,20 +79,15 @@ def packages(
             files = dict(_files(one)) if not wanted or name in wanted else {}
             found[name] = Package(name, one.version, licence, files)
     for name in wanted:
-        if name in skipped:
-            raise DataError(f"packages: {name} is skipped: {skipped[name]}")
         if name not in found:
-            raise DataError(f"packages: {name} is not installed; {allowed(name, sorted(found))}")
+            why = f"skipped: {skipped[name]}" if name in skipped else "not installed"
+            raise DataError(f"packages: {name} is {why}")
     chosen = [found[name] for name in sorted(found) if name in (wanted or found) and found[name].files]
     return chosen, {} if wanted else dict(sorted(skipped.items()))
 
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip().lower())
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text("utf-8").splitlines() if path.is_file() else []
 
 
 def _refused(name: str, licence: str, metadata: importlib.metadata.PackageMetadata, pinned: set[str]) -> str:
@@ -141,17 +137,15 @@ def sample(chosen: Sequence[Package], most: int) -> list[Package]:
     return kept
 
 
-def read(chosen: Sequence[Package], tell: Callable[[int], None]) -> tuple[list[File], dict[str, str]]:
+def read(chosen: Sequence[Package]) -> tuple[list[File], dict[str, str]]:
     """(files in their order, "package/file" -> why it is left out). Vendored files come last, so that of two copies the
-    original is kept. `tell` hears the bytes read so far.
+    original is kept.
     """
     places = [(package.name, name, path) for package in chosen for name, (path, _) in package.files.items()]
     places.sort(key=lambda place: (bool(VENDORED.search(place[1])), place[0], place[1]))
-    kept, out, digests, seen, numbers, done = [], {}, {}, set(), _Numbers(), 0
-    for package, name, path in places:
+    kept, out, digests, seen, numbers = [], {}, {}, set(), _Numbers()
+    for package, name, path in tqdm(places, "reading", unit=" files", leave=False, disable=None):
         data = path.read_bytes()
-        done += len(data)
-        tell(done)
         place, digest = f"{package}/{name}", hashlib.sha256(data).hexdigest()
         if why := unfit(data) or (f"copy of {digests[digest]}" if digest in digests else ""):
             out[place] = why
@@ -225,8 +219,6 @@ def divided(files: Sequence[File]) -> tuple[dict[str, list[File]], dict[str, str
     train = [file for file in files if file.package not in taken]
     val = [file for file in files if file.package in taken]
     seen = {mark for file in train for mark in file.marks.tolist()}
-    leaked = {f"{file.package}/{file.name}": share for file in val if (share := _share(file.marks, seen)) > LEAKED}
-    kept = [file for file in val if f"{file.package}/{file.name}" not in leaked]
-    return {"train": train, "val": kept}, {
-        name: f"{share:.0%} stands in the training" for name, share in leaked.items()
-    }
+    shares = {f"{file.package}/{file.name}": _share(file.marks, seen) for file in val}
+    leaked = {name: f"{share:.0%} stands in the training" for name, share in shares.items() if share > LEAKED}
+    return {"train": train, "val": [file for file in val if f"{file.package}/{file.name}" not in leaked]}, leaked

@@ -122,7 +122,7 @@ def data(tmp_path, monkeypatch):
     folder.mkdir()
     for part, count in (("train", 20_000), ("val", 2_000)):
         tokens = np.cumsum(1 + (draw.random(count) < 0.1)) % 300
-        shards.write(folder, f"own_{part}", tokens)
+        shards.write(folder / f"own_{part}.bin", tokens)
     return str(folder)
 
 
