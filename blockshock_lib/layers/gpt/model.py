@@ -23,19 +23,15 @@ from blockshock_lib.layers.parts import ReadLinear, Share, cut
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a GPT; `hidden` features of its MLPs are 4 width by default. ValueError where heads do not divide
-    the width, or a number is not over 0.
-    """
+    """The shape of a GPT. ValueError where heads do not divide the width, or a number is not over 0."""
 
     width: int
     heads: int
     vocab: int
     context: int
     layers: int = 12
-    hidden: int = 0
 
     def __post_init__(self):
-        object.__setattr__(self, "hidden", self.hidden or 4 * self.width)
         for name, number in vars(self).items():
             if number < 1:
                 raise ValueError(f"{name} must be over 0, not {number}")
@@ -86,12 +82,12 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """With GPT-2's GELU, the tanh approximation."""
+    """Of 4 width hidden features, with GPT-2's GELU, the tanh approximation."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.norm, self.up = nn.LayerNorm(config.width), ReadLinear(config.width, config.hidden)
-        self.out = ReadLinear(config.hidden, config.width)
+        self.norm, self.up = nn.LayerNorm(config.width), ReadLinear(config.width, 4 * config.width)
+        self.out = ReadLinear(4 * config.width, config.width)
 
     def forward(self, x: Tensor, tracks: int, apart: bool, out: Tensor | None = None) -> Tensor:
         return row(F.gelu(column(self.norm(x), self.up), approximate="tanh"), self.out, tracks, apart, out)
@@ -110,8 +106,8 @@ class GPT(nn.Module):
     gradients of what is whole on every rank, embeddings, norms and the biases of `out`, are parts there, to be added by
     `sum_gradients` after the backward and before anything reads them.
 
-    ValueError where heads or hidden features do not divide by the ranks, or the schedule has other layers;
-    UnsupportedError where the ranks of a process group drew others, or were given other arguments.
+    ValueError where heads do not divide by the ranks, or the schedule has other layers; UnsupportedError where the
+    ranks of a process group drew others, or were given other arguments.
     """
 
     def __init__(self, config: GPTConfig, schedule: Schedule | str, tracks: int = 1, group: Group | None = None):
@@ -123,7 +119,9 @@ class GPT(nn.Module):
         self.group, self.tracks = Group(), tracks
         if group is not None and tracks > 1:
             raise ValueError(f"{tracks} tracks are computed on one device: give tracks or a group, not both")
-        self._refuse_parts(ranks := group.world_size if group else tracks)
+        ranks = group.world_size if group else tracks
+        if ranks < 1 or config.heads % ranks:
+            raise ValueError(f"{config.heads} heads do not divide by {ranks} ranks")
         self.tokens, self.positions = (nn.Embedding(size, config.width) for size in (config.vocab, config.context))
         made = lambda: nn.ModuleDict({"attention": Attention(config), "mlp": MLP(config)})  # noqa: E731
         self.blocks, self.norm = nn.ModuleList(made() for _ in range(config.layers)), nn.LayerNorm(config.width)
@@ -223,22 +221,10 @@ class GPT(nn.Module):
         for grad, part in zip(grads, summed.split([grad.numel() for grad in grads]), strict=True):
             grad.copy_(part.view_as(grad))
 
-    def compile(self, *args, **kwargs) -> None:
-        """As nn.Module's; on real ranks of each sublayer by itself, for no compiler sees what a Group sums."""
-        if self.group.world_size == 1:
-            return super().compile(*args, **kwargs)
-        for sublayer in self.sublayers:
-            sublayer.compile(*args, **kwargs)
-
     def _split(self) -> dict[int, int]:
         """By the ids of the parameters of which each rank holds a part, the dimension that is dealt out."""
         shares = [module for module in self.modules() if isinstance(module, Share)]
         return {id(getattr(share, name)): int("bias" not in share.split) for share in shares for name in share.split}
-
-    def _refuse_parts(self, ranks: int) -> None:
-        for name, count in (("heads", self.config.heads), ("hidden features", self.config.hidden)):
-            if ranks < 1 or count % ranks:
-                raise ValueError(f"{count} {name} do not divide by {ranks} ranks")
 
     @torch.no_grad()
     def _draw(self) -> None:
@@ -251,7 +237,6 @@ class GPT(nn.Module):
             sublayer.out.weight /= math.sqrt(self.schedule.end)
 
     def _share(self, group: Group) -> None:
-        self._refuse_parts(group.world_size)
         refuse_unequal(group, "GPT", config=self.config, schedule=self.schedule, **dict(self.named_parameters()))
         for sublayer in self.sublayers:
             for name, linear in list(sublayer.named_children()):

@@ -16,7 +16,7 @@ from tests.layers.gpt import oracle
 from tests.layers.gpt.test_schedule import SYNCS
 from tests.layers.ranks import in_process
 
-CONFIG = gpt.GPTConfig(width=16, heads=8, vocab=31, context=7, layers=4, hidden=24)
+CONFIG = gpt.GPTConfig(width=16, heads=8, vocab=31, context=7, layers=4)
 CLOSE = {"atol": 1e-10, "rtol": 0}
 NAMES = [
     "tensor_parallel",
@@ -195,7 +195,7 @@ def test_syncs_are_counted_forward_and_backward_and_run_beside_what_the_schedule
 
 @pytest.mark.long
 def test_all_weights_are_the_same_for_every_schedule_and_each_ranks_part_of_each_has_a_gradient():
-    w, h, layers = CONFIG.width, CONFIG.hidden, CONFIG.layers
+    w, h, layers = CONFIG.width, 4 * CONFIG.width, CONFIG.layers
     numbers = layers * (4 * w * w + 2 * w * h + 9 * w + h) + (CONFIG.vocab + CONFIG.context + 2) * w
     shapes = {path: parameter.shape for path, parameter in drawn("spd", 1).named_parameters()}
     for name in NAMES:
@@ -241,10 +241,8 @@ def test_bad_shapes_and_parts_are_refused():
     for words, make in (
         ("width 16 does not divide by 3 heads", lambda: config(heads=3)),
         ("vocab must be over 0, not 0", lambda: config(vocab=0)),
-        ("hidden must be over 0, not -4", lambda: config(hidden=-4)),
         ("8 heads do not divide by 3 ranks", lambda: gpt.GPT(CONFIG, "spd", 3)),
         ("8 heads do not divide by 3 ranks", lambda: gpt.GPT(CONFIG, "spd", group=Group(0, 3))),
-        ("20 hidden features do not divide by 8 ranks", lambda: gpt.GPT(config(hidden=20), "spd", 8)),
         ("do not divide by 0 ranks", lambda: gpt.GPT(CONFIG, "spd", 0)),
         ("2 tracks are computed on one device", lambda: gpt.GPT(CONFIG, "spd", 2, Group(0, 2))),
         ("schedule spd has 3 layers, not 4", lambda: gpt.GPT(CONFIG, gpt.named("spd", 3))),
