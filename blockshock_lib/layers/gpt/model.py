@@ -102,9 +102,9 @@ class GPT(nn.Module):
         group: the real ranks that share the model, each with its heads and hidden features.
 
     Weights are drawn as GPT-2's, whole, from torch's own generator; their names and shapes are the same for any
-    schedule and number of tracks. On real ranks a model holds its share of them: `whole` gathers, `of` shares out. The
-    gradients of what is whole on every rank, embeddings, norms and the biases of `out`, are parts there, to be added by
-    `sum_gradients` after the backward and before anything reads them.
+    schedule and number of tracks. On real ranks a model holds its share of them: `of` shares out, `gathered` gathers.
+    The gradients of what is whole on every rank, embeddings, norms and the biases of `out`, are parts there, to be
+    added by `sum_gradients` after the backward and before anything reads them.
 
     ValueError where heads do not divide by the ranks, or the schedule has other layers; UnsupportedError where the
     ranks of a process group drew others, or were given other arguments.
@@ -137,13 +137,6 @@ class GPT(nn.Module):
         model = copy.deepcopy(whole)
         if group.world_size > 1:
             model._share(group)
-        return model
-
-    def whole(self) -> "GPT":
-        """The same model as tracks on each rank's device. A collective."""
-        with torch.device("meta"):
-            model = GPT(self.config, self.schedule, self.ranks)
-        model.load_state_dict(self.gathered(), assign=True)
         return model
 
     @torch.no_grad()

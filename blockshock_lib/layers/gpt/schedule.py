@@ -62,8 +62,12 @@ class Schedule:
         if not self.steps or len(self.steps) % 2:
             raise ValueError(f"schedule {self.name}: a layer has 2 sublayers, {len(self.steps)} make no layers")
         for s, step in enumerate(self.steps):
-            if wrong := _wrong(s, step, self.end):
-                raise ValueError(f"schedule {self.name}: the partial result of sublayer {s} {wrong}")
+            what = f"schedule {self.name}: the partial result of sublayer {s}"
+            if step.lands > self.end:
+                raise ValueError(f"{what} never lands: sublayer {step.lands} is beyond the end, {self.end}")
+            if not s < step.own <= step.lands:
+                at = f"at {step.own} and lands at {step.lands}"
+                raise ValueError(f"{what} is read by this rank {at}: first {s + 1} at the earliest, then that")
         # Fields, not cached properties: a compiler reads no lock.
         object.__setattr__(self, "syncs", _syncs(self.steps))
         object.__setattr__(self, "operations", _operations(self.steps, self.syncs))
@@ -93,14 +97,6 @@ def _operations(steps: tuple[Step, ...], syncs: tuple[Sync, ...]) -> tuple[tuple
         done += [("run", s)] if s < len(steps) else []
         done += [("start", i) for i, sync in enumerate(syncs) if sync.start == s]
     return tuple(done)
-
-
-def _wrong(s: int, step: Step, end: int) -> str:
-    if not step.lands <= end:
-        return f"never lands: sublayer {step.lands} is beyond the end, {end}"
-    if not s < step.own <= step.lands:
-        return f"is read by this rank at {step.own} and lands at {step.lands}: first {s + 1} at the earliest, then that"
-    return ""
 
 
 def dropping(layers: int, dropped: Collection[int], mean: bool = False) -> tuple[Step, ...]:

@@ -133,15 +133,10 @@ class Trainer:
 
 def optimizer(model: nn.Module, rate: float, decay: float, betas: tuple[float, float]) -> torch.optim.AdamW:
     """Weight decay falls on what products multiply by, not on norms, biases and embeddings of positions."""
-    cuda = next(model.parameters()).is_cuda
-    plain = [p for name, p in model.named_parameters() if is_plain(name)]
-    rest = [p for name, p in model.named_parameters() if not is_plain(name)]
-    groups = [{"params": rest, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=cuda)
-
-
-def is_plain(name: str) -> bool:
-    return name.endswith("bias") or "norm" in name or "position" in name
+    groups = [{"params": [], "weight_decay": decay}, {"params": [], "weight_decay": 0.0}]
+    for name, parameter in model.named_parameters():
+        groups[name.endswith("bias") or "norm" in name or "position" in name]["params"].append(parameter)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=parameter.is_cuda)
 
 
 @torch.no_grad()
