@@ -1,7 +1,8 @@
 """`python -m blockshock_lib.layers.gpt.corpus` builds a corpus from the installed packages, or takes a user's shards.
 
-sources.json lists the files that it is made of, vocabulary.json is a byte-level BPE, the rest are shards. The digest is
-over these: the same packages have the same digest on every machine.
+Its folder, outputs/corpus/<digest>/, is not in git: corpus.json says all about it, sources.json lists the files that it
+is made of, vocabulary.json is a byte-level BPE, the rest are shards. The digest is over these: the same packages have
+the same digest on every machine. Losses of two digests are never compared.
 """
 
 import argparse
@@ -9,9 +10,9 @@ import functools
 import json
 import shutil
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,49 @@ import numpy as np
 from tqdm import tqdm
 
 from blockshock_lib.errors import BlockShockError, DataError
-from blockshock_lib.files import ROOT, canonical, sha256, short_digest, shown, write_atomic
-from blockshock_lib.layers.gpt import shards, sources, store
-from blockshock_lib.layers.gpt.store import Corpus
+from blockshock_lib.files import ROOT, canonical, locked, sha256, short_digest, shown, write_atomic
+from blockshock_lib.layers.gpt import shards, sources
 
-SOURCES, VOCABULARY = "sources.json", "vocabulary.json"
+PLACE = ROOT / "outputs" / "corpus"
+SUMMARY, SOURCES, VOCABULARY = "corpus.json", "sources.json", "vocabulary.json"
 END = "<|endoftext|>"  # token 0, before each file
 BATCH = 256  # files encoded at a time
+OVERLAP = 0.1  # share of the validation's shingles in the training, above which shards are refused
+
+say = functools.partial(print, flush=True)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Shards of training and validation. train, val, stamps: names in its folder, or whole paths of a user's files."""
+
+    digest: str
+    train: list[str]
+    val: list[str]
+    tokens: dict[str, int]  # of train and of val
+    bytes_per_token: float | None  # of all of the validation's text; None where a user's shards do not say
+    made: str  # digest of what it was made of: tells whether it must be made again
+    stamps: dict[str, list[Any]]  # file -> bytes, date, digest
+
+    @property
+    def folder(self) -> Path:
+        return PLACE / self.digest
+
+    def read(self, part: str) -> list[np.ndarray]:
+        """The shards of "train" or "val", mapped: what `shards.Batches` and `shards.fixed` take."""
+        return [shards.read(self.folder / path) for path in getattr(self, part)]
+
+
+class Text:
+    """What a GPT learns of a corpus: `at`, (tokens, targets) of a step, as of `shards.Batches`; `held_out`, those of
+    the validation. `case` says batch, context and seed, `settings` the `validation_tokens`.
+    """
+
+    def __init__(self, corpus: Corpus, case: Any, settings: Any):
+        self.digest, self.count = corpus.digest, corpus.tokens["train"]
+        self.at = shards.Batches(corpus.read("train"), case.batch, case.context, case.seed).at
+        asked = min(settings.validation_tokens, corpus.tokens["val"] - case.context)
+        self.held_out = shards.fixed(corpus.read("val"), asked, case.batch, case.context)
 
 
 @dataclass(frozen=True)
@@ -54,8 +91,9 @@ def ready(recipe: Recipe) -> Corpus:
     """
     chosen, skipped = sources.packages(recipe.packages)
     made = _made(recipe, chosen)
-    with store.alone():
-        return store.known(made) or _built(recipe, chosen, skipped, made)
+    PLACE.mkdir(parents=True, exist_ok=True)
+    with locked(PLACE):  # one process at a time makes a corpus
+        return _known(made) or _built(recipe, chosen, skipped, made)
 
 
 def chosen(data: str, kind: str, vocab: int) -> Corpus:
@@ -63,14 +101,71 @@ def chosen(data: str, kind: str, vocab: int) -> Corpus:
     the `kind` "packages" or "nano".
     """
     if data:
-        return store.given(ROOT / data, vocab)
+        return given(ROOT / data, vocab)
     return ready(NANO if kind == "nano" else Recipe(vocab=vocab))
+
+
+def given(data: Path, vocab: int) -> Corpus:
+    """A folder of a user's shards, nanoGPT's or llm.c's, as a corpus: train and val told by their names.
+
+    All is read once: each file's digest, its largest token and the overlap; again only if a size or date has changed.
+    DataError: a file is damaged, has a token beyond `vocab`, or the validation stands in the training.
+    """
+    parts = shards.named(data.resolve())
+    made = sha256(canonical([vocab, *([str(path), *_stamp(path)] for some in parts.values() for path in some)]))
+    PLACE.mkdir(parents=True, exist_ok=True)
+    with locked(PLACE):
+        return _known(made) or _read(parts, vocab, made)
+
+
+def _read(parts: dict[str, list[Path]], vocab: int, made: str) -> Corpus:
+    both, stamps = {part: [shards.read(path) for path in some] for part, some in parts.items()}, {}
+    for part, some in parts.items():
+        for path, read in zip(some, both[part], strict=True):
+            say(f"reading {path}")
+            if (most := shards.largest(read)) >= vocab:
+                raise DataError(f"{path} has the token {most}, beyond the vocabulary of {vocab}")
+            stamps[str(path)] = [*_stamp(path), sha256(path)]
+    names, tokens = {part: list(map(str, some)) for part, some in parts.items()}, _compared(both)
+    digest = sha256(canonical([vocab, *([stamps[name][-1] for name in some] for some in names.values())]))[:12]
+    found = Corpus(digest, **names, tokens=tokens, bytes_per_token=None, made=made, stamps=stamps)
+    write_atomic(found.folder / SUMMARY, json.dumps(asdict(found), indent=1))
+    return found
+
+
+def _known(made: str) -> Corpus | None:
+    """The corpus made of just that, if it lies here whole and as it was when its digest was taken."""
+    for path in sorted(PLACE.glob(f"*/{SUMMARY}")):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # what is damaged or gone is made anew
+            held = json.loads(path.read_text("utf-8"))
+            found = Corpus(**{field.name: held[field.name] for field in fields(Corpus)})
+            if found.made == made and all(_is_still(found.folder / name, *was) for name, was in found.stamps.items()):
+                return found
+    return None
+
+
+def _is_still(path: Path, size: int, date: int, digest: str) -> bool:
+    return [size, date] == _stamp(path) or sha256(path) == digest
+
+
+def _stamp(path: Path) -> list[int]:
+    return [(stat := path.stat()).st_size, stat.st_mtime_ns]
+
+
+def _compared(both: dict[str, list[np.ndarray]]) -> dict[str, int]:
+    """The tokens of both. DataError where the validation stands in the training."""
+    say("comparing validation and training")
+    share = shards.overlap(both["train"], both["val"])
+    if share > OVERLAP:
+        of = f"{share:.0%} of its stretches of {shards.WIDTH} tokens"
+        raise DataError(f"text of the validation stands in the training: {of}")
+    say(f"{share:.2%} of the held-out stretches of {shards.WIDTH} tokens stand in the training too")
+    return {part: sum(map(len, some)) for part, some in both.items()}
 
 
 def _built(recipe: Recipe, chosen: Sequence[sources.Package], skipped: dict[str, str], made: str) -> Corpus:
     if recipe.limit_mb:
         chosen = sources.sample(chosen, int(recipe.limit_mb * 1e6))
-    say = functools.partial(print, flush=True)
     for name, why in skipped.items():
         say(f"skipped {name}: {why}")
     say(f"reading {sum(one.size for one in chosen) / 1e6:.1f} MB of {len(chosen)} packages")
@@ -81,7 +176,7 @@ def _built(recipe: Recipe, chosen: Sequence[sources.Package], skipped: dict[str,
     say(f"{train:.2f} MB to train on, {val:.2f} MB held out, {len(out | leaked)} files left out")
     say(f"vocabulary of {recipe.vocab}")
     vocabulary = _vocabulary([file.text for file in parts["train"]], recipe.vocab)
-    shutil.rmtree(folder := store.PLACE / ".building", ignore_errors=True)
+    shutil.rmtree(folder := PLACE / ".building", ignore_errors=True)
     folder.mkdir()
     names, both = {}, {}
     for part, some in parts.items():
@@ -91,13 +186,13 @@ def _built(recipe: Recipe, chosen: Sequence[sources.Package], skipped: dict[str,
         names[part], both[part] = [path.name], [shards.read(path)]
     (folder / VOCABULARY).write_text(vocabulary.to_str(), "utf-8")
     (folder / SOURCES).write_text(_listed(chosen, parts), "utf-8")
-    stamps = {path.name: [*store.stamp(path), sha256(path)] for path in sorted(folder.iterdir())}
+    stamps = {path.name: [*_stamp(path), sha256(path)] for path in sorted(folder.iterdir())}
     digest = sha256(canonical({name: one[-1] for name, one in stamps.items()}))[:12]
-    checked = store.compared(both)
-    per = size["val"] / checked["tokens"]["val"]
-    found = Corpus(digest, recipe.vocab, **names, **checked, bytes_per_token=per, made=made, stamps=stamps)
+    tokens = _compared(both)
+    per = size["val"] / tokens["val"]
+    found = Corpus(digest, **names, tokens=tokens, bytes_per_token=per, made=made, stamps=stamps)
     about = {"recipe": asdict(recipe), "bytes": size, "skipped": skipped, "left_out": out | leaked}
-    write_atomic(folder / store.SUMMARY, json.dumps(asdict(found) | about, indent=1))
+    write_atomic(folder / SUMMARY, json.dumps(asdict(found) | about, indent=1))
     shutil.rmtree(found.folder, ignore_errors=True)
     folder.rename(found.folder)
     return found
@@ -150,7 +245,7 @@ def main(words: Sequence[str] = ()) -> int:
     parser.add_argument("--vocab", type=int, help=f"tokens; {Recipe().vocab}, of --data GPT-2's 50257")
     parser.add_argument("--nano", action="store_true", help="the small corpus of the preset nano")
     parser.add_argument("--data", default="", help="a folder of your own shards, as nanoGPT or llm.c write them")
-    asked, began = parser.parse_args(words), time.monotonic()
+    asked = parser.parse_args(words)
     vocab = asked.vocab or (50257 if asked.data else Recipe().vocab)
     try:
         found = chosen(asked.data, "nano" if asked.nano else "packages", vocab)
@@ -159,8 +254,7 @@ def main(words: Sequence[str] = ()) -> int:
         return 1
     per = f", {found.bytes_per_token:.3f} bytes a token" if found.bytes_per_token else ""
     print("{train} tokens to train on, {val} held out".format(**found.tokens) + per)
-    print(f"{found.overlap:.2%} of the held-out stretches of {shards.WIDTH} tokens stand in the training too")
-    print(f"corpus {found.digest} in {shown(found.folder)}, {time.monotonic() - began:.0f} s")
+    print(f"corpus {found.digest} in {shown(found.folder)}")
     return 0
 
 

@@ -9,7 +9,7 @@ import platform
 import re
 import sysconfig
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,16 +38,16 @@ WORDS = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class Package:
-    """An installed package. files: name -> (place, bytes), of the kinds in SUFFIXES."""
+    """An installed package. files: name -> place, of the kinds in SUFFIXES."""
 
     name: str
     version: str
     licence: str
-    files: dict[str, tuple[Path, int]]
+    files: dict[str, Path]
 
     @property
     def size(self) -> int:
-        return sum(size for _, size in self.files.values())
+        return sum(path.stat().st_size for path in self.files.values())
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,9 @@ def packages(wanted: Sequence[str] = ()) -> tuple[list[Package], dict[str, str]]
         if why := _refused(name, licence, one.metadata, pinned):
             skipped[name] = why
         else:
-            files = dict(_files(one)) if not wanted or name in wanted else {}
-            found[name] = Package(name, one.version, licence, files)
+            files = one.files if (not wanted or name in wanted) and one.files else ()
+            paths = {file.as_posix(): Path(one.locate_file(file)) for file in files if ".." not in file.parts}
+            found[name] = Package(name, one.version, licence, _text(paths))
     for name in wanted:
         if name not in found:
             why = f"skipped: {skipped[name]}" if name in skipped else "not installed"
@@ -111,17 +112,14 @@ def _licence(metadata: importlib.metadata.PackageMetadata) -> str:
     return named or ", ".join(sorted(set(classes)))
 
 
-def _files(one: importlib.metadata.Distribution) -> Iterator[tuple[str, tuple[Path, int]]]:
-    for file in one.files or ():
-        if file.suffix in SUFFIXES and ".." not in file.parts and (path := Path(one.locate_file(file))).is_file():
-            yield file.as_posix(), (path, path.stat().st_size)
+def _text(paths: dict[str, Path]) -> dict[str, Path]:
+    return {name: path for name, path in paths.items() if path.suffix in SUFFIXES and path.is_file()}
 
 
 def _standard_library(listed: bool) -> Package:
     root = Path(sysconfig.get_path("stdlib"))
-    paths = [path for path in root.rglob("*") if path.suffix in SUFFIXES and path.is_file()] if listed else []
-    names = {path.relative_to(root).as_posix(): path for path in paths if "site-packages" not in path.parts}
-    kept = {name: (path, path.stat().st_size) for name, path in names.items()}
+    paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if listed}
+    kept = {name: path for name, path in _text(paths).items() if "site-packages" not in path.parts}
     return Package(STDLIB, platform.python_version(), "PSF-2.0", kept)
 
 
@@ -131,7 +129,7 @@ def sample(chosen: Sequence[Package], most: int) -> list[Package]:
     for package in chosen:
         left, files = package.size * most // max(total, 1), {}
         for name in sorted(package.files, key=sha256):
-            if (size := package.files[name][1]) <= left:
+            if (size := package.files[name].stat().st_size) <= left:
                 files[name], left = package.files[name], left - size
         kept.append(replace(package, files=files))
     return kept
@@ -141,7 +139,7 @@ def read(chosen: Sequence[Package]) -> tuple[list[File], dict[str, str]]:
     """(files in their order, "package/file" -> why it is left out). Vendored files come last, so that of two copies the
     original is kept.
     """
-    places = [(package.name, name, path) for package in chosen for name, (path, _) in package.files.items()]
+    places = [(package.name, name, path) for package in chosen for name, path in package.files.items()]
     places.sort(key=lambda place: (bool(VENDORED.search(place[1])), place[0], place[1]))
     kept, out, digests, seen, numbers = [], {}, {}, set(), _Numbers()
     for package, name, path in tqdm(places, "reading", unit=" files", leave=False, disable=None):

@@ -29,7 +29,7 @@ def learning_rate(step: int, steps: int, peak: float, warmup: float, final: floa
 
 
 class Trainer:
-    """`task`: as `store.Text`, whose `at` is the same for every arm of a seed, and `held_out` at each validation.
+    """`task`: as `corpus.Text`, whose `at` is the same for every arm of a seed, and `held_out` at each validation.
     bf16 on weights of fp32, or plain fp32. `model`: tokens and targets -> the mean cross-entropy; the schedules of its
     FakeSparse layers go with the steps.
     """

@@ -14,7 +14,7 @@ from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.engine.timing import Timer
 from blockshock_lib.errors import first_line
 from blockshock_lib.files import seed
-from blockshock_lib.layers.gpt import GPT, GPTConfig, Schedule, corpus, named, store
+from blockshock_lib.layers.gpt import GPT, GPTConfig, Schedule, corpus, named
 from blockshock_lib.layers.gpt.training import Trainer
 from blockshock_lib.studies.gpt import after, truth
 from blockshock_lib.studies.gpt.methods import METHODS
@@ -129,7 +129,7 @@ class Trained(Runner):
         case, settings = problem.case, problem.params.training
         self.problem, self.model = problem, model
         steps = max(1, case.tokens // (case.batch * case.context))
-        self.trainer = Trainer(model, settings, steps, store.Text(problem.corpus, case, settings), problem.dtype)
+        self.trainer = Trainer(model, settings, steps, corpus.Text(problem.corpus, case, settings), problem.dtype)
 
     def checks(self, run: CaseRun) -> Iterator[Check]:
         """The logits as they are trained, compiled and in 16 bits where asked, against the formula in float64."""

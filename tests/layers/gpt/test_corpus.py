@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from blockshock_lib import files
 from blockshock_lib.errors import DataError
 from blockshock_lib.files import ROOT, sha256
-from blockshock_lib.layers.gpt import corpus, shards, sources, store
+from blockshock_lib.layers.gpt import corpus, shards, sources
 from blockshock_lib.layers.gpt.corpus import Recipe
 
 NAMES = ("alder", "birch", "cedar", "dogwood", "elm", "fir")
@@ -55,7 +55,7 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(sources.importlib.metadata, "distributions", here)
     monkeypatch.setattr(sources, "PINS", pins)
     monkeypatch.setattr(sources, "HELD_OUT", (0.01, 0.2))
-    monkeypatch.setattr(store, "PLACE", tmp_path / "corpora")
+    monkeypatch.setattr(corpus, "PLACE", tmp_path / "corpora")
     return site
 
 
@@ -72,7 +72,7 @@ def test_a_corpus_holds_the_text_of_its_files_and_lists_them(site):
     assert listed["elm"]["files"]["elm/a.py"] == sha256(site / "elm/a.py")
 
     vocabulary = json.loads((found.folder / corpus.VOCABULARY).read_text())["model"]["vocab"]
-    assert len(vocabulary) == found.vocab == 300 and vocabulary[corpus.END] == 0
+    assert len(vocabulary) == 300 and vocabulary[corpus.END] == 0
     # Byte-level: a token's string has a character for each of its bytes.
     lengths = {number: len(text) * (number != 0) for text, number in vocabulary.items()}
     text = {part: sum(len(code) for code in texts(site, listed, part)) for part in ("train", "val")}
@@ -83,7 +83,7 @@ def test_a_corpus_holds_the_text_of_its_files_and_lists_them(site):
     written = Tokenizer.from_file(str(found.folder / corpus.VOCABULARY)).decode(found.read("val")[0].tolist())
     assert written == "".join(code.decode() for code in texts(site, listed, "val"))
     assert found.bytes_per_token == text["val"] / found.tokens["val"]
-    assert corpus.ready(SMALL) == found == store.known(found.made)
+    assert corpus.ready(SMALL) == found == corpus._known(found.made)
 
 
 def texts(site, listed, part):
@@ -100,7 +100,7 @@ def test_the_digest_is_of_the_packages_alone(site, monkeypatch):
     for path in site.glob("*/RECORD"):  # in another order, on another day
         path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
         os.utime(path.parent, (0, 0))
-    monkeypatch.setattr(store, "PLACE", store.PLACE.with_name("other"))
+    monkeypatch.setattr(corpus, "PLACE", corpus.PLACE.with_name("other"))
     assert corpus.ready(SMALL).digest == first.digest
     (site / "elm/a.py").write_text(code("new"))  # of another size
     assert corpus.ready(SMALL).digest != first.digest
@@ -112,12 +112,12 @@ def test_another_process_with_other_hashes_and_one_thread_makes_the_same_digest(
     first = corpus.ready(SMALL)
     program = """if True:
         import sys, pathlib
-        from blockshock_lib.layers.gpt import corpus, sources, store
+        from blockshock_lib.layers.gpt import corpus, sources
         site, pins, stdlib, place = map(pathlib.Path, sys.argv[1:])
         found = sources.importlib.metadata.distributions
         sources.sysconfig.get_path = lambda _: str(stdlib)
         sources.importlib.metadata.distributions = lambda: found(path=[str(site)])
-        sources.PINS, sources.HELD_OUT, store.PLACE = pins, (0.01, 0.2), place
+        sources.PINS, sources.HELD_OUT, corpus.PLACE = pins, (0.01, 0.2), place
         print(corpus.ready(corpus.Recipe(vocab=300)).digest)"""
     words = (site, tmp_path / "constraints.txt", tmp_path / "stdlib", tmp_path / "there")
     others = {"PYTHONHASHSEED": "77", "RAYON_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -218,17 +218,17 @@ def test_a_corpus_that_changed_since_its_digest_is_made_anew(site, harm):
         data[2000] ^= 1
         path.write_bytes(data)
     elif harm == "damaged":
-        (found.folder / store.SUMMARY).write_text("{")
+        (found.folder / corpus.SUMMARY).write_text("{")
     else:
         path.unlink() if harm == "missing" else shutil.rmtree(found.folder)
-    assert store.known(found.made) is None
+    assert corpus._known(found.made) is None
     again = corpus.ready(SMALL)
-    assert (again.digest, again.tokens) == (found.digest, found.tokens) and store.known(found.made) == again
+    assert (again.digest, again.tokens) == (found.digest, found.tokens) and corpus._known(found.made) == again
 
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "PLACE", tmp_path / "corpora")
+    monkeypatch.setattr(corpus, "PLACE", tmp_path / "corpora")
     folder = tmp_path / "own"
     folder.mkdir()
     for name, seed in (("train", 0), ("val", 1)):
@@ -238,20 +238,20 @@ def own(tmp_path, monkeypatch):
 
 
 def test_shards_of_ones_own_are_a_corpus_with_a_digest(own, monkeypatch):
-    found = store.given(own, 5000)
-    assert found.tokens == {"train": 5000, "val": 5000} and found.overlap == 0 and found.bytes_per_token is None
+    found = corpus.given(own, 5000)
+    assert found.tokens == {"train": 5000, "val": 5000} and found.bytes_per_token is None
     assert np.array_equal(found.read("val")[0], shards.read(own / "fineweb_val_000001.bin"))
     with monkeypatch.context() as patch:
         patch.setattr(shards, "overlap", None)  # it is read once
-        assert store.given(own, 5000) == found
+        assert corpus.given(own, 5000) == found
     shards.write(own / "fineweb_train_000001.bin", np.random.default_rng(2).integers(5000, size=5000))
-    assert store.known(found.made) is None
-    assert store.given(own, 5000).digest != found.digest
+    assert corpus._known(found.made) is None
+    assert corpus.given(own, 5000).digest != found.digest
 
 
 def test_a_token_beyond_the_vocabulary_is_refused(own):
     with pytest.raises(DataError, match="token 4999, beyond the vocabulary of 4999"):
-        store.given(own, 4999)
+        corpus.given(own, 4999)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -259,8 +259,8 @@ def test_validation_that_stands_in_the_training_is_refused(own, whole):
     val = shards.read(own / "fineweb_val_000001.bin")
     more = val if whole else np.concatenate([np.arange(900), val[1000:2500], np.arange(5)])
     shards.write(own / "more_train.bin", more)
-    with pytest.raises(DataError, match="are the same" if whole else r"validation stands in the training: \d+% of"):
-        store.given(own, 5000)
+    with pytest.raises(DataError, match=r"validation stands in the training: \d+% of"):
+        corpus.given(own, 5000)
 
 
 def test_the_command_says_the_digest_or_what_is_wrong(site, own, capsys):
@@ -273,10 +273,10 @@ def test_the_command_says_the_digest_or_what_is_wrong(site, own, capsys):
 
 
 def test_a_process_waits_for_another_that_makes_one(site):
-    store.PLACE.mkdir()
+    corpus.PLACE.mkdir()
     with ThreadPoolExecutor() as pool:
-        with files.locked(store.PLACE):
+        with files.locked(corpus.PLACE):
             made = pool.submit(corpus.ready, SMALL)
             with pytest.raises(TimeoutError):
                 made.result(0.2)
-        assert store.known(made.result().made)
+        assert corpus._known(made.result().made)
