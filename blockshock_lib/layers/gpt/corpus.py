@@ -62,8 +62,7 @@ class Text:
     def __init__(self, corpus: Corpus, case: Any, settings: Any):
         self.digest, self.count = corpus.digest, corpus.tokens["train"]
         self.at = shards.Batches(corpus.read("train"), case.batch, case.context, case.seed).at
-        asked = min(settings.validation_tokens, corpus.tokens["val"] - case.context)
-        self.held_out = shards.fixed(corpus.read("val"), asked, case.batch, case.context)
+        self.held_out = shards.fixed(corpus.read("val"), settings.validation_tokens, case.batch, case.context)
 
 
 @dataclass(frozen=True)

@@ -112,15 +112,11 @@ class Batches:
         self.shards, self.batch, self.context, self.seed = shards, batch, context, seed
         # An offset is less than a context; a target is one token on.
         self._ends = np.cumsum([max(0, len(shard) // context - 1) for shard in shards])
+        self.windows = int(self._ends[-1])  # of an epoch
         self._epoch, self._order, self._offset = -1, np.empty(0, np.int64), 0
         if self.windows < batch:
             have = sum(map(len, shards))
             raise DataError(f"a batch of {batch} x {context} tokens does not fit into {have} tokens of training")
-
-    @property
-    def windows(self) -> int:
-        """Of an epoch."""
-        return int(self._ends[-1])
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """(tokens, targets) of a step, counted from 0, int64 [batch, context]: a target is the next token."""
@@ -136,15 +132,12 @@ class Batches:
 
 
 def fixed(shards: Sequence[np.ndarray], tokens: int, batch: int, context: int) -> list[tuple[Tensor, Tensor]]:
-    """Validation: the same `tokens` // `context` windows always, spread evenly over the shards, as `Batches.at` gives
-    them; the last batch may be smaller. DataError where there are not so many.
+    """Validation: the same `tokens` // `context` windows always, or all there are, spread evenly over the shards, as
+    `Batches.at` gives them; the last batch may be smaller. DataError where there is none.
     """
     ends = np.cumsum([max(0, len(shard) - 1) // context for shard in shards])
-    if not 0 < (count := tokens // context) <= ends[-1]:
-        have = int(ends[-1]) * context
-        raise DataError(
-            f"validation asks for {tokens} tokens in windows of {context}; there are {have} in whole windows"
-        )
+    if not (count := min(tokens // context, int(ends[-1]))):
+        raise DataError(f"no window of {context} tokens fits into {tokens} tokens of validation, or into its shards")
     rows = [_window(shards, ends, number * int(ends[-1]) // count, context) for number in range(count)]
     return [_pair(rows[start : start + batch]) for start in range(0, count, batch)]
 

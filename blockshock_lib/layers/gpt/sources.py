@@ -3,12 +3,14 @@
 Nothing is downloaded. Text of the standard library and of the packages that constraints.txt pins, as installed here.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import platform
 import re
 import sysconfig
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,7 +143,7 @@ def read(chosen: Sequence[Package]) -> tuple[list[File], dict[str, str]]:
     """
     places = [(package.name, name, path) for package in chosen for name, path in package.files.items()]
     places.sort(key=lambda place: (bool(VENDORED.search(place[1])), place[0], place[1]))
-    kept, out, digests, seen, numbers = [], {}, {}, set(), _Numbers()
+    kept, out, digests, seen = [], {}, {}, set()
     for package, name, path in tqdm(places, "reading", unit=" files", leave=False, disable=None):
         data = path.read_bytes()
         place, digest = f"{package}/{name}", hashlib.sha256(data).hexdigest()
@@ -149,7 +151,7 @@ def read(chosen: Sequence[Package]) -> tuple[list[File], dict[str, str]]:
             out[place] = why
             continue
         text = data.decode("utf-8")
-        marks = shingles(numbers.of(text))
+        marks = shingles(np.fromiter(map(_number, WORDS.findall(text)), np.uint64))
         if (share := _share(marks, seen)) > COPIED:
             out[place] = f"{share:.0%} of it stands in files before it"
             continue
@@ -182,15 +184,10 @@ def unfit(data: bytes) -> str:
 _NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalpha())
 
 
-class _Numbers(dict):
-    """Word -> a number that is the same in every process, unlike hash()."""
-
-    def __missing__(self, word: str) -> int:
-        self[word] = zlib.crc32(word.encode())
-        return self[word]
-
-    def of(self, text: str) -> np.ndarray:
-        return np.fromiter(map(self.__getitem__, WORDS.findall(text)), np.uint64)
+@functools.lru_cache(1 << 20)
+def _number(word: str) -> int:
+    """The same in every process, unlike hash()."""
+    return zlib.crc32(word.encode())
 
 
 def _share(marks: np.ndarray, seen: set[int]) -> float:
@@ -201,9 +198,9 @@ def divided(files: Sequence[File]) -> tuple[dict[str, list[File]], dict[str, str
     """(files of "train" and of "val", what was left out). Whole packages are held out, taken in the order of their
     names' digests while they fit, large ones last. DataError where no packages make up a share in HELD_OUT.
     """
-    sizes: dict[str, int] = {}
+    sizes = Counter()
     for file in files:
-        sizes[file.package] = sizes.get(file.package, 0) + file.size
+        sizes[file.package] += file.size
     (least, most), total, taken, held = HELD_OUT, sum(sizes.values()), set(), 0
     for name in sorted(sizes, key=lambda name: (sizes[name] > LARGE * total, sha256(name))):
         if held < least * total and held + sizes[name] <= most * total:

@@ -31,7 +31,7 @@ PARTS = {
 # A model of 12 layers rounds at other places than its formula, which is written rank by rank.
 LOOSER = 2.0
 LEAD_IN_S = 0.5  # of the dense product that a training's rate is weighed by
-CHECKED = 64  # positions of a trained model that are checked before its training
+CHECKED = 64  # positions of a model that is trained, or whose step is timed, that are checked before
 
 
 class GPTProblem(Problem):

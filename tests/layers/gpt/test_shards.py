@@ -102,8 +102,10 @@ def test_validation_is_the_same_windows_spread_over_all_shards():
     assert [len(ids) for ids, _ in found] == [4, 2]
     starts = [int(row[0]) for ids, _ in found for row in ids]
     assert starts == [0, 40, 1020, 1080, 1120, 1180]
-    with pytest.raises(DataError, match="there are 320 in whole windows"):
-        shards.fixed(parts, tokens=340, batch=4, context=20)
+    assert sum(len(ids) for ids, _ in shards.fixed(parts, tokens=340, batch=4, context=20)) == 16
+    for few in ({"tokens": 19, "context": 20}, {"tokens": 999, "context": 300}):
+        with pytest.raises(DataError, match=f"no window of {few['context']} tokens"):
+            shards.fixed(parts, batch=4, **few)
     with pytest.raises(DataError, match="does not fit"):
         Batches(parts, 17, 20, seed=0)
 

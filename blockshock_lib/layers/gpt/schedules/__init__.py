@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 from blockshock_lib.errors import allowed
-from blockshock_lib.layers.gpt.schedule import Schedule, Step, within
+from blockshock_lib.layers.gpt.schedule import Schedule, Step
 from blockshock_lib.layers.gpt.schedules.delayed import delayed
 from blockshock_lib.layers.gpt.schedules.desync import desync
 from blockshock_lib.layers.gpt.schedules.dropped import dropped
@@ -38,5 +38,4 @@ def named(text: str, layers: int) -> Schedule:
     except TypeError:
         wants = ", ".join(map(str, list(takes.parameters.values())[1:]))
         raise ValueError(f"schedule {text!r} takes ({wants}), not ({', '.join(given)})") from None
-    within("number of layers", [layers], 1, 10**6)
     return Schedule(f"{found[1]}({', '.join(given)})" if given else found[1], make(layers, *arguments))
