@@ -35,7 +35,7 @@ say = functools.partial(print, flush=True)
 
 @dataclass(frozen=True)
 class Corpus:
-    """Shards of training and validation. train, val, stamps: names in its folder, or whole paths of a user's files."""
+    """Shards of training and validation. train, val: names in its folder, or whole paths of a user's files."""
 
     digest: str
     train: list[str]
@@ -43,7 +43,6 @@ class Corpus:
     tokens: dict[str, int]  # of train and of val
     bytes_per_token: float | None  # of all of the validation's text; None where a user's shards do not say
     made: str  # digest of what it was made of: tells whether it must be made again
-    stamps: dict[str, list[Any]]  # file -> bytes, date, digest
 
     @property
     def folder(self) -> Path:
@@ -111,23 +110,23 @@ def given(data: Path, vocab: int) -> Corpus:
     DataError: a file is damaged, has a token beyond `vocab`, or the validation stands in the training.
     """
     parts = shards.named(data.resolve())
-    made = sha256(canonical([vocab, *([str(path), *_stamp(path)] for some in parts.values() for path in some)]))
+    stats = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for some in parts.values() for path in some]
+    made = sha256(canonical([vocab, *stats]))
     PLACE.mkdir(parents=True, exist_ok=True)
     with locked(PLACE):
         return _known(made) or _read(parts, vocab, made)
 
 
 def _read(parts: dict[str, list[Path]], vocab: int, made: str) -> Corpus:
-    both, stamps = {part: [shards.read(path) for path in some] for part, some in parts.items()}, {}
+    both = {part: [shards.read(path) for path in some] for part, some in parts.items()}
     for part, some in parts.items():
         for path, read in zip(some, both[part], strict=True):
             say(f"reading {path}")
             if (most := shards.largest(read)) >= vocab:
                 raise DataError(f"{path} has the token {most}, beyond the vocabulary of {vocab}")
-            stamps[str(path)] = [*_stamp(path), sha256(path)]
     names, tokens = {part: list(map(str, some)) for part, some in parts.items()}, _compared(both)
-    digest = sha256(canonical([vocab, *([stamps[name][-1] for name in some] for some in names.values())]))[:12]
-    found = Corpus(digest, **names, tokens=tokens, bytes_per_token=None, made=made, stamps=stamps)
+    digest = sha256(canonical([vocab, *(list(map(sha256, some)) for some in parts.values())]))[:12]
+    found = Corpus(digest, **names, tokens=tokens, bytes_per_token=None, made=made)
     write_atomic(found.folder / SUMMARY, json.dumps(asdict(found), indent=1))
     return found
 
@@ -135,20 +134,17 @@ def _read(parts: dict[str, list[Path]], vocab: int, made: str) -> Corpus:
 def _known(made: str) -> Corpus | None:
     """The corpus made of just that, if it lies here whole and as it was when its digest was taken."""
     for path in sorted(PLACE.glob(f"*/{SUMMARY}")):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # what is damaged or gone is made anew
+        with suppress(ValueError, KeyError, TypeError):  # what is damaged is made anew
             held = json.loads(path.read_text("utf-8"))
             found = Corpus(**{field.name: held[field.name] for field in fields(Corpus)})
-            if found.made == made and all(_is_still(found.folder / name, *was) for name, was in found.stamps.items()):
+            # A user's shards lie elsewhere: `made` tells if their sizes or dates have changed.
+            if found.made == made and (found.bytes_per_token is None or _digest(found.folder) == found.digest):
                 return found
     return None
 
 
-def _is_still(path: Path, size: int, date: int, digest: str) -> bool:
-    return [size, date] == _stamp(path) or sha256(path) == digest
-
-
-def _stamp(path: Path) -> list[int]:
-    return [(stat := path.stat()).st_size, stat.st_mtime_ns]
+def _digest(folder: Path) -> str:
+    return sha256(canonical({path.name: sha256(path) for path in folder.iterdir() if path.name != SUMMARY}))[:12]
 
 
 def _compared(both: dict[str, list[np.ndarray]]) -> dict[str, int]:
@@ -165,8 +161,6 @@ def _compared(both: dict[str, list[np.ndarray]]) -> dict[str, int]:
 def _built(recipe: Recipe, chosen: Sequence[sources.Package], skipped: dict[str, str], made: str) -> Corpus:
     if recipe.limit_mb:
         chosen = sources.sample(chosen, int(recipe.limit_mb * 1e6))
-    for name, why in skipped.items():
-        say(f"skipped {name}: {why}")
     say(f"reading {sum(one.size for one in chosen) / 1e6:.1f} MB of {len(chosen)} packages")
     kept, out = sources.read(chosen)
     parts, leaked = sources.divided(kept)
@@ -185,11 +179,9 @@ def _built(recipe: Recipe, chosen: Sequence[sources.Package], skipped: dict[str,
         names[part], both[part] = [path.name], [shards.read(path)]
     (folder / VOCABULARY).write_text(vocabulary.to_str(), "utf-8")
     (folder / SOURCES).write_text(_listed(chosen, parts), "utf-8")
-    stamps = {path.name: [*_stamp(path), sha256(path)] for path in sorted(folder.iterdir())}
-    digest = sha256(canonical({name: one[-1] for name, one in stamps.items()}))[:12]
     tokens = _compared(both)
     per = size["val"] / tokens["val"]
-    found = Corpus(digest, **names, tokens=tokens, bytes_per_token=per, made=made, stamps=stamps)
+    found = Corpus(_digest(folder), **names, tokens=tokens, bytes_per_token=per, made=made)
     about = {"recipe": asdict(recipe), "bytes": size, "skipped": skipped, "left_out": out | leaked}
     write_atomic(folder / SUMMARY, json.dumps(asdict(found) | about, indent=1))
     shutil.rmtree(found.folder, ignore_errors=True)
@@ -242,12 +234,11 @@ def main(words: Sequence[str] = ()) -> int:
     """Builds a corpus, or with --data takes shards, and says its digest."""
     parser = argparse.ArgumentParser(prog="make corpus", description="A corpus to train on; nothing is downloaded.")
     parser.add_argument("--vocab", type=int, help=f"tokens; {Recipe().vocab}, of --data GPT-2's 50257")
-    parser.add_argument("--nano", action="store_true", help="the small corpus of the preset nano")
     parser.add_argument("--data", default="", help="a folder of your own shards, as nanoGPT or llm.c write them")
     asked = parser.parse_args(words)
     vocab = asked.vocab or (50257 if asked.data else Recipe().vocab)
     try:
-        found = chosen(asked.data, "nano" if asked.nano else "packages", vocab)
+        found = chosen(asked.data, "packages", vocab)
     except BlockShockError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

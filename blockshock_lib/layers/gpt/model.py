@@ -242,13 +242,12 @@ _unsummed: weakref.WeakSet[GPT] = weakref.WeakSet()  # whose gradients are parts
 
 
 def _before_step(optimizer: Optimizer, *_: object) -> None:
-    for model in list(_unsummed):
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        if any(id(parameter) in held for parameter in model.parameters()):
-            raise UnsupportedError(
-                "each rank has its own part of the gradients of embeddings, norms and biases: call the GPT's "
-                "sum_gradients() after the backward, or its ranks would drift apart"
-            )
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if any(id(parameter) in held for model in _unsummed for parameter in model.parameters()):
+        raise UnsupportedError(
+            "each rank has its own part of the gradients of embeddings, norms and biases: call the GPT's "
+            "sum_gradients() after the backward, or its ranks would drift apart"
+        )
 
 
 register_optimizer_step_pre_hook(_before_step)

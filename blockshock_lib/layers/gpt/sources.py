@@ -65,12 +65,15 @@ class File:
 
 
 def packages(wanted: Sequence[str] = ()) -> tuple[list[Package], dict[str, str]]:
-    """(packages in the order of their names, name -> why one is skipped). wanted: only these; `python` is the standard
-    library. DataError: one of `wanted` is not installed or may not be taken.
+    """(packages in the order of their names, `python` the standard library; name -> why one is skipped). wanted: only
+    these, without the standard library. DataError: one of `wanted` is not installed or may not be taken.
     """
     pins = PINS.read_text("utf-8").splitlines() if PINS.is_file() else []
     pinned = {_plain(line.partition("==")[0]) for line in pins if "==" in line}
-    found, skipped = {STDLIB: _standard_library(not wanted or STDLIB in wanted)}, {}
+    root = Path(sysconfig.get_path("stdlib"))
+    library = [] if wanted else [path for path in root.rglob("*") if "site-packages" not in path.parts]
+    own = _text({path.relative_to(root).as_posix(): path for path in library})
+    found, skipped = {STDLIB: Package(STDLIB, platform.python_version(), "PSF-2.0", own)}, {}
     for one in importlib.metadata.distributions():
         name, licence = _plain(one.name or ""), _licence(one.metadata)
         if name in found or name in skipped:
@@ -116,13 +119,6 @@ def _licence(metadata: importlib.metadata.PackageMetadata) -> str:
 
 def _text(paths: dict[str, Path]) -> dict[str, Path]:
     return {name: path for name, path in paths.items() if path.suffix in SUFFIXES and path.is_file()}
-
-
-def _standard_library(listed: bool) -> Package:
-    root = Path(sysconfig.get_path("stdlib"))
-    paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if listed}
-    kept = {name: path for name, path in _text(paths).items() if "site-packages" not in path.parts}
-    return Package(STDLIB, platform.python_version(), "PSF-2.0", kept)
 
 
 def sample(chosen: Sequence[Package], most: int) -> list[Package]:
