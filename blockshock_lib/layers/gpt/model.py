@@ -23,7 +23,7 @@ from blockshock_lib.layers.parts import ReadLinear, Share, cut
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a GPT. ValueError where heads do not divide the width, or a number is not over 0."""
+    """The shape of a GPT. ValueError where heads do not divide the width."""
 
     width: int
     heads: int
@@ -32,9 +32,6 @@ class GPTConfig:
     layers: int = 12
 
     def __post_init__(self):
-        for name, number in vars(self).items():
-            if number < 1:
-                raise ValueError(f"{name} must be over 0, not {number}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} does not divide by {self.heads} heads")
 
@@ -68,7 +65,7 @@ class Attention(nn.Module):
         self.out = ReadLinear(config.width, config.width)
 
     def forward(
-        self, x: Tensor, tracks: int, apart: bool, out: Tensor | None = None, cache: "Cache | None" = None
+        self, x: Tensor, tracks: int, apart: bool, out: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
         heads = column(self.norm(x), self.qkv).unflatten(-1, (-1, 3, self.size))
         q, k, v = (one.flatten(0, -4).transpose(1, 2) for one in heads.unbind(-2))  # [n B, heads, S, size]

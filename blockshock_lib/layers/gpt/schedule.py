@@ -102,12 +102,8 @@ def dropping(layers: int, dropped: Collection[int], mean: bool = False) -> tuple
     return tuple(reversed(steps))
 
 
-def within(what: str, given: Iterable[int], least: int, most: int) -> list[int]:
-    """`given`, sorted. ValueError names a number that is no number, not from `least` to `most`, or given twice."""
-    given = list(given)
+def within(what: str, given: Iterable[int], least: int, most: int) -> None:
+    """ValueError names a number that is no number, or not from `least` to `most`."""
     for number in given:
         if type(number) is not int or not least <= number <= most:
             raise ValueError(f"{what} {number} is out of range: {least} to {most}")
-        if given.count(number) > 1:
-            raise ValueError(f"{what} {number} is given twice")
-    return sorted(given)

@@ -64,10 +64,6 @@ def named(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-def largest(tokens: np.ndarray) -> int:
-    return max(int(tokens[start : start + CHUNK].max()) for start in range(0, len(tokens), CHUNK))
-
-
 def shingles(ids: np.ndarray) -> np.ndarray:
     """Hashes, uint64, of the WIDTH neighbours at every place of `ids`, integers; those that EVERY keeps."""
     if (count := len(ids) - WIDTH + 1) < 1:

@@ -111,7 +111,6 @@ class LatencyProblem(Problem):
 class LatencyRunner(Runner):
     def __init__(self, problem: LatencyProblem, method: str):
         self.problem, self.name, self.bound = problem, method, METHODS[method].bound
-        self.again: list[Tensor] = []  # what a step gave when it was admitted
         self.place(0)
 
     def place(self, at: int) -> None:
@@ -154,7 +153,7 @@ class LatencyRunner(Runner):
         with run.weighed():
             made = self.call(self.model)
         if self.problem.trains:
-            self.again = [x.to(self.problem.dtype).double() for x in made]
+            self.again = [x.to(self.problem.dtype).double() for x in made]  # what a step gave when it was admitted
         else:
             yield from self.compared(made)
 

@@ -48,7 +48,6 @@ class GPTProblem(Problem):
             if not self.trained:
                 _enlarge(self.model)
         self.model.to(self.device)  # each method copies it
-        self.corpus = self.tokens = None
         if self.trained:
             self.corpus = corpus.chosen(params.data, params.corpus, params.size.vocab)
         else:
@@ -78,7 +77,6 @@ class Checked(Runner):
         self.tracks = whole.to(problem.device, problem.dtype)
         self.group = Counting(problem.group)
         self.model = GPT.of(self.tracks, self.group)
-        self.counts: dict[str, float] = {}
 
     def checks(self, run: CaseRun) -> Iterator[Check]:
         with run.weighed():

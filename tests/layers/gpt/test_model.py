@@ -11,6 +11,7 @@ from blockshock_lib import clip_grad_norm_, gpt
 from blockshock_lib.comm import Group, Pending, local
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.gpt import streams
+from blockshock_lib.layers.gpt.schedule import dropping
 from blockshock_lib.studies.gpt import truth
 from tests.layers.gpt import oracle
 from tests.layers.gpt.test_schedule import SYNCS
@@ -29,7 +30,14 @@ NAMES = [
     "grouped(2)",
     "none",
 ]
-NAMES += ["grouped(3)", "ladder", "delayed(1)", "delayed(3)", "selective(0,2)", "dropped(1,2,6)"]
+NAMES += [
+    "grouped(3)",
+    "ladder",
+    "delayed(1)",
+    "delayed(3)",
+    "selective(0,2)",
+    gpt.Schedule("dropped", dropping(4, {1, 2, 6})),
+]
 # No row of the table has all of this: sums and means landing at once, and a sum that starts before its parts are read.
 ODD = [(3, 6, True), (2, 4), (5, 6), (4, 6), (7, 8), (6, 6, True), (7, 8, True), (8, 8)]
 ODD = gpt.Schedule("odd", tuple(gpt.Step(*each) for each in ODD))
@@ -240,7 +248,6 @@ def test_bad_shapes_and_parts_are_refused():
     config = lambda **changes: gpt.GPTConfig(**vars(CONFIG) | changes)  # noqa: E731
     for words, make in (
         ("width 16 does not divide by 3 heads", lambda: config(heads=3)),
-        ("vocab must be over 0, not 0", lambda: config(vocab=0)),
         ("8 heads do not divide by 3 ranks", lambda: gpt.GPT(CONFIG, "spd", 3)),
         ("8 heads do not divide by 3 ranks", lambda: gpt.GPT(CONFIG, "spd", group=Group(0, 3))),
         ("do not divide by 0 ranks", lambda: gpt.GPT(CONFIG, "spd", 0)),

@@ -8,7 +8,6 @@ from blockshock_lib.errors import allowed
 from blockshock_lib.layers.gpt.schedule import Schedule, Step
 from blockshock_lib.layers.gpt.schedules.delayed import delayed
 from blockshock_lib.layers.gpt.schedules.desync import desync
-from blockshock_lib.layers.gpt.schedules.dropped import dropped
 from blockshock_lib.layers.gpt.schedules.grouped import grouped
 from blockshock_lib.layers.gpt.schedules.ladder import ladder
 from blockshock_lib.layers.gpt.schedules.none import none
@@ -18,8 +17,7 @@ from blockshock_lib.layers.gpt.schedules.spd import spd
 from blockshock_lib.layers.gpt.schedules.tensor_parallel import tensor_parallel
 
 SCHEDULES: dict[str, Callable[..., tuple[Step, ...]]] = {
-    make.__name__: make
-    for make in (tensor_parallel, parallel, spd, desync, grouped, ladder, delayed, selective, dropped, none)
+    make.__name__: make for make in (tensor_parallel, parallel, spd, desync, grouped, ladder, delayed, selective, none)
 }
 
 
