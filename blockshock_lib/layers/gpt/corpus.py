@@ -89,18 +89,16 @@ def ready(recipe: Recipe) -> Corpus:
     """
     chosen, skipped = sources.packages(recipe.packages)
     made = _made(recipe, chosen)
-    PLACE.mkdir(parents=True, exist_ok=True)
-    with locked(PLACE):  # one process at a time makes a corpus
-        return _known(made) or _built(recipe, chosen, skipped, made)
+    return _known(made) or _built(recipe, chosen, skipped, made)
 
 
 def chosen(data: str, kind: str, vocab: int) -> Corpus:
     """The user's shards in `data`, or a corpus of the packages that are installed here, built where there is none, of
     the `kind` "packages" or "nano".
     """
-    if data:
-        return given(ROOT / data, vocab)
-    return ready(NANO if kind == "nano" else Recipe(vocab=vocab))
+    PLACE.mkdir(parents=True, exist_ok=True)
+    with locked(PLACE):  # one process at a time makes a corpus
+        return given(ROOT / data, vocab) if data else ready(NANO if kind == "nano" else Recipe(vocab=vocab))
 
 
 def given(data: Path, vocab: int) -> Corpus:
@@ -112,9 +110,7 @@ def given(data: Path, vocab: int) -> Corpus:
     parts = shards.named(data.resolve())
     stats = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for some in parts.values() for path in some]
     made = sha256(canonical([vocab, *stats]))
-    PLACE.mkdir(parents=True, exist_ok=True)
-    with locked(PLACE):
-        return _known(made) or _read(parts, vocab, made)
+    return _known(made) or _read(parts, vocab, made)
 
 
 def _read(parts: dict[str, list[Path]], vocab: int, made: str) -> Corpus:
@@ -169,7 +165,7 @@ def _built(recipe: Recipe, chosen: Sequence[sources.Package], skipped: dict[str,
     say(f"vocabulary of {recipe.vocab}")
     vocabulary = _vocabulary([file.text for file in parts["train"]], recipe.vocab)
     shutil.rmtree(folder := PLACE / ".building", ignore_errors=True)
-    folder.mkdir()
+    folder.mkdir(parents=True)
     names, both = {}, {}
     for part, some in parts.items():
         say(f"tokens of {part}")

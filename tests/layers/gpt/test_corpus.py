@@ -275,7 +275,7 @@ def test_a_process_waits_for_another_that_makes_one(site):
     corpus.PLACE.mkdir()
     with ThreadPoolExecutor() as pool:
         with files.locked(corpus.PLACE):
-            made = pool.submit(corpus.ready, SMALL)
+            made = pool.submit(corpus.chosen, "", "packages", SMALL.vocab)
             with pytest.raises(TimeoutError):
                 made.result(0.2)
         assert corpus._known(made.result().made)
