@@ -23,22 +23,15 @@ from blockshock_lib.layers.parts import ReadLinear, Share, cut
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a GPT; `hidden` features of its MLPs are 4 width by default. ValueError where heads do not divide
-    the width, or a number is not over 0.
-    """
+    """The shape of a GPT. ValueError where heads do not divide the width."""
 
     width: int
     heads: int
     vocab: int
     context: int
     layers: int = 12
-    hidden: int = 0
 
     def __post_init__(self):
-        object.__setattr__(self, "hidden", self.hidden or 4 * self.width)
-        for name, number in vars(self).items():
-            if number < 1:
-                raise ValueError(f"{name} must be over 0, not {number}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} does not divide by {self.heads} heads")
 
@@ -72,7 +65,7 @@ class Attention(nn.Module):
         self.out = ReadLinear(config.width, config.width)
 
     def forward(
-        self, x: Tensor, tracks: int, apart: bool, out: Tensor | None = None, cache: "Cache | None" = None
+        self, x: Tensor, tracks: int, apart: bool, out: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
         heads = column(self.norm(x), self.qkv).unflatten(-1, (-1, 3, self.size))
         q, k, v = (one.flatten(0, -4).transpose(1, 2) for one in heads.unbind(-2))  # [n B, heads, S, size]
@@ -86,12 +79,12 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """With GPT-2's GELU, the tanh approximation."""
+    """Of 4 width hidden features, with GPT-2's GELU, the tanh approximation."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.norm, self.up = nn.LayerNorm(config.width), ReadLinear(config.width, config.hidden)
-        self.out = ReadLinear(config.hidden, config.width)
+        self.norm, self.up = nn.LayerNorm(config.width), ReadLinear(config.width, 4 * config.width)
+        self.out = ReadLinear(4 * config.width, config.width)
 
     def forward(self, x: Tensor, tracks: int, apart: bool, out: Tensor | None = None) -> Tensor:
         return row(F.gelu(column(self.norm(x), self.up), approximate="tanh"), self.out, tracks, apart, out)
@@ -106,12 +99,12 @@ class GPT(nn.Module):
         group: the real ranks that share the model, each with its heads and hidden features.
 
     Weights are drawn as GPT-2's, whole, from torch's own generator; their names and shapes are the same for any
-    schedule and number of tracks. On real ranks a model holds its share of them: `whole` gathers, `of` shares out. The
-    gradients of what is whole on every rank, embeddings, norms and the biases of `out`, are parts there, to be added by
-    `sum_gradients` after the backward and before anything reads them.
+    schedule and number of tracks. On real ranks a model holds its share of them: `of` shares out, `gathered` gathers.
+    The gradients of what is whole on every rank, embeddings, norms and the biases of `out`, are parts there, to be
+    added by `sum_gradients` after the backward and before anything reads them.
 
-    ValueError where heads or hidden features do not divide by the ranks, or the schedule has other layers;
-    UnsupportedError where the ranks of a process group drew others, or were given other arguments.
+    ValueError where heads do not divide by the ranks, or the schedule has other layers; UnsupportedError where the
+    ranks of a process group drew others, or were given other arguments.
     """
 
     def __init__(self, config: GPTConfig, schedule: Schedule | str, tracks: int = 1, group: Group | None = None):
@@ -123,7 +116,9 @@ class GPT(nn.Module):
         self.group, self.tracks = Group(), tracks
         if group is not None and tracks > 1:
             raise ValueError(f"{tracks} tracks are computed on one device: give tracks or a group, not both")
-        self._refuse_parts(ranks := group.world_size if group else tracks)
+        ranks = group.world_size if group else tracks
+        if ranks < 1 or config.heads % ranks:
+            raise ValueError(f"{config.heads} heads do not divide by {ranks} ranks")
         self.tokens, self.positions = (nn.Embedding(size, config.width) for size in (config.vocab, config.context))
         made = lambda: nn.ModuleDict({"attention": Attention(config), "mlp": MLP(config)})  # noqa: E731
         self.blocks, self.norm = nn.ModuleList(made() for _ in range(config.layers)), nn.LayerNorm(config.width)
@@ -139,13 +134,6 @@ class GPT(nn.Module):
         model = copy.deepcopy(whole)
         if group.world_size > 1:
             model._share(group)
-        return model
-
-    def whole(self) -> "GPT":
-        """The same model as tracks on each rank's device. A collective."""
-        with torch.device("meta"):
-            model = GPT(self.config, self.schedule, self.ranks)
-        model.load_state_dict(self.gathered(), assign=True)
         return model
 
     @torch.no_grad()
@@ -223,22 +211,10 @@ class GPT(nn.Module):
         for grad, part in zip(grads, summed.split([grad.numel() for grad in grads]), strict=True):
             grad.copy_(part.view_as(grad))
 
-    def compile(self, *args, **kwargs) -> None:
-        """As nn.Module's; on real ranks of each sublayer by itself, for no compiler sees what a Group sums."""
-        if self.group.world_size == 1:
-            return super().compile(*args, **kwargs)
-        for sublayer in self.sublayers:
-            sublayer.compile(*args, **kwargs)
-
     def _split(self) -> dict[int, int]:
         """By the ids of the parameters of which each rank holds a part, the dimension that is dealt out."""
         shares = [module for module in self.modules() if isinstance(module, Share)]
         return {id(getattr(share, name)): int("bias" not in share.split) for share in shares for name in share.split}
-
-    def _refuse_parts(self, ranks: int) -> None:
-        for name, count in (("heads", self.config.heads), ("hidden features", self.config.hidden)):
-            if ranks < 1 or count % ranks:
-                raise ValueError(f"{count} {name} do not divide by {ranks} ranks")
 
     @torch.no_grad()
     def _draw(self) -> None:
@@ -251,7 +227,6 @@ class GPT(nn.Module):
             sublayer.out.weight /= math.sqrt(self.schedule.end)
 
     def _share(self, group: Group) -> None:
-        self._refuse_parts(group.world_size)
         refuse_unequal(group, "GPT", config=self.config, schedule=self.schedule, **dict(self.named_parameters()))
         for sublayer in self.sublayers:
             for name, linear in list(sublayer.named_children()):
@@ -264,13 +239,12 @@ _unsummed: weakref.WeakSet[GPT] = weakref.WeakSet()  # whose gradients are parts
 
 
 def _before_step(optimizer: Optimizer, *_: object) -> None:
-    for model in list(_unsummed):
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        if any(id(parameter) in held for parameter in model.parameters()):
-            raise UnsupportedError(
-                "each rank has its own part of the gradients of embeddings, norms and biases: call the GPT's "
-                "sum_gradients() after the backward, or its ranks would drift apart"
-            )
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if any(id(parameter) in held for model in _unsummed for parameter in model.parameters()):
+        raise UnsupportedError(
+            "each rank has its own part of the gradients of embeddings, norms and biases: call the GPT's "
+            "sum_gradients() after the backward, or its ranks would drift apart"
+        )
 
 
 register_optimizer_step_pre_hook(_before_step)

@@ -61,12 +61,26 @@ class Schedule:
     def __post_init__(self):
         if not self.steps or len(self.steps) % 2:
             raise ValueError(f"schedule {self.name}: a layer has 2 sublayers, {len(self.steps)} make no layers")
+        together: dict[int, list[int]] = {}
         for s, step in enumerate(self.steps):
-            if wrong := _wrong(s, step, self.end):
-                raise ValueError(f"schedule {self.name}: the partial result of sublayer {s} {wrong}")
+            what = f"schedule {self.name}: the partial result of sublayer {s}"
+            if step.lands > self.end:
+                raise ValueError(f"{what} never lands: sublayer {step.lands} is beyond the end, {self.end}")
+            if not s < step.own <= step.lands:
+                at = f"at {step.own} and lands at {step.lands}"
+                raise ValueError(f"{what} is read by this rank {at}: first {s + 1} at the earliest, then that")
+            together.setdefault(step.lands, []).append(s)
+        syncs = [Sync(members[-1], lands, tuple(members)) for lands, members in together.items()]
+        syncs.sort(key=lambda sync: sync.start)
+        done = []
+        for s in range(self.end + 1):
+            done += [("land", i) for i, sync in enumerate(syncs) if sync.lands == s]
+            done += [("show", t) for t, step in enumerate(self.steps) if step.own == s]
+            done += [("run", s)] if s < self.end else []
+            done += [("start", i) for i, sync in enumerate(syncs) if sync.start == s]
         # Fields, not cached properties: a compiler reads no lock.
-        object.__setattr__(self, "syncs", _syncs(self.steps))
-        object.__setattr__(self, "operations", _operations(self.steps, self.syncs))
+        object.__setattr__(self, "syncs", tuple(syncs))
+        object.__setattr__(self, "operations", tuple(done))
 
     @property
     def end(self) -> int:
@@ -75,32 +89,6 @@ class Schedule:
     @property
     def layers(self) -> int:
         return len(self.steps) // 2
-
-
-def _syncs(steps: tuple[Step, ...]) -> tuple[Sync, ...]:
-    together: dict[int, list[int]] = {}
-    for s, step in enumerate(steps):
-        together.setdefault(step.lands, []).append(s)
-    syncs = (Sync(members[-1], lands, tuple(members)) for lands, members in together.items())
-    return tuple(sorted(syncs, key=lambda sync: sync.start))
-
-
-def _operations(steps: tuple[Step, ...], syncs: tuple[Sync, ...]) -> tuple[tuple[str, int], ...]:
-    done = []
-    for s in range(len(steps) + 1):
-        done += [("land", i) for i, sync in enumerate(syncs) if sync.lands == s]
-        done += [("show", t) for t, step in enumerate(steps) if step.own == s]
-        done += [("run", s)] if s < len(steps) else []
-        done += [("start", i) for i, sync in enumerate(syncs) if sync.start == s]
-    return tuple(done)
-
-
-def _wrong(s: int, step: Step, end: int) -> str:
-    if not step.lands <= end:
-        return f"never lands: sublayer {step.lands} is beyond the end, {end}"
-    if not s < step.own <= step.lands:
-        return f"is read by this rank at {step.own} and lands at {step.lands}: first {s + 1} at the earliest, then that"
-    return ""
 
 
 def dropping(layers: int, dropped: Collection[int], mean: bool = False) -> tuple[Step, ...]:
@@ -114,12 +102,8 @@ def dropping(layers: int, dropped: Collection[int], mean: bool = False) -> tuple
     return tuple(reversed(steps))
 
 
-def within(what: str, given: Iterable[int], least: int, most: int) -> list[int]:
-    """`given`, sorted. ValueError names a number that is no number, not from `least` to `most`, or given twice."""
-    given = list(given)
+def within(what: str, given: Iterable[int], least: int, most: int) -> None:
+    """ValueError names a number that is no number, or not from `least` to `most`."""
     for number in given:
         if type(number) is not int or not least <= number <= most:
             raise ValueError(f"{what} {number} is out of range: {least} to {most}")
-        if given.count(number) > 1:
-            raise ValueError(f"{what} {number} is given twice")
-    return sorted(given)

@@ -5,46 +5,36 @@ nanoGPT's train.bin and val.bin are uint16 and nothing else. llm.c and modded-na
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from blockshock_lib.errors import DataError
 
 HEADER = 256 * 4  # bytes
 MAGIC, VERSION = 20240520, 1
 LLAMA = 20240801  # of llm.c's shards of uint32
-MOST = 100_000_000  # tokens of a shard, as in llm.c's FineWeb
 WIDTH = 50  # tokens, or words, of a shingle
 EVERY = 16  # one of so many shingles is kept, chosen by its own hash: copies keep the same ones
 CHUNK = 1 << 22  # tokens
 _MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 
 
-def write(folder: Path, name: str, tokens: np.ndarray) -> list[Path]:
-    """`tokens`, integers below 2^16, as files of llm.c's format in `folder`: <name>_000001.bin and so on."""
-    paths = []
-    for number, start in enumerate(range(0, len(tokens), MOST), 1):
-        part = tokens[start : start + MOST].astype("<u2")
-        header = np.zeros(256, "<i4")
-        header[:3] = MAGIC, VERSION, len(part)
-        paths.append(folder / f"{name}_{number:06d}.bin")
-        paths[-1].write_bytes(header.tobytes() + part.tobytes())
-    return paths
+def write(path: Path, tokens: np.ndarray) -> None:
+    """`tokens`, fewer than 2^31 integers below 2^16, as a file of llm.c's format."""
+    header = np.zeros(256, "<i4")
+    header[:3] = MAGIC, VERSION, len(tokens)
+    path.write_bytes(header.tobytes() + tokens.astype("<u2").tobytes())
 
 
 def read(path: Path) -> np.ndarray:
     """The tokens of a shard of any kind, mapped and not loaded. DataError: it is damaged, empty or of no known kind."""
-    try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            head = np.frombuffer(file.read(12).ljust(12, b"\0"), "<i4").tolist()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    magic, version, count = head
+    size = path.stat().st_size
+    magic, version, count = [*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0][:3]
     if (magic, version) == (MAGIC, VERSION):
         if size != (whole := HEADER + 2 * count):
             raise DataError(f"{path} says {count} tokens, {whole} bytes with its header, but has {size}")
@@ -64,26 +54,14 @@ def read(path: Path) -> np.ndarray:
     return tokens
 
 
-def named(data: Path | str | Sequence[Path | str]) -> dict[str, list[Path]]:
-    """The .bin files of a folder, or the files given, for "train" and for "val", as their names say."""
-    given = [Path(data)] if isinstance(data, Path | str) else [Path(one) for one in data]
-    if lost := [path for path in given if not path.exists()]:
-        raise DataError(f"{lost[0]} is not there")
-    folder = len(given) == 1 and given[0].is_dir()
-    paths = sorted(given[0].glob("*.bin")) if folder else given
-    place = f"{given[0]}" if folder else "the files given"
-    found = {word: [p for p in paths if re.search(rf"(^|[_-]){word}([_-]|$)", p.stem)] for word in ("train", "val")}
-    for word, some in found.items():
-        if not some:
-            raise DataError(f"{place}: none is for {word} by its name, as {word}.bin or fineweb_{word}_000001.bin are")
-    both = [*found["train"], *found["val"]]
-    if lost := {p for p in both if both.count(p) > 1} | (set() if folder else set(paths) - set(both)):
-        raise DataError(f"{place}: {min(lost)} is not for either train or val by its name, or is named twice")
+def named(folder: Path) -> dict[str, list[Path]]:
+    """The .bin files of a folder for "train" and for "val", as their names say."""
+    found = {}
+    for word in ("train", "val"):
+        found[word] = sorted(p for p in folder.glob("*.bin") if re.search(rf"(^|[_-]){word}([_-]|$)", p.stem))
+        if not found[word]:
+            raise DataError(f"{folder}: none is for {word} by its name, as {word}.bin or fineweb_{word}_000001.bin are")
     return found
-
-
-def largest(tokens: np.ndarray) -> int:
-    return max(int(tokens[start : start + CHUNK].max()) for start in range(0, len(tokens), CHUNK))
 
 
 def shingles(ids: np.ndarray) -> np.ndarray:
@@ -105,25 +83,19 @@ def _mixed(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
-def overlap(train: Sequence[np.ndarray], val: Sequence[np.ndarray], tell: Callable[[int], None]) -> float:
-    """The share of the validation's shingles that stand in the training; `tell` hears the tokens read so far."""
-    wanted = np.concatenate([shingles(part) for _, part in _chunks(val)])
-    found, kept = np.zeros(len(wanted), bool), np.sort(wanted)
-    for done, part in _chunks(train):
-        hashes = shingles(part)
-        place = np.searchsorted(kept, hashes).clip(max=max(len(kept) - 1, 0))
-        found[place[kept[place] == hashes] if len(kept) else []] = True
-        tell(done)
-    # `found` marks the first of equal hashes.
-    return float(found[np.searchsorted(kept, kept)].mean()) if len(kept) else 0.0
+def overlap(train: Sequence[np.ndarray], val: Sequence[np.ndarray]) -> float:
+    """The share of the validation's shingles that stand in the training."""
+    wanted = np.concatenate([shingles(part) for part in _chunks(val)])
+    found = np.zeros(len(wanted), bool)
+    for part in tqdm(list(_chunks(train)), "comparing", leave=False, disable=None):
+        found |= np.isin(wanted, shingles(part))
+    return float(found.mean()) if len(found) else 0.0
 
 
-def _chunks(shards: Sequence[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
-    done = 0
+def _chunks(shards: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
     for shard in shards:
         for start in range(0, len(shard), CHUNK):
-            yield done + start, shard[start : start + CHUNK + WIDTH - 1]
-        done += len(shard)
+            yield shard[start : start + CHUNK + WIDTH - 1]
 
 
 class Batches:
@@ -136,15 +108,11 @@ class Batches:
         self.shards, self.batch, self.context, self.seed = shards, batch, context, seed
         # An offset is less than a context; a target is one token on.
         self._ends = np.cumsum([max(0, len(shard) // context - 1) for shard in shards])
+        self.windows = int(self._ends[-1])  # of an epoch
         self._epoch, self._order, self._offset = -1, np.empty(0, np.int64), 0
         if self.windows < batch:
             have = sum(map(len, shards))
             raise DataError(f"a batch of {batch} x {context} tokens does not fit into {have} tokens of training")
-
-    @property
-    def windows(self) -> int:
-        """Of an epoch."""
-        return int(self._ends[-1])
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
         """(tokens, targets) of a step, counted from 0, int64 [batch, context]: a target is the next token."""
@@ -160,15 +128,12 @@ class Batches:
 
 
 def fixed(shards: Sequence[np.ndarray], tokens: int, batch: int, context: int) -> list[tuple[Tensor, Tensor]]:
-    """Validation: the same `tokens` // `context` windows always, spread evenly over the shards, as `Batches.at` gives
-    them; the last batch may be smaller. DataError where there are not so many.
+    """Validation: the same `tokens` // `context` windows always, or all there are, spread evenly over the shards, as
+    `Batches.at` gives them; the last batch may be smaller. DataError where there is none.
     """
     ends = np.cumsum([max(0, len(shard) - 1) // context for shard in shards])
-    if not 0 < (count := tokens // context) <= ends[-1]:
-        have = int(ends[-1]) * context
-        raise DataError(
-            f"validation asks for {tokens} tokens in windows of {context}; there are {have} in whole windows"
-        )
+    if not (count := min(tokens // context, int(ends[-1]))):
+        raise DataError(f"no window of {context} tokens fits into {tokens} tokens of validation, or into its shards")
     rows = [_window(shards, ends, number * int(ends[-1]) // count, context) for number in range(count)]
     return [_pair(rows[start : start + batch]) for start in range(0, count, batch)]
 

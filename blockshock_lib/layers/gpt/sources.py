@@ -3,24 +3,28 @@
 Nothing is downloaded. Text of the standard library and of the packages that constraints.txt pins, as installed here.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import platform
 import re
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
-from blockshock_lib.errors import DataError, allowed
+from blockshock_lib.errors import DataError
 from blockshock_lib.files import ROOT, sha256
 from blockshock_lib.layers.gpt.shards import shingles
 
 SUFFIXES = (".py", ".pyi", ".c", ".h", ".hpp", ".cpp", ".cuh")
 STDLIB = "python"
+PINS = ROOT / "constraints.txt"
 HELD_OUT = (0.05, 0.08)  # share of the bytes
 LARGE = 0.02  # of the bytes: packages of more are held out only where the smaller ones are not enough
 COPIED = 0.5  # share of its shingles in files kept before, from which on a file is a copy
@@ -36,16 +40,16 @@ WORDS = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class Package:
-    """An installed package. files: name -> (place, bytes), of the kinds in SUFFIXES."""
+    """An installed package. files: name -> place, of the kinds in SUFFIXES."""
 
     name: str
     version: str
     licence: str
-    files: dict[str, tuple[Path, int]]
+    files: dict[str, Path]
 
     @property
     def size(self) -> int:
-        return sum(size for _, size in self.files.values())
+        return sum(path.stat().st_size for path in self.files.values())
 
 
 @dataclass(frozen=True)
@@ -60,38 +64,36 @@ class File:
     marks: np.ndarray
 
 
-def packages(
-    wanted: Sequence[str] = (), site: Sequence[str] | None = None, pins: Path = ROOT / "constraints.txt"
-) -> tuple[list[Package], dict[str, str]]:
-    """(packages in the order of their names, name -> why one is skipped). wanted: only these; `python` is the standard
-    library. site: folders to look in, or sys.path. DataError: one of `wanted` is not installed or may not be taken.
+def packages(wanted: Sequence[str] = ()) -> tuple[list[Package], dict[str, str]]:
+    """(packages in the order of their names, `python` the standard library; name -> why one is skipped). wanted: only
+    these, without the standard library. DataError: one of `wanted` is not installed or may not be taken.
     """
-    pinned = {_plain(line.partition("==")[0]) for line in _lines(pins) if "==" in line}
-    found, skipped = {STDLIB: _standard_library(not wanted or STDLIB in wanted)}, {}
-    for one in importlib.metadata.distributions(**({"path": list(site)} if site is not None else {})):
+    pins = PINS.read_text("utf-8").splitlines() if PINS.is_file() else []
+    pinned = {_plain(line.partition("==")[0]) for line in pins if "==" in line}
+    root = Path(sysconfig.get_path("stdlib"))
+    library = [] if wanted else [path for path in root.rglob("*") if "site-packages" not in path.parts]
+    own = _text({path.relative_to(root).as_posix(): path for path in library})
+    found, skipped = {STDLIB: Package(STDLIB, platform.python_version(), "PSF-2.0", own)}, {}
+    for one in importlib.metadata.distributions():
         name, licence = _plain(one.name or ""), _licence(one.metadata)
         if name in found or name in skipped:
             continue
         if why := _refused(name, licence, one.metadata, pinned):
             skipped[name] = why
         else:
-            files = dict(_files(one)) if not wanted or name in wanted else {}
-            found[name] = Package(name, one.version, licence, files)
+            files = one.files if (not wanted or name in wanted) and one.files else ()
+            paths = {file.as_posix(): Path(one.locate_file(file)) for file in files if ".." not in file.parts}
+            found[name] = Package(name, one.version, licence, _text(paths))
     for name in wanted:
-        if name in skipped:
-            raise DataError(f"packages: {name} is skipped: {skipped[name]}")
         if name not in found:
-            raise DataError(f"packages: {name} is not installed; {allowed(name, sorted(found))}")
+            why = f"skipped: {skipped[name]}" if name in skipped else "not installed"
+            raise DataError(f"packages: {name} is {why}")
     chosen = [found[name] for name in sorted(found) if name in (wanted or found) and found[name].files]
     return chosen, {} if wanted else dict(sorted(skipped.items()))
 
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip().lower())
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text("utf-8").splitlines() if path.is_file() else []
 
 
 def _refused(name: str, licence: str, metadata: importlib.metadata.PackageMetadata, pinned: set[str]) -> str:
@@ -115,18 +117,8 @@ def _licence(metadata: importlib.metadata.PackageMetadata) -> str:
     return named or ", ".join(sorted(set(classes)))
 
 
-def _files(one: importlib.metadata.Distribution) -> Iterator[tuple[str, tuple[Path, int]]]:
-    for file in one.files or ():
-        if file.suffix in SUFFIXES and ".." not in file.parts and (path := Path(one.locate_file(file))).is_file():
-            yield file.as_posix(), (path, path.stat().st_size)
-
-
-def _standard_library(listed: bool) -> Package:
-    root = Path(sysconfig.get_path("stdlib"))
-    paths = [path for path in root.rglob("*") if path.suffix in SUFFIXES and path.is_file()] if listed else []
-    names = {path.relative_to(root).as_posix(): path for path in paths if "site-packages" not in path.parts}
-    kept = {name: (path, path.stat().st_size) for name, path in names.items()}
-    return Package(STDLIB, platform.python_version(), "PSF-2.0", kept)
+def _text(paths: dict[str, Path]) -> dict[str, Path]:
+    return {name: path for name, path in paths.items() if path.suffix in SUFFIXES and path.is_file()}
 
 
 def sample(chosen: Sequence[Package], most: int) -> list[Package]:
@@ -135,29 +127,27 @@ def sample(chosen: Sequence[Package], most: int) -> list[Package]:
     for package in chosen:
         left, files = package.size * most // max(total, 1), {}
         for name in sorted(package.files, key=sha256):
-            if (size := package.files[name][1]) <= left:
+            if (size := package.files[name].stat().st_size) <= left:
                 files[name], left = package.files[name], left - size
         kept.append(replace(package, files=files))
     return kept
 
 
-def read(chosen: Sequence[Package], tell: Callable[[int], None]) -> tuple[list[File], dict[str, str]]:
+def read(chosen: Sequence[Package]) -> tuple[list[File], dict[str, str]]:
     """(files in their order, "package/file" -> why it is left out). Vendored files come last, so that of two copies the
-    original is kept. `tell` hears the bytes read so far.
+    original is kept.
     """
-    places = [(package.name, name, path) for package in chosen for name, (path, _) in package.files.items()]
+    places = [(package.name, name, path) for package in chosen for name, path in package.files.items()]
     places.sort(key=lambda place: (bool(VENDORED.search(place[1])), place[0], place[1]))
-    kept, out, digests, seen, numbers, done = [], {}, {}, set(), _Numbers(), 0
-    for package, name, path in places:
+    kept, out, digests, seen = [], {}, {}, set()
+    for package, name, path in tqdm(places, "reading", unit=" files", leave=False, disable=None):
         data = path.read_bytes()
-        done += len(data)
-        tell(done)
         place, digest = f"{package}/{name}", hashlib.sha256(data).hexdigest()
         if why := unfit(data) or (f"copy of {digests[digest]}" if digest in digests else ""):
             out[place] = why
             continue
         text = data.decode("utf-8")
-        marks = shingles(numbers.of(text))
+        marks = shingles(np.fromiter(map(_number, WORDS.findall(text)), np.uint64))
         if (share := _share(marks, seen)) > COPIED:
             out[place] = f"{share:.0%} of it stands in files before it"
             continue
@@ -190,15 +180,10 @@ def unfit(data: bytes) -> str:
 _NO_LETTERS = bytes(code for code in range(128) if not chr(code).isalpha())
 
 
-class _Numbers(dict):
-    """Word -> a number that is the same in every process, unlike hash()."""
-
-    def __missing__(self, word: str) -> int:
-        self[word] = zlib.crc32(word.encode())
-        return self[word]
-
-    def of(self, text: str) -> np.ndarray:
-        return np.fromiter(map(self.__getitem__, WORDS.findall(text)), np.uint64)
+@functools.lru_cache(1 << 20)
+def _number(word: str) -> int:
+    """The same in every process, unlike hash()."""
+    return zlib.crc32(word.encode())
 
 
 def _share(marks: np.ndarray, seen: set[int]) -> float:
@@ -209,9 +194,9 @@ def divided(files: Sequence[File]) -> tuple[dict[str, list[File]], dict[str, str
     """(files of "train" and of "val", what was left out). Whole packages are held out, taken in the order of their
     names' digests while they fit, large ones last. DataError where no packages make up a share in HELD_OUT.
     """
-    sizes: dict[str, int] = {}
+    sizes = Counter()
     for file in files:
-        sizes[file.package] = sizes.get(file.package, 0) + file.size
+        sizes[file.package] += file.size
     (least, most), total, taken, held = HELD_OUT, sum(sizes.values()), set(), 0
     for name in sorted(sizes, key=lambda name: (sizes[name] > LARGE * total, sha256(name))):
         if held < least * total and held + sizes[name] <= most * total:
@@ -225,8 +210,6 @@ def divided(files: Sequence[File]) -> tuple[dict[str, list[File]], dict[str, str
     train = [file for file in files if file.package not in taken]
     val = [file for file in files if file.package in taken]
     seen = {mark for file in train for mark in file.marks.tolist()}
-    leaked = {f"{file.package}/{file.name}": share for file in val if (share := _share(file.marks, seen)) > LEAKED}
-    kept = [file for file in val if f"{file.package}/{file.name}" not in leaked]
-    return {"train": train, "val": kept}, {
-        name: f"{share:.0%} stands in the training" for name, share in leaked.items()
-    }
+    shares = {f"{file.package}/{file.name}": _share(file.marks, seen) for file in val}
+    leaked = {name: f"{share:.0%} stands in the training" for name, share in shares.items() if share > LEAKED}
+    return {"train": train, "val": [file for file in val if f"{file.package}/{file.name}" not in leaked]}, leaked

@@ -63,7 +63,9 @@ class Streams:
             if not steps[t].private:
                 self.made.pop(t)
         if self.group.world_size == 1:
-            self.sums[i] = None, _total([x for x in parts if x.dim() == 3] + _over_tracks(parts))
+            apart = [x for x in parts if x.dim() == 4]
+            whole = [x for x in parts if x.dim() == 3] + ([_total(apart).sum(0)] if apart else [])
+            self.sums[i] = None, _total(whole)
             return
         *first, last = parts
         room = self.room(sync.members) if first else None
@@ -77,8 +79,3 @@ class Streams:
         over_ranks, started = self.sums.pop(i)
         self.shared = self.shared + (over_ranks.land(started) if over_ranks else started)
         self.own = {key: own for key, own in self.own.items() if key[0] != self.schedule.syncs[i].lands}
-
-
-def _over_tracks(parts: list[Tensor]) -> list[Tensor]:
-    apart = [x for x in parts if x.dim() == 4]
-    return [_total(apart).sum(0)] if apart else []

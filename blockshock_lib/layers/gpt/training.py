@@ -29,7 +29,7 @@ def learning_rate(step: int, steps: int, peak: float, warmup: float, final: floa
 
 
 class Trainer:
-    """`task`: as `store.Text`, whose `at` is the same for every arm of a seed, and `held_out` at each validation.
+    """`task`: as `corpus.Text`, whose `at` is the same for every arm of a seed, and `held_out` at each validation.
     bf16 on weights of fp32, or plain fp32. `model`: tokens and targets -> the mean cross-entropy; the schedules of its
     FakeSparse layers go with the steps.
     """
@@ -133,15 +133,10 @@ class Trainer:
 
 def optimizer(model: nn.Module, rate: float, decay: float, betas: tuple[float, float]) -> torch.optim.AdamW:
     """Weight decay falls on what products multiply by, not on norms, biases and embeddings of positions."""
-    cuda = next(model.parameters()).is_cuda
-    plain = [p for name, p in model.named_parameters() if is_plain(name)]
-    rest = [p for name, p in model.named_parameters() if not is_plain(name)]
-    groups = [{"params": rest, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=cuda)
-
-
-def is_plain(name: str) -> bool:
-    return name.endswith("bias") or "norm" in name or "position" in name
+    groups = [{"params": [], "weight_decay": decay}, {"params": [], "weight_decay": 0.0}]
+    for name, parameter in model.named_parameters():
+        groups[name.endswith("bias") or "norm" in name or "position" in name]["params"].append(parameter)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=parameter.is_cuda)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.layers import sparsify
-from blockshock_lib.layers.gpt import corpus, store
+from blockshock_lib.layers.gpt import corpus
 from blockshock_lib.layers.gpt.training import Trainer, validate
 from blockshock_lib.layers.sparsify.fake import soft_threshold
 from blockshock_lib.studies.gallery.decode import DecodeProblem, linears
@@ -51,7 +51,7 @@ class AccuracyProblem(Problem):
         if asked.task == "teacher":
             self.task = Teacher(case, asked)
         else:
-            self.task = store.Text(corpus.chosen(asked.data, asked.task, case.vocab), case, asked)
+            self.task = corpus.Text(corpus.chosen(asked.data, asked.task, case.vocab), case, asked)
         self.steps = max(1, case.tokens // (case.batch * case.context))
         self.tokens = self.task.at(0)[0][:1, :CHECKED].to(self.device)
 

@@ -24,10 +24,9 @@ from blockshock_lib.layers.gpt.schedule import Step
 from blockshock_lib.studies.gpt import truth
 from blockshock_lib.studies.gpt.methods import METHODS
 from blockshock_lib.studies.gpt.params import Case, Params, Training
-from blockshock_lib.studies.gpt.problem import DTYPES, LOOSER, GPTProblem
+from blockshock_lib.studies.gpt.problem import CHECKED, DTYPES, LOOSER, GPTProblem
 
 NEGLIGIBLE_LR = 1e-12  # no weight moves, so a timed step can be checked; its time is any rate's
-CHECKED = 64  # positions of a step that is held to the equation, gradients and all
 
 
 def opened(case: Case, params: Params, **place: Any) -> Problem:
@@ -55,14 +54,11 @@ class LatencyProblem(Problem):
                 torch.nn.init.normal_(parameter, std=std * last)
             self.ids = torch.randint(case.vocab, (case.batch, case.context + 1))
         self.whole = whole.to(torch.float32 if self.trains else self.dtype)
-        self.x = self.embedded(self.ids[:, :-1]).detach()
+        self.x = (self.whole.tokens(self.ids[:, :-1]) + self.whole.positions.weight[: case.context]).detach()
         # By (rank, copy): ranks that are threads share these.
         self.shares: dict[tuple[int, int], GPT] = {}
         self.optimizers: dict[tuple[int, int], torch.optim.Optimizer] = {}
         self._made: dict[tuple[str, int], tuple] = {}
-
-    def embedded(self, ids: Tensor) -> Tensor:
-        return self.whole.tokens(ids) + self.whole.positions.weight[: ids.shape[1]]
 
     def model(self, method: str, at: int) -> GPT:
         """By the method's schedule, of the weights of copy `at`. The first one is a collective."""
@@ -115,7 +111,6 @@ class LatencyProblem(Problem):
 class LatencyRunner(Runner):
     def __init__(self, problem: LatencyProblem, method: str):
         self.problem, self.name, self.bound = problem, method, METHODS[method].bound
-        self.again: list[Tensor] = []  # what a step gave when it was admitted
         self.place(0)
 
     def place(self, at: int) -> None:
@@ -158,7 +153,7 @@ class LatencyRunner(Runner):
         with run.weighed():
             made = self.call(self.model)
         if self.problem.trains:
-            self.again = [x.to(self.problem.dtype).double() for x in made]
+            self.again = [x.to(self.problem.dtype).double() for x in made]  # what a step gave when it was admitted
         else:
             yield from self.compared(made)
 

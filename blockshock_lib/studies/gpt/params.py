@@ -108,21 +108,13 @@ class Params(RunParams):
     latency: Latency = Latency()
 
     @model_validator(mode="after")
-    def _known_methods(self) -> "Params":
+    def _possible(self) -> "Params":
         known("methods", self.methods, METHODS)
         for place, name in enumerate(self.methods):
             if METHODS[name].bound and self.phase != "gpt_latency":
                 raise wrong(f"methods.{place}", f"{name!r} is a bound of time; allowed: in gpt_latency alone")
-        return self
-
-    @model_validator(mode="after")
-    def _gradients_in_range(self) -> "Params":
         if self.phase == "gpt_training" and self.dtype == "fp16":
             raise wrong("dtype", "gradients vanish in fp16, and no loss is scaled here; allowed: bf16, fp32")
-        return self
-
-    @model_validator(mode="after")
-    def _heads_over_ranks(self) -> "Params":
         ranks, head = self.ranks, self.latency.head
         if self.phase != "gpt_latency" and self.size.heads % ranks:
             keys = "size.heads|tracks" if self.phase == "gpt_training" else "size.heads|hardware.world_size"

@@ -8,7 +8,6 @@ from blockshock_lib.report import figures
 from blockshock_lib.report.figures import INK, MUTED
 from blockshock_lib.studies.gpt import gaps
 from blockshock_lib.studies.gpt.axes import AXES
-from blockshock_lib.studies.gpt.gaps import words_of
 
 _NONE = "no arm was trained to its end beside tensor parallelism"
 
@@ -29,7 +28,7 @@ def gap_over_syncs(frame: pd.DataFrame) -> Figure:
     counts = sorted({row.syncs for row in every}, reverse=True)
     with figures.drawing(
         *(4.4 * len(panels) + 3.1, 3.6, f"{AXES.short(worst.method)} costs most: {worst.gap.mean:+.3f} nats"),
-        "; ".join(words_of(rows) for rows, _ in panels),
+        "; ".join(gaps.words_of(rows) for rows, _ in panels),
         alt=" ".join(f"{AXES.short(row.method)}, {row.syncs} syncs: {row.gap} nats." for row in every),
         note="Gap: validation loss less tensor parallelism's of the same seed. Bars: 99% intervals over seeds; open "
         f"marks: single seeds, of which fewer than {gaps.LEAST} make no interval.",
@@ -65,7 +64,7 @@ def loss_over_tokens(frame: pd.DataFrame) -> Figure:
     rows = rows.assign(tokens=rows["repeat"] * rows["batch"] * rows["context"] / 1e6)
     wide = rows.pivot_table(index="tokens", columns=["method", "seed"], values="value")
     with figures.drawing(
-        *(9, 3.6, title, words_of(best)),
+        *(9, 3.6, title, gaps.words_of(best)),
         alt=" ".join(f"{AXES.short(r.method)} ends at {r.loss:.3f} nats." for r in gaps.table(best).itertuples()),
         note="Lines: mean over seeds; bands: from the lowest to the highest. Right: less tensor parallelism's loss of "
         "the same seed at the same token.",
@@ -100,7 +99,7 @@ def dropped(frame: pd.DataFrame) -> Figure:
     alone = gaps.along(frame, rows, "sensitivity")
     means = alone.groupby(alone["detail"].astype(int))["value"].agg(["mean", "min", "max"])
     with figures.drawing(
-        *(9, 3.2, title, words_of(rows)),
+        *(9, 3.2, title, gaps.words_of(rows)),
         alt=f"The sync of sublayer {means['mean'].idxmax()} is worth most, {means['mean'].max():.3g} nats.",
         note="Left: loss without this sublayer's sync alone, which is made with the next one, less the loss with all. "
         "Right: the least sensitive dropped first; open: after distillation piece by piece. Bands, bars: over seeds.",

@@ -14,7 +14,7 @@ from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.engine.timing import Timer
 from blockshock_lib.errors import first_line
 from blockshock_lib.files import seed
-from blockshock_lib.layers.gpt import GPT, GPTConfig, Schedule, corpus, store
+from blockshock_lib.layers.gpt import GPT, GPTConfig, Schedule, corpus, named
 from blockshock_lib.layers.gpt.training import Trainer
 from blockshock_lib.studies.gpt import after, truth
 from blockshock_lib.studies.gpt.methods import METHODS
@@ -31,7 +31,7 @@ PARTS = {
 # A model of 12 layers rounds at other places than its formula, which is written rank by rank.
 LOOSER = 2.0
 LEAD_IN_S = 0.5  # of the dense product that a training's rate is weighed by
-CHECKED = 64  # positions of a trained model that are checked before its training
+CHECKED = 64  # positions of a model that is trained, or whose step is timed, that are checked before
 
 
 class GPTProblem(Problem):
@@ -40,15 +40,14 @@ class GPTProblem(Problem):
     def __init__(self, case: Case, params: Params, **place):
         super().__init__(case, params, **place)
         self.dtype = DTYPES[case.dtype]
-        self.config = GPTConfig(case.width, case.heads, case.vocab, case.context, LAYERS)
         self.trained = bool(case.tokens)
         with torch.random.fork_rng([]):  # weights are drawn on the CPU
             torch.manual_seed(seed(case.seed, "weights", self.repeat))
-            self.model = GPT(self.config, "tensor_parallel", case.ranks)
+            config = GPTConfig(case.width, case.heads, case.vocab, case.context, LAYERS)
+            self.model = GPT(config, "tensor_parallel", case.ranks)
             if not self.trained:
                 _enlarge(self.model)
         self.model.to(self.device)  # each method copies it
-        self.corpus = self.tokens = None
         if self.trained:
             self.corpus = corpus.chosen(params.data, params.corpus, params.size.vocab)
         else:
@@ -57,11 +56,9 @@ class GPTProblem(Problem):
             self.tokens = made[:, :-1], made[:, 1:]
 
     def build(self, method: str) -> Runner:
-        with torch.device("meta"):
-            model = GPT(self.config, METHODS[method].schedule, self.case.ranks)
-        model.load_state_dict({name: x.clone() for name, x in self.model.state_dict().items()}, assign=True)
-        kind = Trained if self.trained else Checked
-        return kind(self, model)
+        model = copy.deepcopy(self.model)
+        model.schedule = named(METHODS[method].schedule, LAYERS)
+        return (Trained if self.trained else Checked)(self, model)
 
     def true(self, schedule: Schedule) -> dict[str, torch.Tensor]:
         """By the schedule's equation in float64, of the weights in the case's dtype."""
@@ -69,10 +66,7 @@ class GPTProblem(Problem):
         state = {name: x.detach().to(self.device, self.dtype).double() for name, x in self.model.named_parameters()}
         with torch.enable_grad():
             weights = {name: x.requires_grad_() for name, x in state.items()}
-            logits = truth.scheduled(weights, tokens, schedule, case.heads, case.ranks)
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-            grads = torch.autograd.grad(loss, list(weights.values()))
-        return parted(logits.detach(), loss.detach(), dict(zip(weights, grads, strict=True)))
+            return found(truth.scheduled(weights, tokens, schedule, case.heads, case.ranks), targets, weights)
 
 
 class Checked(Runner):
@@ -80,15 +74,16 @@ class Checked(Runner):
 
     def __init__(self, problem: GPTProblem, whole: GPT):
         self.problem, self.schedule = problem, whole.schedule
-        self.tracks = copy.deepcopy(whole).to(problem.device, problem.dtype)
+        self.tracks = whole.to(problem.device, problem.dtype)
         self.group = Counting(problem.group)
         self.model = GPT.of(self.tracks, self.group)
-        self.counts: dict[str, float] = {}
 
     def checks(self, run: CaseRun) -> Iterator[Check]:
         with run.weighed():
             made = self.made()
-        baseline = found(self.tracks, *self.problem.tokens)
+        tokens, targets = self.problem.tokens
+        with torch.enable_grad():
+            baseline = found(self.tracks(tokens), targets, dict(self.tracks.named_parameters()))
         true = self.problem.true(self.schedule)
         for name, mine in made.items():
             fault = self.fault() if name == "logits" else ""
@@ -130,10 +125,9 @@ class Trained(Runner):
 
     def __init__(self, problem: GPTProblem, model: GPT):
         case, settings = problem.case, problem.params.training
-        self.problem, self.model = problem, model.to(problem.device)
-        self.steps = max(1, case.tokens // (case.batch * case.context))
-        text = store.Text(problem.corpus, case, settings)
-        self.trainer = Trainer(self.model, settings, self.steps, text, problem.dtype)
+        self.problem, self.model = problem, model
+        steps = max(1, case.tokens // (case.batch * case.context))
+        self.trainer = Trainer(model, settings, steps, corpus.Text(problem.corpus, case, settings), problem.dtype)
 
     def checks(self, run: CaseRun) -> Iterator[Check]:
         """The logits as they are trained, compiled and in 16 bits where asked, against the formula in float64."""
@@ -162,8 +156,8 @@ class Trained(Runner):
                 run.miss(self.problem.case.methods[0], status, first_line(error), "distilled_loss")
 
     def course(self) -> Iterator[Sample]:
-        made = self.problem.corpus
-        yield Sample("corpus", made.tokens["train"], detail=made.digest)
+        made, text = self.problem.corpus, self.trainer.task
+        yield Sample("corpus", text.count, detail=text.digest)
         if made.bytes_per_token:
             yield Sample("bytes_per_token", made.bytes_per_token)
         name = ""  # a trainer that an earlier process has brought to the end says nothing
@@ -190,13 +184,12 @@ class Counting:
         return counted if name in ("all_reduce", "start_all_reduce") else own
 
 
-def found(model: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Logits, loss and the gradients by PARTS of a model of tracks."""
-    with torch.enable_grad():
-        logits = model(tokens)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-        grads = torch.autograd.grad(loss, list(model.parameters()))
-    return parted(logits.detach(), loss.detach(), dict(zip(dict(model.named_parameters()), grads, strict=True)))
+def found(logits: torch.Tensor, targets: torch.Tensor, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Logits, loss and the gradients by PARTS of the `weights` that gave the logits."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    loss = F.cross_entropy(logits.flatten(0, 1).to(wide), targets.flatten())
+    grads = torch.autograd.grad(loss, list(weights.values()))
+    return parted(logits.detach(), loss.detach(), dict(zip(weights, grads, strict=True)))
 
 
 def parted(logits: torch.Tensor, loss: torch.Tensor, grads: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

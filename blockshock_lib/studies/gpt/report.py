@@ -13,7 +13,6 @@ from blockshock_lib.studies.gpt.axes import AXES
 from blockshock_lib.studies.gpt.hypotheses import COST
 from blockshock_lib.studies.gpt.params import weights
 
-NATS_A_BIT = np.log(2)
 POWER = 0.9, (1 + LEVEL) / 2  # of what a gap shows in nine runs of ten: quantiles of Student's t
 
 
@@ -37,7 +36,7 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
     every = gaps.settings(gaps.finals(frame))
     for rows in every:
         bytes_ = gaps.along(frame, rows, "bytes_per_token")["value"]
-        per_byte = 1 / (NATS_A_BIT * bytes_.iloc[0]) if len(bytes_) else np.nan  # shards of a user tell no bytes
+        per_byte = 1 / (np.log(2) * bytes_.iloc[0]) if len(bytes_) else np.nan  # shards of a user tell no bytes
         base = gaps.along(frame, rows)
         base = base[base["method"].eq(gaps.BASELINE)]
         trained = gaps.along(frame, rows, "train_loss")

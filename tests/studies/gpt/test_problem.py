@@ -10,7 +10,7 @@ from blockshock_lib import studies
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment
 from blockshock_lib.errors import DataError, ParamsError
-from blockshock_lib.layers.gpt import ranks, shards, store, streams, training
+from blockshock_lib.layers.gpt import corpus, ranks, shards, streams, training
 from blockshock_lib.params import load
 from blockshock_lib.runs import machine
 from blockshock_lib.studies.gpt import after, problem
@@ -117,12 +117,12 @@ def test_more_syncs_than_the_schedule_says_are_refused(monkeypatch):
 @pytest.fixture
 def data(tmp_path, monkeypatch):
     """A user's shards of 20,000 tokens in which the next token follows from the last one, mostly."""
-    monkeypatch.setattr(store, "PLACE", tmp_path / "corpus")
+    monkeypatch.setattr(corpus, "PLACE", tmp_path / "corpus")
     draw, folder = np.random.default_rng(0), tmp_path / "data"
     folder.mkdir()
     for part, count in (("train", 20_000), ("val", 2_000)):
         tokens = np.cumsum(1 + (draw.random(count) < 0.1)) % 300
-        shards.write(folder, f"own_{part}", tokens)
+        shards.write(folder / f"own_{part}.bin", tokens)
     return str(folder)
 
 

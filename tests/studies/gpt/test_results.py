@@ -44,7 +44,7 @@ FEW = {"tensor_parallel": 0.0, "spd": 0.05}
             [],
         ),
         (timed()[lambda rows: rows["method"].eq("tensor_parallel")], ["Not answered: no case holds valid times"], []),
-        (both(), ["S3 fast: ", "384 wide, 3.28M tokens", "**After training**", "9 of 9 times"], ["No record"]),
+        (both(), ["S3 fast: ", "384 wide, 3.28M tokens", "## After training", "9 of 9 times"], ["No record"]),
         (both(device="cpu"), ["no claim about speed: CPU"], ["times that await their sums"]),
     ],
 )

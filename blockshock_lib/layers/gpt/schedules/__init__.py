@@ -5,10 +5,9 @@ import re
 from collections.abc import Callable
 
 from blockshock_lib.errors import allowed
-from blockshock_lib.layers.gpt.schedule import Schedule, Step, within
+from blockshock_lib.layers.gpt.schedule import Schedule, Step
 from blockshock_lib.layers.gpt.schedules.delayed import delayed
 from blockshock_lib.layers.gpt.schedules.desync import desync
-from blockshock_lib.layers.gpt.schedules.dropped import dropped
 from blockshock_lib.layers.gpt.schedules.grouped import grouped
 from blockshock_lib.layers.gpt.schedules.ladder import ladder
 from blockshock_lib.layers.gpt.schedules.none import none
@@ -18,8 +17,7 @@ from blockshock_lib.layers.gpt.schedules.spd import spd
 from blockshock_lib.layers.gpt.schedules.tensor_parallel import tensor_parallel
 
 SCHEDULES: dict[str, Callable[..., tuple[Step, ...]]] = {
-    make.__name__: make
-    for make in (tensor_parallel, parallel, spd, desync, grouped, ladder, delayed, selective, dropped, none)
+    make.__name__: make for make in (tensor_parallel, parallel, spd, desync, grouped, ladder, delayed, selective, none)
 }
 
 
@@ -38,5 +36,4 @@ def named(text: str, layers: int) -> Schedule:
     except TypeError:
         wants = ", ".join(map(str, list(takes.parameters.values())[1:]))
         raise ValueError(f"schedule {text!r} takes ({wants}), not ({', '.join(given)})") from None
-    within("number of layers", [layers], 1, 10**6)
     return Schedule(f"{found[1]}({', '.join(given)})" if given else found[1], make(layers, *arguments))

@@ -4,5 +4,5 @@ from blockshock_lib.layers.gpt.schedule import Step, dropping, within
 
 
 def selective(layers: int, *kept: int) -> tuple[Step, ...]:
-    kept = within("layer", kept, 0, layers - 1)
+    within("layer", kept, 0, layers - 1)
     return dropping(layers, {2 * layer for layer in range(layers) if layer not in kept})
