@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from blockshock_lib.engine.memory import Peak
 from blockshock_lib.engine.study import Check, Metric, Problem, Runner, row
 from blockshock_lib.engine.timing import Timer
 from blockshock_lib.errors import UnsupportedError, first_line
+from blockshock_lib.kernels.graph import try_capture
 
 NOT_WEIGHED = math.nan
 
@@ -182,6 +184,18 @@ class CaseRun:
             status, reason = error.split(": ", 1)
             raise Refused(status, f"rank {rank}: {reason}")
         return result
+
+    def captured(self, method: str, metric: str, call: Callable[[], object], active: bool = True) -> bool:
+        """Whether the timer's graphs can hold the call, of which a rank that is not `active` makes none; else a row of
+        `metric` says why not.
+        """
+
+        def capture() -> bool:
+            if active and self.timer.pool is not None:
+                try_capture(call, self.device)
+            return True
+
+        return bool(self.attempt(method, partial(self.agree, capture), metric))
 
     def refuse(self, reason: str) -> None:
         """Refused on all ranks where any has a reason."""

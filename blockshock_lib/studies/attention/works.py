@@ -19,7 +19,6 @@ from blockshock_lib.engine.timing import Work
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.kernels.attention import flex
 from blockshock_lib.kernels.attention.lists import BlockLists
-from blockshock_lib.kernels.graph import try_capture
 from blockshock_lib.studies.attention.methods import Method
 
 BETAS = ("fa4", "cudnn")
@@ -95,8 +94,8 @@ def of(run: CaseRun, copies: Sequence[Runner], kinds: Sequence[str]) -> list[Wor
     for name, make in {"forward": _forward, "backward": Backward, "step": step}.items():
         if name not in kinds or (name != "forward" and one.lacks):
             continue
-        check, graphed = partial(_again, one, name), partial(run.agree, partial(captured, run, one, make))
-        if kernel := run.attempt(one.name, graphed, f"{name}_kernel"):
+        check = partial(_again, one, name)
+        if kernel := run.captured(one.name, f"{name}_kernel", make(one), one.active):
             found.append(_work(f"{name}_kernel", make, copies, recheck=check, heavy=True, traced=True))
         alone = {} if kernel else {"recheck": check, "heavy": True, "traced": True}
         found.append(_work(f"{name}_call", make, copies, eager=True, **alone))
@@ -124,13 +123,6 @@ def _again(one: Runner, name: str, made: Any) -> Iterator:
     names = ("out",) if name == "forward" else ("dq", "dk", "dv")
     made = (made,) if name == "forward" else made
     return one.compared(one.whole(dict(zip(names, made, strict=True))) if one.active else None, names)
-
-
-def captured(run: CaseRun, one: Runner, make: Callable) -> bool:
-    """True; UnsupportedError as `try_capture`."""
-    if one.active and run.timer.pool is not None:
-        try_capture(make(one), run.device)
-    return True
 
 
 def list_times(problem: Problem) -> Iterator[Sample]:

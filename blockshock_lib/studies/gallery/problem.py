@@ -2,7 +2,7 @@
 
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from blockshock_lib.engine.study import Check, Problem, Runner
 from blockshock_lib.engine.timing import Work
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.files import seed
-from blockshock_lib.kernels.graph import try_capture
 from blockshock_lib.kernels.patterns import pattern as patterns
 from blockshock_lib.kernels.patterns.pattern import Kernel, Packed, Pattern
 from blockshock_lib.kernels.patterns.table import KERNELS, PATTERNS
@@ -171,17 +170,11 @@ class GalleryRunner(Runner):
             calls = [partial(one.run, work) for one in copies]
             alone = {"recheck": partial(self.compared, work), "heavy": True, "traced": True}
             alone = alone if work not in self.pieces else {}
-            if run.attempt(self.name, partial(run.agree, partial(self._captured, run, calls[0])), f"{work}_kernel"):
+            if run.captured(self.name, f"{work}_kernel", calls[0]):
                 found.append(Work(f"{work}_kernel", calls, **alone))
                 alone = {}
             found.append(Work(f"{work}_call", calls, eager=True, **alone))
         return found
-
-    def _captured(self, run: CaseRun, call: Callable) -> bool:
-        """True; UnsupportedError as `try_capture`."""
-        if run.timer.pool is not None:
-            try_capture(call, run.device)
-        return True
 
     def facts(self, ceilings: Ceilings) -> dict[str, float]:
         found = {}

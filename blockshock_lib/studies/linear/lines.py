@@ -21,7 +21,6 @@ from blockshock_lib.engine.study import Check, Problem
 from blockshock_lib.engine.timing import Work
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.files import environment
-from blockshock_lib.kernels.graph import try_capture
 from blockshock_lib.layers import ShardedLinear
 from blockshock_lib.studies.linear.reference import Reference
 
@@ -146,9 +145,9 @@ def works(own: Any) -> Iterator[Work]:
         metric, make = f"forward_{line}_call", partial(_calls, line, own.problem, own.layers)
         if (calls := run.attempt(name, partial(run.agree, make), metric)) is None:
             continue
-        call, capture = lambda layer, calls=calls: calls[layer](), partial(try_capture, calls[own.layer], run.device)
+        call = lambda layer, calls=calls: calls[layer]()  # noqa: E731
         how = {"recheck": partial(_fp8_checks, run, one, reference) if line == "fp8" else own.made, "aside": True}
         yield own.work(metric, call, eager=True, **how)
-        kernel, captured = f"forward_{line}_kernel", lambda capture=capture: run.agree(capture) or True
-        if line != "torch" and (run.device.type != "cuda" or run.attempt(name, captured, kernel)):
+        kernel = f"forward_{line}_kernel"
+        if line != "torch" and run.captured(name, kernel, calls[own.layer]):
             yield own.work(kernel, call, heavy=True, **how)

@@ -9,13 +9,14 @@ import torch
 
 from blockshock_lib import studies
 from blockshock_lib.comm import Group
-from blockshock_lib.engine import experiment
+from blockshock_lib.engine import case_run, experiment
+from blockshock_lib.engine.timing import Timer
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends, reference, sdpa, tune
 from blockshock_lib.layers import attention
 from blockshock_lib.params import load
 from blockshock_lib.report.interval import Interval
-from blockshock_lib.studies.attention import hypotheses, law, patterns, plots, promises, report, truth, works
+from blockshock_lib.studies.attention import hypotheses, law, patterns, plots, promises, report, truth
 from blockshock_lib.studies.attention.params import columns, expand
 from blockshock_lib.studies.attention.problem import AttentionProblem
 from tests.report.frames import row, title
@@ -402,10 +403,11 @@ def test_a_beta_that_breaks_is_a_row_and_the_others_go_on(monkeypatch):
 
 
 def test_a_call_that_cannot_be_captured_is_still_timed_as_a_call(monkeypatch):
-    def captured(*_):
+    def refused(*_):
         raise UnsupportedError("it cannot be captured in a CUDA graph: planted")
 
-    monkeypatch.setattr(works, "captured", captured)
+    monkeypatch.setattr(case_run, "try_capture", refused)
+    monkeypatch.setattr(Timer, "pool", property(lambda timer: True, lambda timer, pool: None), raising=False)
     _, rows = measured(methods=["reference"])
     found = {one["metric"]: one for one in rows}
     assert found["forward_kernel"]["status"] == "unsupported" and "planted" in found["forward_kernel"]["reason"]
