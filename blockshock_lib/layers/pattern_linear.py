@@ -42,10 +42,7 @@ class PatternLinear(nn.Module):
         x = input.reshape(-1, input.shape[-1])
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(self.packed.dtype)
-        if torch.compiler.is_compiling():
-            y = _Compiled.apply(x, self.handle, self.out_features)
-        else:
-            y = _Product.apply(x, self.packed) if len(x) else x.new_empty(0, self.out_features)
+        y = _Product.apply(x, self.handle, self.out_features)
         return (y if self.bias is None else y + self.bias).reshape(*input.shape[:-1], self.out_features)
 
     def tune(self, x: Tensor) -> None:
@@ -93,17 +90,6 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return linear
 
 
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, packed: Packed) -> Tensor:
-        ctx.packed = packed
-        return packed.product(x.contiguous())
-
-    @staticmethod
-    def backward(ctx, dy: Tensor) -> tuple[Tensor, None]:
-        return dy @ ctx.packed.dense(), None
-
-
 _layers: weakref.WeakValueDictionary[int, PatternLinear] = weakref.WeakValueDictionary()
 # As in autograd.py: shapes follow from the arguments, and a Function joins the operator to a gradient.
 _ops = torch.library.Library("blockshock", "FRAGMENT")
@@ -123,12 +109,18 @@ def _(rows, handle, features, turned):
     return rows.new_empty(rows.shape[0], features)
 
 
-class _Compiled(torch.autograd.Function):
+def _made(*given) -> Tensor:
+    return (torch.ops.blockshock.pattern if torch.compiler.is_compiling() else _pattern)(*given)
+
+
+class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, handle: int, features: int) -> Tensor:
         ctx.handle, ctx.features = handle, x.shape[1]
-        return torch.ops.blockshock.pattern(x, handle, features, False)
+        # A gradient may be asked for once nothing else holds the layer.
+        ctx.layer = None if torch.compiler.is_compiling() else _layers[handle]
+        return _made(x, handle, features, False)
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, None, None]:
-        return torch.ops.blockshock.pattern(dy, ctx.handle, ctx.features, True), None, None
+        return _made(dy, ctx.handle, ctx.features, True), None, None

@@ -56,6 +56,10 @@ def test_a_model_in_any_pattern_computes_what_its_dense_form_does(config):
     torch.testing.assert_close(x.grad, again.grad)
     assert model.blocks(x[:0]).shape == (0, 5, 64)
     assert {k: v.shape for k, v in model.state_dict().items()}.keys() == dense.state_dict().keys()
+    x.grad, y = None, model.blocks(x)
+    del model
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, again.grad)
     zeros = torch.cat([dense.get_submodule(name).weight.flatten() == 0 for name in ALL]).float().mean()
     assert zeros.item() == pytest.approx(config.sparsity, abs=0.01)
 
