@@ -18,8 +18,6 @@ class GalleryAxes(Axes):
     def work(self, frame: pd.DataFrame) -> pd.Series:
         return frame["n"].astype(float) * frame["k"].astype(float) * frame["batch"].astype(float)
 
-    work_name = "N*K*B"
-
     def case(self, row: Mapping) -> str:
         return words(row)
 

@@ -5,10 +5,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from blockshock_lib.report import figures, frames
+from blockshock_lib.report import figures, frames, plots
 from blockshock_lib.report.figures import INK, MUTED
 from blockshock_lib.studies.gallery import report
 from blockshock_lib.studies.gallery.axes import AXES
@@ -98,31 +97,20 @@ def fastest(frame: pd.DataFrame) -> Figure:
     if table.empty:
         return figures.empty(title, "no case holds valid times of a pattern and of the best dense product")
     weight = table.groupby("weight", sort=True)["case"].nunique().idxmax()
-    best = report.fastest(table[table["weight"].eq(weight)])
-    batches, sparsities = sorted(best["batch"].unique()), sorted(best["sparsity"].unique())
-    names = {(row["batch"], row["sparsity"]): row for row in best.to_dict("records")}
-    no_claim = frames.no_claim(table)
-    words = [f"B={b}, {s:g}: {AXES.short(row['method'])} {row['ratio']:.2f}x." for (b, s), row in names.items()]
-    with figures.drawing(
-        *(1.6 + 1.35 * len(sparsities), 0.8 + 0.55 * len(batches), title, no_claim, setting),
+    best = report.fastest(table[table["weight"].eq(weight)], "sparsity", "batch")
+    rows = best.sort_values("batch", kind="stable").to_dict("records")
+
+    def text(row: dict) -> tuple:
+        face = AXES.look(row["method"]).colour if row["outcome"] == report.FASTER else MUTED
+        return AXES.short(row["method"]), f"{row['ratio']:.2f}x", (face, 0.35)
+
+    return plots.cells(
+        *(best, AXES, text, title, frames.no_claim(table), setting),
         *(f"weight {weight}", frames.time_name(table, AXES, table["metric"].iloc[0])),
-        alt=" ".join(words),
+        alt=" ".join(f"B={row['batch']}, {row['sparsity']:g}: {text(row)[0]} {text(row)[1]}." for row in rows),
         note="Speed over the best dense product. Grey: none is surely faster. Patterns of equal "
         "sparsity do not lose equally much.",
-    ) as (fig, grid):
-        ax = grid[0, 0]
-        for y, batch in enumerate(batches):
-            for x, sparsity in enumerate(sparsities):
-                if row := names.get((batch, sparsity)):
-                    wins = row["outcome"] == report.FASTER
-                    colour = AXES.look(row["method"]).colour if wins else MUTED
-                    ax.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour, alpha=0.35))
-                    text = f"{AXES.short(row['method'])}\n{row['ratio']:.2f}x"
-                    ax.text(x, y, text, ha="center", va="center", fontsize=8)
-        ax.set(xlim=(-0.5, len(sparsities) - 0.5), ylim=(-0.5, len(batches) - 0.5), xlabel="sparsity", ylabel="B")
-        ax.set_xticks(range(len(sparsities)), [f"{sparsity:g}" for sparsity in sparsities])
-        ax.set_yticks(range(len(batches)), batches)
-    return fig
+    )
 
 
 def time_over_floor(frame: pd.DataFrame) -> Figure:
