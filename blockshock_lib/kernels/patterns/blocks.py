@@ -2,7 +2,6 @@
 
 import functools
 import math
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,7 +75,7 @@ class Bsr(Packed):
     def product(self, x: Tensor) -> Tensor:
         self.check(x)
         if x.device.type == "cpu":
-            return multiplied(partial(torch.addmm, mat1=self.matrix(), mat2=x.t(), beta=0), x, self.shape[0])
+            return multiplied(self.matrix(), x)
         rows, x = x.shape[0], padded(x, LEAST)
         if not (way := self.chosen.get(len(x)) or self.guessed.get(len(x))):
             way = self.guessed[len(x)] = self.ways(x)[0]
@@ -105,10 +104,7 @@ class Bsr(Packed):
         return {"block": self.block, "blocks": len(self.tensors["values"])}
 
     def dense(self) -> Tensor:
-        blocks = self.tensors["values"].new_zeros(*(side // self.block for side in self.shape), self.block, self.block)
-        rows = torch.repeat_interleave(self.tensors["crow"].diff())
-        blocks[rows, self.tensors["columns"].long()] = self.tensors["values"]
-        return blocks.transpose(1, 2).reshape(self.shape)
+        return self.matrix().to_dense()
 
 
 class Shipped(Bsr):

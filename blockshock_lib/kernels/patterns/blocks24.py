@@ -11,45 +11,42 @@ from blockshock_lib.kernels.sparse24.backends import choose
 
 
 class Blocks24(Packed):
-    """A packed 2:4 weight [b, n b] for each row of n > 0 blocks, with the columns of x that it needs, int32."""
+    """`lines`: of each row of n > 0 blocks its rows, the columns of x that it needs, int32, and a packed 2:4 weight
+    [b, n b].
+    """
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int):
         self.shape, self.dtype, self.block = tuple(weight.shape), weight.dtype, block
-        self.lines, self.tensors = [], {}
-        backend = choose("auto", weight.device)
+        self.lines, backend = [], choose("auto", weight.device)
         for row, kept in enumerate(blocks.kept_blocks(mask, block)):
             if bool(kept.any()):
-                at = (kept.nonzero() * block + torch.arange(block, device=mask.device)).flatten()
+                at = (kept.nonzero() * block + torch.arange(block, device=mask.device)).flatten().int()
                 lines = slice(row * block, (row + 1) * block)
-                one = two_four.TwoFour(weight[lines, at], mask[lines, at], 0, backend)
-                self.lines.append((lines, one))
-                self.tensors |= {f"columns_{row}": at.int(), f"values_{row}": one.tensors["values"]}
-        self.tensors["values"] = one.tensors["values"]
+                self.lines.append((lines, at, two_four.TwoFour(weight[lines, at], mask[lines, at], 0, backend)))
+        self.tensors = self.lines[0][2].tensors
 
     def product(self, x: Tensor) -> Tensor:
         self.check(x)
         y = x.new_zeros(x.shape[0], self.shape[0])
-        for lines, one in self.lines:
-            y[:, lines] = one.product(x.index_select(1, self._columns(lines)))
+        for lines, at, one in self.lines:
+            y[:, lines] = one.product(x.index_select(1, at))
         return y
 
     def dense(self) -> Tensor:
         out = self.tensors["values"].new_zeros(self.shape)
-        for lines, one in self.lines:
-            out[lines, self._columns(lines).long()] = one.dense()
+        for lines, at, one in self.lines:
+            out[lines, at.long()] = one.dense()
         return out
 
     def copy(self) -> "Blocks24":
         other = super().copy()
-        other.lines = [(lines, one.copy()) for lines, one in self.lines]
+        other.lines = [(lines, at.clone(), one.copy()) for lines, at, one in self.lines]
+        other.tensors = other.lines[0][2].tensors
         return other
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes + self._columns(lines).nbytes for lines, one in self.lines)
-
-    def _columns(self, lines: slice) -> Tensor:
-        return self.tensors[f"columns_{lines.start // self.block}"]
+        return sum(at.nbytes + one.nbytes for _, at, one in self.lines)
 
 
 def weight_bytes(counts: Counts, itemsize: int) -> float:

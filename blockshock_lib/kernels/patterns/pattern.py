@@ -225,8 +225,7 @@ def padded(x: Tensor, multiple: int) -> Tensor:
     return F.pad(x, (0, 0, 0, short)) if short else x
 
 
-def multiplied(fn: Callable, x: Tensor, n: int) -> Tensor:
-    """y [B, N] that `fn` writes as out = y.t(), [N, B]; zeros before, which a product may only add to."""
-    y = x.new_zeros(x.shape[0], n)
-    fn(y.t(), out=y.t())
-    return y
+def multiplied(matrix: Tensor, x: Tensor) -> Tensor:
+    """y [B, N] of x [B, K] and a sparse matrix [N, K]; zeros before, which a product may only add to."""
+    y = x.new_zeros(x.shape[0], matrix.shape[0])
+    return torch.addmm(y.t(), matrix, x.t(), beta=0, out=y.t()).t()
