@@ -186,9 +186,7 @@ class CaseRun:
         return result
 
     def captured(self, method: str, metric: str, call: Callable[[], object], active: bool = True) -> bool:
-        """Whether the timer's graphs can hold the call, of which a rank that is not `active` makes none; else a row of
-        `metric` says why not.
-        """
+        """Whether the timer's graphs hold the call of each rank that is `active`; else a row of `metric` says why."""
 
         def capture() -> bool:
             if active and self.timer.pool is not None:

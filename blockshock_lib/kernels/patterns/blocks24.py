@@ -16,7 +16,7 @@ class Blocks24(Packed):
     """
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int):
-        self.shape, self.dtype, self.block = tuple(weight.shape), weight.dtype, block
+        self.shape, self.dtype = tuple(weight.shape), weight.dtype
         self.lines, backend = [], choose("auto", weight.device)
         for row, kept in enumerate(blocks.kept_blocks(mask, block)):
             if bool(kept.any()):

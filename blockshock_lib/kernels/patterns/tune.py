@@ -81,27 +81,23 @@ class Probe:
         self.clock = Clock(x.device)
 
     def check(self, way: Way) -> Error:
-        each = []
+        each, packed = [], self.timings[0][0]
         for x, truth, units in zip(self.inputs, self.truths, self.units, strict=True):
             with guarded(x.device):
                 # What is not written shows.
                 torch.full((len(x), truth.shape[1]), torch.nan, dtype=x.dtype, device=x.device)
-                errors = _errors(_run(self.timings[0][0], way, x)[:: self.step], truth)
+                try:
+                    errors = _errors(packed.by(way, x)[:: self.step], truth)
+                except (BlockShockError, RuntimeError):
+                    raise
+                except Exception as error:  # of Triton's compiler: a setting that asks for more than the GPU has
+                    raise RuntimeError(first_line(error)) from error
             each.append([one / unit for one, unit in zip(errors, units, strict=True)])
         size = lambda one: math.inf if math.isnan(one) else one  # noqa: E731  NaN is the worst
         return Error(*(max(pair, key=size) for pair in zip(*each, strict=True)))
 
     def timed(self, way: Way) -> contextlib.AbstractContextManager[Callable[[], float]]:
-        return self.clock.timed([functools.partial(_run, packed, way, x) for packed, x in self.timings])
-
-
-def _run(packed: Packed, way: Way, x: Tensor) -> Tensor:
-    try:
-        return packed.by(way, x)
-    except (BlockShockError, RuntimeError):
-        raise
-    except Exception as error:  # of Triton's compiler: a setting that asks for more than the GPU has
-        raise RuntimeError(first_line(error)) from error
+        return self.clock.timed([functools.partial(packed.by, way, x) for packed, x in self.timings])
 
 
 def _errors(y: Tensor, truth: Tensor) -> tuple[float, float]:
