@@ -22,6 +22,7 @@ from blockshock_lib.studies.gallery.params import HALF, Case, Params
 from blockshock_lib.studies.gallery.problem import DTYPES, GalleryProblem
 from blockshock_lib.studies.gallery.tasks import GPT, Teacher, drawn
 from blockshock_lib.studies.gallery.training import TrainingProblem
+from blockshock_lib.studies.gpt.problem import untold
 
 CHECKED = 64  # positions that are checked
 LOOSER = 2.0  # layers one after another round at other places than float64's
@@ -97,13 +98,9 @@ class Trained(Runner):
         yield self.problem.check(made, plain)
 
     def samples(self, run: CaseRun, done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
-        told, problem = {(row["metric"], row["repeat"]) for row in done}, self.problem
-        try:
-            yield from (one for one in self.course() if (one.metric, one.step) not in told)
-        except ArithmeticError as error:
-            run.refuse(str(error))
+        yield from untold(run, self.course(), done)
         if not self.arm.schedule:
-            problem.trained = self.model
+            self.problem.trained = self.model
 
     def course(self) -> Iterator[Sample]:
         problem, task = self.problem, self.problem.task

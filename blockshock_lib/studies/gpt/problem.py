@@ -1,7 +1,7 @@
 """One case of the gpt study on one rank: a GPT that must equal its schedule's equation, and what is then asked."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -142,15 +142,11 @@ class Trained(Runner):
         yield Check("logits", *flat, "", looser=LOOSER, depth=depth)
 
     def samples(self, run: CaseRun, done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
-        told = {(row["metric"], row["repeat"], row["detail"]) for row in done}
-        try:
-            yield from (one for one in self.course() if (one.metric, one.step, one.detail) not in told)
-        except ArithmeticError as error:
-            run.refuse(str(error))
+        yield from untold(run, self.course(), done)
         if self.problem.params.training.after and self.model.schedule.name == "tensor_parallel":
             late = after.samples(self.trainer, self.problem.params.training.distill_tokens)
             try:
-                yield from (one for one in late if (one.metric, one.step, one.detail) not in told)
+                yield from untold(run, late, done)
             except RuntimeError as error:  # memory runs out here first; the arm's own losses stand, others need them
                 status = "oom" if isinstance(error, torch.OutOfMemoryError) else "failed"
                 run.miss(self.problem.case.methods[0], status, first_line(error), "distilled_loss")
@@ -166,6 +162,15 @@ class Trained(Runner):
         if name == "token_rate":
             timer = Timer(self.problem.device, self.problem.group, lead_in=(LEAD_IN_S, LEAD_IN_S), capture=False)
             yield Sample("gemm_rate", roofline.gemm_rate(timer, self.problem.dtype))
+
+
+def untold(run: CaseRun, every: Iterable[Sample], done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+    """Those of which `done` holds no row. Refused where a loss is not finite."""
+    told = {(row["metric"], row["repeat"], row["detail"]) for row in done}
+    try:
+        yield from (one for one in every if (one.metric, one.step, one.detail) not in told)
+    except ArithmeticError as error:
+        run.refuse(str(error))
 
 
 class Counting:
