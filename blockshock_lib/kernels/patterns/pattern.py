@@ -214,11 +214,6 @@ def anywhere(*_) -> str:
     return ""
 
 
-def picture(mask: Tensor, side: int = 16) -> str:
-    """The upper left corner of a mask in characters, a line a row: # a kept weight, . a dropped one."""
-    return "\n".join("".join(".#"[kept] for kept in row) for row in mask[:side, :side].tolist())
-
-
 def padded(x: Tensor, multiple: int) -> Tensor:
     """x [B, K], with rows of zeros up to a multiple of so many."""
     short = -x.shape[0] % multiple

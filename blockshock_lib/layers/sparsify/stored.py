@@ -46,7 +46,8 @@ def save_sparse(path: Path | str, model: nn.Module) -> None:
         dense = (layer.packed.quantized() if eight else layer.to_dense()).cpu()
         keep = nonzero_places(dense.float() if eight else dense)
         shape = torch.tensor(dense.shape).view(2, 1)
-        found = _whole(dense)[keep].view(len(dense), -1).view(dense.dtype), _bits(keep), shape
+        bits = (keep.unflatten(1, (-1, 8)) * 2 ** torch.arange(8)).sum(-1).to(torch.uint8)
+        found = _whole(dense)[keep].view(len(dense), -1).view(dense.dtype), bits, shape
         tensors |= {f"{name}.{part}": value for part, value in zip(PARTS, found, strict=True)}
         tensors |= {f"{name}.{SCALE}": layer.packed.tensors["scales"].cpu()} if eight else {}
     once = {id(value): name for name, value in reversed(_others(model).items())}.values()
@@ -161,10 +162,6 @@ def _scale(name: str, values: Tensor, found: dict[str, Any]) -> Tensor:
         wanted = f"{' or '.join(DTYPES)} with a finite scale a row"
         raise CheckpointError(f"{name} is of {values.dtype} with {len(scale)} scales: 8 bits are {wanted}")
     return scale.expand(len(values), 1)
-
-
-def _bits(keep: Tensor) -> Tensor:
-    return (keep.unflatten(1, (-1, 8)) * 2 ** torch.arange(8)).sum(-1).to(torch.uint8)
 
 
 def _check(model: nn.Module, weights: dict[str, Tensor], rest: dict[str, Tensor]) -> None:

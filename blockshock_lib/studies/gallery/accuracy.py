@@ -16,7 +16,7 @@ from blockshock_lib.layers import sparsify
 from blockshock_lib.layers.gpt import corpus
 from blockshock_lib.layers.gpt.training import Trainer, validate
 from blockshock_lib.layers.sparsify.fake import soft_threshold
-from blockshock_lib.studies.gallery.decode import DecodeProblem, linears
+from blockshock_lib.studies.gallery.decode import LOOSER, DecodeProblem, linears
 from blockshock_lib.studies.gallery.methods import ARMS, Arm
 from blockshock_lib.studies.gallery.params import HALF, Case, Params
 from blockshock_lib.studies.gallery.problem import DTYPES, GalleryProblem
@@ -25,7 +25,6 @@ from blockshock_lib.studies.gallery.training import TrainingProblem
 from blockshock_lib.studies.gpt.problem import untold
 
 CHECKED = 64  # positions that are checked
-LOOSER = 2.0  # layers one after another round at other places than float64's
 SHARE = 0.02  # by which a layer's share of kept units may differ from what is asked: units are whole
 RAMP = 0.5  # share of all steps in which "gradual" and "decay" come to 2:4
 

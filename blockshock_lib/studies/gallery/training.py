@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.sparse import SparseSemiStructuredTensorCUSPARSELT
 
-from blockshock_lib.engine import roofline
 from blockshock_lib.engine.study import Check
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.kernels.patterns import dense
@@ -213,6 +212,3 @@ class TrainingRunner(GalleryRunner):
 
     def make(self, part: str) -> Any:
         return getattr(self, part)()
-
-    def facts(self, ceilings: roofline.Ceilings) -> dict[str, float]:
-        return {}

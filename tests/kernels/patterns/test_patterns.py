@@ -220,7 +220,3 @@ def test_a_kept_zero_of_2to4_stays_kept_in_a_copy():
     weight[:, ::3] = 0
     copied = pattern.pack(weight, mask).copy()
     assert torch.equal(copied.mask(), mask) and torch.equal(copied.dense(), torch.where(mask, weight, 0))
-
-
-def test_a_picture_is_a_line_a_row():
-    assert general.picture(torch.eye(3, dtype=torch.bool), 2) == "#.\n.#"
