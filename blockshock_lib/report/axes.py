@@ -124,6 +124,11 @@ class Axes:
         colour, marker = _LOOKS[self._given[method]]
         return Look(look.label, look.short, look.colour or colour, look.marker or marker)
 
+    def line(self, method: str) -> dict:
+        """How matplotlib draws it: a thin line with markers."""
+        look, edge = self.look(method), {"markeredgecolor": "white", "markeredgewidth": 0.5}
+        return dict(color=look.colour, marker=look.marker, markersize=5.5, linewidth=1.2, **edge)
+
     def label(self, method: str) -> str:
         return self.look(method).label
 

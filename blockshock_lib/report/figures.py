@@ -78,6 +78,12 @@ def lines(ax: Axes, names: Sequence[str]) -> None:
     ax.spines["left"].set_visible(False)
 
 
+def legend(ax: Axes, looks: Mapping[str, dict]) -> None:
+    """To the right of the axes, each name with a line that looks so."""
+    handles = [ax.plot([], [], label=name, **look)[0] for name, look in looks.items()]
+    ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+
+
 def name_points(ax: Axes, points: Sequence[tuple[float, float]], names: Sequence[str], others: Sequence = ()) -> None:
     """`names` beside their points, where they cover least of each other, of the points and of `others`; a line leads to
     one that stands off. Last of all: the axes must have their limits.

@@ -1,7 +1,5 @@
 """Figures of the speed of block-sparse attention: time over density with its law, and the share of the dense rate."""
 
-from collections.abc import Mapping
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -52,24 +50,14 @@ def time_over_density(frame: pd.DataFrame, work: str = "forward") -> Figure:
             ax.set_xlabel("blocks visited (share)")
         for ax in grid.ravel()[len(lengths) :]:
             ax.set_axis_off()
-        _legend(grid[0, -1], {AXES.label(method): _look(method) for method in AXES.ordered(table["method"])})
+        figures.legend(grid[0, -1], {AXES.label(method): AXES.line(method) for method in AXES.ordered(table["method"])})
     return fig
-
-
-def _look(method: str) -> dict:
-    look = AXES.look(method)
-    return dict(color=look.colour, marker=look.marker, markersize=5.5, markeredgecolor="white", linewidth=1.2)
-
-
-def _legend(ax: Axes, looks: Mapping[str, dict]) -> None:
-    handles = [ax.plot([], [], label=name, **look)[0] for name, look in looks.items()]
-    ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
 
 
 def _panel(ax: Axes, table: pd.DataFrame, laws: pd.DataFrame) -> None:
     along = np.geomspace(table["density"].min(), table["density"].max(), 60)
     for method in AXES.ordered(table["method"]):
-        own, look = table[table["method"].eq(method)], _look(method)
+        own, look = table[table["method"].eq(method)], AXES.line(method)
         if method in RIVALS:
             ax.plot(own["density"], own["median"], **look | dict(markersize=3))
             continue
@@ -118,7 +106,7 @@ def share_of_dense(frame: pd.DataFrame) -> Figure:
         for ax, (work, part) in zip(grid[0], tables.items(), strict=True):
             for method in methods:
                 own = part[part["method"].eq(method)].set_index("pattern")["share"].reindex(patterns)
-                ax.plot(own, range(len(patterns)), **_look(method) | dict(linestyle=""))
+                ax.plot(own, range(len(patterns)), **AXES.line(method) | dict(linestyle=""))
             ax.axvline(1, color=INK, linewidth=1, linestyle=_DASHED)
             ax.set_xlim(left=0)
             ax.set_title(work)
@@ -126,5 +114,5 @@ def share_of_dense(frame: pd.DataFrame) -> Figure:
             ax.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
             ax.grid(True, axis="x", color=MUTED, alpha=0.2)
         figures.lines(grid[0, 0], patterns)
-        _legend(grid[0, -1], {AXES.label(method): _look(method) | dict(linestyle="") for method in methods})
+        figures.legend(grid[0, -1], {AXES.label(method): AXES.line(method) | dict(linestyle="") for method in methods})
     return fig

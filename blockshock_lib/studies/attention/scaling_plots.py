@@ -10,7 +10,6 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from blockshock_lib.report import figures, frames
 from blockshock_lib.report.figures import INK, milliseconds
 from blockshock_lib.studies.attention.axes import AXES
-from blockshock_lib.studies.attention.plots import _legend, _look
 from blockshock_lib.studies.attention.report import against
 from blockshock_lib.studies.attention.scaling_hypotheses import ONE, over_one
 from blockshock_lib.studies.attention.scaling_report import PARTS, answer, parts
@@ -32,7 +31,7 @@ def _longest(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 
 def _dots(table: pd.DataFrame) -> dict[str, dict]:
-    return {AXES.label(name): _look(name) | _DOT for name in AXES.ordered(table["method"])}
+    return {AXES.label(name): AXES.line(name) | _DOT for name in AXES.ordered(table["method"])}
 
 
 def _drawn(
@@ -45,7 +44,7 @@ def _drawn(
         for ax, pattern in zip(grid[0], patterns, strict=True):
             panel(ax, table[table["pattern"].eq(pattern)])
             ax.set_title(pattern)
-        _legend(grid[0, -1], looks)
+        figures.legend(grid[0, -1], looks)
     return fig
 
 
@@ -62,7 +61,7 @@ def speed_up(frame: pd.DataFrame, over: str = "") -> Figure:
         for method, own in part.sort_values("k_len").groupby("method", sort=False):
             known = own["high"].lt(100 * own["low"])  # else there is no interval
             reach = [(own["ratio"] - own[end]).abs().where(known) for end in ("low", "high")]
-            ax.errorbar(own["k_len"], own["ratio"], reach, **_look(method))
+            ax.errorbar(own["k_len"], own["ratio"], reach, **AXES.line(method))
         ax.axhline(float(part["world_size"].iloc[0]), color=INK, linewidth=1, linestyle=(0, (4, 3)))
         ax.set(xscale="log", xlabel="keys", ylabel="speed-up of a step", ylim=(0, None))
         lengths = sorted(part["k_len"].unique())
@@ -118,7 +117,7 @@ def balance(frame: pd.DataFrame) -> Figure:
 
     def panel(ax: Axes, part: pd.DataFrame) -> None:
         for row in part.itertuples():
-            ax.plot(row.sent / 2**20, row.balance, **_look(row.method) | _DOT)
+            ax.plot(row.sent / 2**20, row.balance, **AXES.line(row.method) | _DOT)
         ax.set(xlabel="sent by a rank (MiB)", ylabel="mean / slowest rank", xlim=(0, None))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
         ax.grid(True)

@@ -51,15 +51,8 @@ def speed_over_dense(frame: pd.DataFrame) -> Figure:
             ax.set_title(f"{place[0]}, B={place[1]}")
         for ax in grid.ravel()[len(places) :]:
             ax.set_axis_off()
-        handles = [grid[0, 0].plot([], [], label=AXES.label(method), **_look(method))[0] for method in methods]
-        grid[0, -1].legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+        figures.legend(grid[0, -1], {AXES.label(method): AXES.line(method) for method in methods})
     return fig
-
-
-def _look(method: str) -> dict:
-    look = AXES.look(method)
-    edge = {"markeredgecolor": "white", "markeredgewidth": 0.5}
-    return dict(color=look.colour, marker=look.marker, markersize=5.5, linewidth=1.2, **edge)
 
 
 def _panel(ax: Axes, table: pd.DataFrame, methods: list[str]) -> None:
@@ -74,7 +67,7 @@ def _panel(ax: Axes, table: pd.DataFrame, methods: list[str]) -> None:
         kept = 1 - own["sparsity"]
         errors = np.maximum([own["ratio"] - own["low"], own["high"] - own["ratio"]], 0)
         errors = np.where(np.isfinite(errors) & (errors < own["ratio"].to_numpy()), errors, 0)
-        ax.errorbar(kept, own["ratio"], yerr=errors, elinewidth=0.8, **_look(method))
+        ax.errorbar(kept, own["ratio"], yerr=errors, elinewidth=0.8, **AXES.line(method))
         if not np.isnan(at := report.crossing(own)):
             ax.plot([1 - at], [1], marker="x", color=AXES.look(method).colour, markersize=8, linestyle="")
     ax.set_xticks(ticks, [f"{1 - tick:.4g}" for tick in ticks])
@@ -132,7 +125,7 @@ def time_over_floor(frame: pd.DataFrame) -> Figure:
         ax = grid[0, 0]
         for y, method in enumerate(methods):
             own = table.loc[table["method"].eq(method), "over"]
-            ax.plot(own, [y] * len(own), **_look(method) | dict(linestyle=""))
+            ax.plot(own, [y] * len(own), **AXES.line(method) | dict(linestyle=""))
         ax.axvline(1, color=INK, linewidth=1, linestyle=_DASHED)
         ax.set_xscale("log")
         ax.set_xlabel("time / floor")
