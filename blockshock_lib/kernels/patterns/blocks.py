@@ -72,8 +72,7 @@ class Bsr(Packed):
     def matrix(self) -> Tensor:
         return torch.sparse_bsr_tensor(*self.tensors.values(), self.shape, check_invariants=False)
 
-    def product(self, x: Tensor) -> Tensor:
-        self.check(x)
+    def multiply(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu":
             return multiplied(self.matrix(), x)
         rows, x = x.shape[0], padded(x, LEAST)
@@ -110,10 +109,9 @@ class Bsr(Packed):
 class Shipped(Bsr):
     """With the settings that PyTorch ships."""
 
-    def product(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu":
-            return super().product(x)
-        self.check(x)
+            return super().multiply(x)
         split = max(1, len(x) // self.block)
         if len(x) // split * split != len(x) or not _width(len(x) // split):
             raise UnsupportedError(f"as PyTorch ships it, it takes no batch of {len(x)} with blocks of {self.block}")
@@ -158,8 +156,7 @@ class Grouped(Packed):
             "ends": ends,
         }
 
-    def product(self, x: Tensor) -> Tensor:
-        self.check(x)
+    def multiply(self, x: Tensor) -> Tensor:
         values, columns, ends = (self.tensors[name] for name in ("values", "columns", "ends"))
         rows, x = x.shape[0], padded(x, ALIGNED // x.element_size())
         return F.grouped_mm(values, x.t()[columns], offs=ends).flatten(0, 1)[:, :rows].t().contiguous()

@@ -25,11 +25,10 @@ class Blocks24(Packed):
                 self.lines.append((lines, at, two_four.TwoFour(weight[lines, at], mask[lines, at], 0, backend)))
         self.tensors = self.lines[0][2].tensors
 
-    def product(self, x: Tensor) -> Tensor:
-        self.check(x)
+    def multiply(self, x: Tensor) -> Tensor:
         y = x.new_zeros(x.shape[0], self.shape[0])
         for lines, at, one in self.lines:
-            y[:, lines] = one.product(x.index_select(1, at))
+            y[:, lines] = one.multiply(x.index_select(1, at))
         return y
 
     def dense(self) -> Tensor:

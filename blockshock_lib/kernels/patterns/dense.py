@@ -22,8 +22,7 @@ class Dense(Packed):
         self.shape, self.dtype = tuple(weight.shape), weight.dtype
         self.tensors = {"values": torch.where(mask, weight, 0).contiguous()}
 
-    def product(self, x: Tensor) -> Tensor:
-        self.check(x)
+    def multiply(self, x: Tensor) -> Tensor:
         return F.linear(x, self.tensors["values"])
 
     def dense(self) -> Tensor:
@@ -53,8 +52,7 @@ class Searched(Dense):
         super().__init__(weight, mask)
         self.chosen: dict[int, Way] = {}
 
-    def product(self, x: Tensor) -> Tensor:
-        self.check(x)
+    def multiply(self, x: Tensor) -> Tensor:
         return self.by(self.chosen.get(len(x)), x)
 
     def by(self, way: Way | None, x: Tensor) -> Tensor:

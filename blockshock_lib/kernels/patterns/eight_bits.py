@@ -74,8 +74,7 @@ class EightBits(Packed):
         truth = torch.cat([F.linear(x.float(), values[part].float()) for part in masks.parts(*self.shape)], 1)
         return off(y, scaled(truth, x_scale, self.tensors["scales"], torch.float64))
 
-    def product(self, x: Tensor) -> Tensor:
-        self.check(x)
+    def multiply(self, x: Tensor) -> Tensor:
         rows, x = len(x), padded(x, ROWS)
         return self.by(self.chosen.get(len(x), Setting()), x)[:rows]
 

@@ -47,11 +47,21 @@ class Packed(ABC):
     dtype: torch.dtype
     tensors: dict[str, Tensor]
 
-    @abstractmethod
     def product(self, x: Tensor) -> Tensor:
         """x [B, K] times the weight transposed: [B, N], contiguous, in the weight's dtype. ValueError where x does not
         fit; UnsupportedError where the kernel cannot take this batch.
         """
+        device = self.tensors["values"].device
+        if x.dim() != 2 or x.shape[0] < 1 or x.shape[1] != self.shape[1]:
+            raise ValueError(f"the input must be [B, {self.shape[1]}], not {list(x.shape)}")
+        if x.dtype != self.dtype or x.device != device:
+            wanted = f"{self.dtype} on {device} as the weight is"
+            raise ValueError(f"the input must be {wanted}, not {x.dtype} on {x.device}")
+        return self.multiply(x)
+
+    @abstractmethod
+    def multiply(self, x: Tensor) -> Tensor:
+        """`product` of an x that fits."""
 
     @abstractmethod
     def dense(self) -> Tensor:
@@ -70,14 +80,6 @@ class Packed(ABC):
     @property
     def nbytes(self) -> int:
         return sum(one.nbytes for one in self.tensors.values())
-
-    def check(self, x: Tensor) -> None:
-        device = self.tensors["values"].device
-        if x.dim() != 2 or x.shape[0] < 1 or x.shape[1] != self.shape[1]:
-            raise ValueError(f"the input must be [B, {self.shape[1]}], not {list(x.shape)}")
-        if x.dtype != self.dtype or x.device != device:
-            wanted = f"{self.dtype} on {device} as the weight is"
-            raise ValueError(f"the input must be {wanted}, not {x.dtype} on {x.device}")
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ class Shuffled(Packed):
         own = {"rows": rows.argsort().int(), "columns": columns.int()}
         self.tensors = self.inner.tensors | {f"{name}_order": one for name, one in own.items()}
 
-    def product(self, x: Tensor) -> Tensor:
-        self.check(x)
-        y = self.inner.product(x.index_select(1, self.tensors["columns_order"]))
+    def multiply(self, x: Tensor) -> Tensor:
+        y = self.inner.multiply(x.index_select(1, self.tensors["columns_order"]))
         return y.index_select(1, self.tensors["rows_order"])
 
     def tune(self, x: Tensor) -> None:

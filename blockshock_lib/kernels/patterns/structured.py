@@ -18,8 +18,7 @@ class Smaller(Packed):
         places = {"rows": rows.nonzero().flatten().int(), "columns": columns.nonzero().flatten().int()}
         self.tensors = {"values": weight[rows][:, columns].contiguous(), **places}
 
-    def product(self, x: Tensor) -> Tensor:
-        self.check(x)
+    def multiply(self, x: Tensor) -> Tensor:
         values, rows, columns = self.tensors.values()
         y = F.linear(x if len(columns) == self.shape[1] else x.index_select(1, columns), values)
         return y if len(rows) == self.shape[0] else x.new_zeros(len(x), self.shape[0]).index_copy_(1, rows.long(), y)

@@ -24,7 +24,7 @@ class TwoFour(Packed):
         self.packed = backend.pack(weight, mask)
         self.tensors = {"values": self.packed.values}
 
-    def product(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         return self.backend.linear(x, self.packed)
 
     def tune(self, x: Tensor) -> None:

@@ -26,8 +26,7 @@ class Coo(Packed):
         given = self.tensors["indices"], self.tensors["values"], self.shape
         return torch.sparse_coo_tensor(*given, is_coalesced=True, check_invariants=False)
 
-    def product(self, x: Tensor) -> Tensor:
-        self.check(x)
+    def multiply(self, x: Tensor) -> Tensor:
         return multiplied(self.matrix(), wide(x)).to(self.dtype)
 
     def dense(self) -> Tensor:
@@ -51,8 +50,7 @@ class Ust(Csr):
         super().__init__(weight, mask, block)
         self.made, self.plans = None, {}
 
-    def product(self, x: Tensor) -> Tensor:
-        self.check(x)
+    def multiply(self, x: Tensor) -> Tensor:
         from nvmath.sparse.ust.interfaces import torch_interface
 
         # Its own plans know a weight by its shape alone: one that keeps more would be read beyond its end (1.0.0).
