@@ -211,9 +211,9 @@ PATTERN = Pattern(
     "blocks",
     keep,
     (
-        Kernel("grouped", grouped, Grouped, grouped_bytes),
-        Kernel("bsr_shipped", bsr, Shipped, bsr_bytes),
-        Kernel("bsr", bsr, Bsr, bsr_bytes),
+        Kernel("grouped", Grouped, grouped_bytes, grouped),
+        Kernel("bsr_shipped", Shipped, bsr_bytes, bsr),
+        Kernel("bsr", Bsr, bsr_bytes, bsr),
     ),
     "the side of a block",
 )

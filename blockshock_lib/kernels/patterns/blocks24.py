@@ -67,6 +67,6 @@ def keep(scores: Tensor, sparsity: float, block: int) -> Tensor:
 PATTERN = Pattern(
     "2:4 in blocks",
     keep,
-    (Kernel("blocks24", unsupported, Blocks24, weight_bytes),),
+    (Kernel("blocks24", Blocks24, weight_bytes, unsupported),),
     blocks.PATTERN.size,
 )

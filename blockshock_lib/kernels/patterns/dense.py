@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blockshock_lib.kernels.patterns import tune
-from blockshock_lib.kernels.patterns.pattern import Counts, Kernel, Packed, Pattern, anywhere, on_gpu
+from blockshock_lib.kernels.patterns.pattern import Counts, Kernel, Packed, Pattern, on_gpu
 from blockshock_lib.kernels.tuning.store import Store
 
 FEW = 256  # rows up to which parts of K can fill a GPU that the output leaves idle
@@ -153,5 +153,5 @@ def weight_bytes(counts: Counts, itemsize: int) -> float:
 PATTERN = Pattern(
     "dense",
     lambda scores, sparsity, block: torch.ones_like(scores, dtype=torch.bool),
-    (Kernel("linear", anywhere, Dense, weight_bytes), Kernel("searched", anywhere, Searched, weight_bytes)),
+    (Kernel("linear", Dense, weight_bytes), Kernel("searched", Searched, weight_bytes)),
 )

@@ -87,15 +87,15 @@ class Kernel:
     """One way to multiply a pattern.
 
     Attributes:
-        unsupported: (device, dtype, shape [N, K], block) -> why it cannot run there, "" when it can.
         pack: (weight, mask, block) -> Packed; both are checked before.
         weight_bytes: (counts, bytes an element) -> those of the packed weight, as `Packed.nbytes` counts them.
+        unsupported: (device, dtype, shape [N, K], block) -> why it cannot run there, "" when it can.
     """
 
     name: str
-    unsupported: Callable[[torch.device, torch.dtype, tuple[int, int], int], str]
     pack: Callable[[Tensor, Tensor, int], Packed]
     weight_bytes: Callable[[Counts, int], float]
+    unsupported: Callable[[torch.device, torch.dtype, tuple[int, int], int], str] = lambda *place: ""
 
     def cost(self, counts: Counts, batch: int, itemsize: int) -> Cost:
         """By each weight kept, and each operand read or written once: the roofline's bytes (Williams et al. 2009). Of x
@@ -210,10 +210,6 @@ def on_gpu(device: torch.device, dtype: torch.dtype, *_) -> str:
     if device.type != "cuda":
         return f"it runs on NVIDIA GPUs, not on the device type {device.type!r}"
     return "" if dtype in (torch.bfloat16, torch.float16) else f"it multiplies bf16 and fp16, not {dtype}"
-
-
-def anywhere(*_) -> str:
-    return ""
 
 
 def padded(x: Tensor, multiple: int) -> Tensor:

@@ -63,6 +63,6 @@ def keep(scores: Tensor, sparsity: float, block: int) -> Tensor:
 PATTERN = Pattern(
     "shuffled blocks",
     keep,
-    (Kernel("bsr_shuffled", blocks.bsr, Shuffled, weight_bytes),),
+    (Kernel("bsr_shuffled", Shuffled, weight_bytes, blocks.bsr),),
     blocks.PATTERN.size,
 )

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blockshock_lib.kernels.patterns.pattern import Counts, Kernel, Packed, Pattern, anywhere, largest, whole
+from blockshock_lib.kernels.patterns.pattern import Counts, Kernel, Packed, Pattern, largest, whole
 
 
 class Smaller(Packed):
@@ -45,7 +45,7 @@ ROWS, COLUMNS = (
     Pattern(
         name,
         lambda scores, sparsity, block, side=side: _keep(scores, sparsity, block, side),
-        (Kernel(f"smaller_{name}", anywhere, Smaller, weight_bytes),),
+        (Kernel(f"smaller_{name}", Smaller, weight_bytes),),
         "so many are kept or left out together in number, wherever they lie",
     )
     for side, name in enumerate(("rows", "columns"))

@@ -88,7 +88,7 @@ PATTERN = Pattern(
     "2:4",
     keep,
     tuple(
-        Kernel(name, partial(unsupported, BACKENDS[name]), partial(TwoFour, backend=BACKENDS[name]), weight_bytes)
+        Kernel(name, partial(TwoFour, backend=BACKENDS[name]), weight_bytes, partial(unsupported, BACKENDS[name]))
         for name in ("reference", "torch", "cslt", "tuned")
     ),
 )

@@ -97,8 +97,8 @@ PATTERN = Pattern(
     "unstructured",
     keep,
     (
-        Kernel("coo", pattern.anywhere, Coo, coo_bytes),
-        Kernel("ust", ust, Ust, csr_bytes),
-        Kernel("csr", pattern.anywhere, Csr, csr_bytes),
+        Kernel("coo", Coo, coo_bytes),
+        Kernel("ust", Ust, csr_bytes, ust),
+        Kernel("csr", Csr, csr_bytes),
     ),
 )
