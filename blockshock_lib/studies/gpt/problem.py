@@ -144,9 +144,8 @@ class Trained(Runner):
     def samples(self, run: CaseRun, done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
         yield from untold(run, self.course(), done)
         if self.problem.params.training.after and self.model.schedule.name == "tensor_parallel":
-            late = after.samples(self.trainer, self.problem.params.training.distill_tokens)
             try:
-                yield from untold(run, late, done)
+                yield from untold(run, after.samples(self.trainer, self.problem.params.training.distill_tokens), done)
             except RuntimeError as error:  # memory runs out here first; the arm's own losses stand, others need them
                 status = "oom" if isinstance(error, torch.OutOfMemoryError) else "failed"
                 run.miss(self.problem.case.methods[0], status, first_line(error), "distilled_loss")
