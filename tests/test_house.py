@@ -132,7 +132,7 @@ WHOSE = {
 }
 # Lines of Python, as many as there are today, to a round figure. The aims: 18,000 of the general rooms and the linear
 # study, 3,500 of attention and of the gallery, 3,000 of gpt.
-MOST_LINES = {"": 18_900, "attention": 6_360, "gpt": 3_550, "gallery": 5_070}
+MOST_LINES = {"": 18_915, "attention": 6_335, "gpt": 3_552, "gallery": 4_971}
 
 
 def whose(path):
