@@ -4,7 +4,7 @@ A pass ends at the layer that it is for, and every layer before that one is prun
 """
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,22 +19,31 @@ class _Reached(Exception):
     """Ends a pass."""
 
 
-def survey(model: nn.Module, names: Sequence[str], batches: Sequence[Any]) -> dict[tuple[str, ...], bool]:
-    """The layers that are called, in order, together those that are given the same tensor; whether once a batch."""
+def survey(model: nn.Module, names: Sequence[str], batches: Sequence[Any], full: bool) -> dict[tuple[str, ...], bool]:
+    """The layers that are called, in order, together those that are given the same tensor; whether once a batch.
+
+    DataError names a layer whose inputs, if it needs a `full` rank, have fewer rows than features.
+    """
     source, last = 0, None
     # Of a layer: the batch of each call, and which of the tensors, counted as they come, it is given.
     calls = defaultdict(list)
+    rows, features = Counter(), {}
 
     def look(number: int, name: str, x: Tensor) -> None:
         nonlocal source, last
         source, last = source + (x is not last), x
         calls[name].append((number, source))
+        features[name] = x.shape[-1]
+        rows[name] += x.numel() // x.shape[-1]
 
     for number, batch in enumerate(batches):
         _passes(model, names, [batch], partial(look, number))
     once = {name for name, of in calls.items() if [number for number, _ in of] == [*range(len(batches))]}
     groups: dict[object, list[str]] = {}
     for name, of in calls.items():
+        if full and rows[name] < features[name]:
+            wanted = f"{features[name]}, as many as inputs"
+            raise DataError(f"calibration gives {name} {rows[name]} rows: it takes {wanted}")
         groups.setdefault(tuple(of) if name in once else name, []).append(name)
     return {tuple(group): group[0] in once for group in groups.values()}
 
@@ -42,17 +51,15 @@ def survey(model: nn.Module, names: Sequence[str], batches: Sequence[Any]) -> di
 def moments(model: nn.Module, name: str, once: bool, batches: Sequence[Any], full: bool) -> Tensor:
     """X^T X [K, K] of a layer's inputs, or its diagonal [K] where not `full`; float32, or float64 for a float64 layer.
 
-    `once`: it is called once in each pass, which then ends there. DataError: sums that are not finite or, where they
-    are to have a full rank, of fewer rows than inputs.
+    `once`: it is called once in each pass, which then ends there. DataError: sums that are not finite.
     """
-    sums, rows = None, 0
+    sums = None
 
     def look(_: str, x: Tensor) -> None:
-        nonlocal sums, rows
+        nonlocal sums
         x = x.reshape(-1, x.shape[-1]).to(torch.promote_types(x.dtype, torch.float32))
         if sums is None:
             sums = x.new_zeros(x.shape[-1], x.shape[-1]) if full else x.new_zeros(x.shape[-1])
-        rows += len(x)
         sums = sums.addmm_(x.t(), x) if full else sums.add_(x.square().sum(0))
         if once:
             raise _Reached
@@ -60,8 +67,6 @@ def moments(model: nn.Module, name: str, once: bool, batches: Sequence[Any], ful
     _passes(model, [name], batches, look)
     if not bool(sums.isfinite().all()):
         raise DataError(f"what calibration gives {name} is not finite, or its second moments are not")
-    if full and rows < len(sums):
-        raise DataError(f"calibration gives {name} {rows} rows: it takes {len(sums)}, as many as inputs")
     return sums
 
 

@@ -156,6 +156,7 @@ class Patterned(Config):
         return PatternLinear(packed, linear.bias, f"{self.pattern}, {1 - keep.float().mean():.3f} sparse")
 
 
+@dataclass(frozen=True, kw_only=True)
 class Unstructured(Patterned):
     """Any entries are left out; kernels "coo", "csr", "ust"."""
 
@@ -170,6 +171,7 @@ class BlockSparse(Patterned):
     block: int = 64
 
 
+@dataclass(frozen=True, kw_only=True)
 class ShuffledBlocks(BlockSparse):
     """Blocks of a weight whose rows and columns are put in another order first."""
 
@@ -177,6 +179,7 @@ class ShuffledBlocks(BlockSparse):
     methods = ("magnitude", "wanda")
 
 
+@dataclass(frozen=True, kw_only=True)
 class Sparse24InBlocks(BlockSparse):
     """2:4 inside the blocks that are kept: half of the weights or more are left out."""
 
@@ -192,6 +195,7 @@ class StructuredRows(Patterned):
     block: int = 8
 
 
+@dataclass(frozen=True, kw_only=True)
 class StructuredColumns(StructuredRows):
     """Whole inputs are left out."""
 

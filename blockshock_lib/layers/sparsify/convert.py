@@ -46,7 +46,7 @@ def sparsify_(
     rows = {row.name: row for row in plan(model, config, filter, parts=True)}
     groups = dict.fromkeys(((name,) for name, row in rows.items() if not row.refused), False)
     if batches:
-        called = survey(model, [name for (name,) in groups], batches)
+        called = survey(model, [name for (name,) in groups], batches, full)
         for name in {name for (name,) in groups}.difference(*called):
             rows[name] = replace(rows[name], refused="no batch of calibration reaches it")
         if not (groups := called):
