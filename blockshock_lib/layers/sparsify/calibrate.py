@@ -22,12 +22,12 @@ class _Reached(Exception):
 def survey(model: nn.Module, names: Sequence[str], batches: Sequence[Any], full: bool) -> dict[tuple[str, ...], bool]:
     """The layers that are called, in order, together those that are given the same tensor; whether once a batch.
 
-    DataError names a layer whose inputs, if it needs a `full` rank, have fewer rows than features.
+    DataError names a layer whose inputs are not finite or, if it needs a `full` rank, have fewer rows than features.
     """
     source, last = 0, None
     # Of a layer: the batch of each call, and which of the tensors, counted as they come, it is given.
     calls = defaultdict(list)
-    rows, features = Counter(), {}
+    rows, features, finite = Counter(), {}, {}
 
     def look(number: int, name: str, x: Tensor) -> None:
         nonlocal source, last
@@ -35,12 +35,15 @@ def survey(model: nn.Module, names: Sequence[str], batches: Sequence[Any], full:
         calls[name].append((number, source))
         features[name] = x.shape[-1]
         rows[name] += x.numel() // x.shape[-1]
+        finite[name] = x.isfinite().all() & finite.get(name, True)
 
     for number, batch in enumerate(batches):
         _passes(model, names, [batch], partial(look, number))
     once = {name for name, of in calls.items() if [number for number, _ in of] == [*range(len(batches))]}
     groups: dict[object, list[str]] = {}
     for name, of in calls.items():
+        if not bool(finite[name]):
+            raise DataError(f"calibration gives {name} inputs that are not finite")
         if full and rows[name] < features[name]:
             wanted = f"{features[name]}, as many as inputs"
             raise DataError(f"calibration gives {name} {rows[name]} rows: it takes {wanted}")
@@ -66,7 +69,7 @@ def moments(model: nn.Module, name: str, once: bool, batches: Sequence[Any], ful
 
     _passes(model, [name], batches, look)
     if not bool(sums.isfinite().all()):
-        raise DataError(f"what calibration gives {name} is not finite, or its second moments are not")
+        raise DataError(f"the second moments of what calibration gives {name} are not finite")
     return sums
 
 
