@@ -10,7 +10,7 @@ import functools
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
@@ -89,16 +89,23 @@ def ready(recipe: Recipe) -> Corpus:
     """
     chosen, skipped = sources.packages(recipe.packages)
     made = _made(recipe, chosen)
-    return _known(made) or _built(recipe, chosen, skipped, made)
+    return _alone(made, functools.partial(_built, recipe, chosen, skipped, made))
 
 
 def chosen(data: str, kind: str, vocab: int) -> Corpus:
     """The user's shards in `data`, or a corpus of the packages that are installed here, built where there is none, of
     the `kind` "packages" or "nano".
     """
+    return given(ROOT / data, vocab) if data else ready(NANO if kind == "nano" else Recipe(vocab=vocab))
+
+
+def _alone(made: str, make: Callable[[], Corpus]) -> Corpus:
+    """The corpus that lies here, or else the one that `make` makes, in one process at a time."""
+    if found := _known(made):
+        return found
     PLACE.mkdir(parents=True, exist_ok=True)
-    with locked(PLACE):  # one process at a time makes a corpus
-        return given(ROOT / data, vocab) if data else ready(NANO if kind == "nano" else Recipe(vocab=vocab))
+    with locked(PLACE):
+        return _known(made) or make()
 
 
 def given(data: Path, vocab: int) -> Corpus:
@@ -108,9 +115,12 @@ def given(data: Path, vocab: int) -> Corpus:
     DataError: a file is damaged, has a token beyond `vocab`, or the validation stands in the training.
     """
     parts = shards.named(data.resolve())
-    stats = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for some in parts.values() for path in some]
+    try:
+        stats = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for some in parts.values() for path in some]
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
     made = sha256(canonical([vocab, *stats]))
-    return _known(made) or _read(parts, vocab, made)
+    return _alone(made, functools.partial(_read, parts, vocab, made))
 
 
 def _read(parts: dict[str, list[Path]], vocab: int, made: str) -> Corpus:
@@ -129,7 +139,7 @@ def _read(parts: dict[str, list[Path]], vocab: int, made: str) -> Corpus:
 def _known(made: str) -> Corpus | None:
     """The corpus made of just that, if it lies here whole and as it was when its digest was taken."""
     for path in sorted(PLACE.glob(f"*/{SUMMARY}")):
-        with suppress(ValueError, KeyError, TypeError):  # what is damaged is made anew
+        with suppress(ValueError, KeyError, TypeError, OSError):  # what is damaged, or just being made, is made anew
             held = json.loads(path.read_text("utf-8"))
             found = Corpus(**{field.name: held[field.name] for field in fields(Corpus)})
             # A user's shards lie elsewhere: `made` tells if their sizes or dates have changed.
@@ -139,7 +149,8 @@ def _known(made: str) -> Corpus | None:
 
 
 def _digest(folder: Path) -> str:
-    return sha256(canonical({path.name: sha256(path) for path in folder.iterdir() if path.name != SUMMARY}))[:12]
+    parts = (path for path in folder.iterdir() if path.is_file() and path.name != SUMMARY)
+    return sha256(canonical({path.name: sha256(path) for path in parts if not path.name.startswith(".")}))[:12]
 
 
 def _compared(both: dict[str, list[np.ndarray]]) -> dict[str, int]:
@@ -233,7 +244,7 @@ def main(words: Sequence[str] = ()) -> int:
     asked = parser.parse_args(words)
     vocab = asked.vocab or (50257 if asked.data else Recipe().vocab)
     try:
-        found = chosen(asked.data, "packages", vocab)
+        found = chosen(asked.data and str(Path(asked.data).absolute()), "packages", vocab)
     except BlockShockError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -23,7 +23,7 @@ from blockshock_lib.layers.parts import ReadLinear, Share, cut
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a GPT. ValueError where heads do not divide the width."""
+    """The shape of a GPT. ValueError where heads do not divide the width, or a number is below 1."""
 
     width: int
     heads: int
@@ -32,6 +32,8 @@ class GPTConfig:
     layers: int = 12
 
     def __post_init__(self):
+        if min(vars(self).values()) < 1:
+            raise ValueError(f"every number of {self} must be above 0")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} does not divide by {self.heads} heads")
 

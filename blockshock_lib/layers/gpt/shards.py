@@ -33,8 +33,11 @@ def write(path: Path, tokens: np.ndarray) -> None:
 
 def read(path: Path) -> np.ndarray:
     """The tokens of a shard of any kind, mapped and not loaded. DataError: it is damaged, empty or of no known kind."""
-    size = path.stat().st_size
-    magic, version, count = [*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0][:3]
+    try:
+        size, first = path.stat().st_size, np.fromfile(path, "<i4", 3).tolist()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    magic, version, count = [*first, 0, 0, 0][:3]
     if (magic, version) == (MAGIC, VERSION):
         if size != (whole := HEADER + 2 * count):
             raise DataError(f"{path} says {count} tokens, {whole} bytes with its header, but has {size}")
@@ -56,6 +59,8 @@ def read(path: Path) -> np.ndarray:
 
 def named(folder: Path) -> dict[str, list[Path]]:
     """The .bin files of a folder for "train" and for "val", as their names say."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not there, or is no folder")
     found = {}
     for word in ("train", "val"):
         found[word] = sorted(p for p in folder.glob("*.bin") if re.search(rf"(^|[_-]){word}([_-]|$)", p.stem))
@@ -85,11 +90,15 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 def overlap(train: Sequence[np.ndarray], val: Sequence[np.ndarray]) -> float:
     """The share of the validation's shingles that stand in the training."""
-    wanted = np.concatenate([shingles(part) for part in _chunks(val)])
-    found = np.zeros(len(wanted), bool)
+    held, counts = np.unique(np.concatenate([shingles(part) for part in _chunks(val)]), return_counts=True)
+    if not len(held):
+        return 0.0
+    found = np.zeros(len(held), bool)
     for part in tqdm(list(_chunks(train)), "comparing", leave=False, disable=None):
-        found |= np.isin(wanted, shingles(part))
-    return float(found.mean()) if len(found) else 0.0
+        hashes = shingles(part)
+        at = np.searchsorted(held, hashes) % len(held)  # what lies beyond the last is not it
+        found[at[held[at] == hashes]] = True
+    return float(counts[found].sum() / counts.sum())
 
 
 def _chunks(shards: Sequence[np.ndarray]) -> Iterator[np.ndarray]:

@@ -1,5 +1,6 @@
 """The keeping of plans, against a fake of nvmath's bindings. Values and streams: tests/gpu/test_small.py."""
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -110,3 +111,22 @@ def test_why_products_are_planned_anew_is_said(monkeypatch):
         monkeypatch.setattr(torch.backends.cusparselt, "version", lambda version=version: version)
         assert plans.missing(CUDA) == said
         plans._missing.cache_clear()
+
+
+@pytest.mark.parametrize("fails", [None, REFUSED])
+def test_workspace_is_taken_in_the_calls_stream_held_while_it_runs_and_given_back_after_it(library, fails):
+    streams = []
+
+    def ran(handle, plan, alpha, a, b, beta, c, d, room, stream, count):
+        streams.append((room, ctypes.c_void_p.from_address(stream).value))
+        if fails:
+            raise fails
+
+    library.matmul.side_effect = ran
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        run()
+    room = library.alloc.return_value
+    assert streams == [(room, 77)] and library.alloc.call_args.args == (64, 77)  # bytes, stream
+    assert library.delete.call_args.args == (room,)
+    order = [name for name, *_ in library.mock_calls if name in ("alloc", "matmul", "delete")]
+    assert order == ["alloc", "matmul", "delete"]

@@ -262,7 +262,31 @@ def test_validation_that_stands_in_the_training_is_refused(own, whole):
         corpus.given(own, 5000)
 
 
-def test_the_command_says_the_digest_or_what_is_wrong(site, own, capsys):
+@pytest.mark.parametrize(
+    ("harm", "said"), [("gone", "is not there"), ("dangling", "cannot be read: No such file"), ("folder", "cannot be")]
+)
+def test_what_is_no_file_of_shards_is_refused_by_name(own, harm, said):
+    if harm == "gone":
+        shutil.rmtree(own)
+    elif harm == "dangling":
+        (own / "more_train.bin").symlink_to("nowhere")
+    else:
+        (own / "more_train.bin").mkdir()
+    with pytest.raises(DataError, match=said):
+        corpus.given(own, 5000)
+
+
+def test_what_others_leave_in_a_corpus_is_no_part_of_it(site):
+    found = corpus.ready(SMALL)
+    (found.folder / ".ipynb_checkpoints").mkdir()
+    (found.folder / ".DS_Store").write_text("x")
+    assert corpus._known(found.made) == found
+
+
+def test_the_command_says_the_digest_or_what_is_wrong(site, own, capsys, monkeypatch):
+    monkeypatch.chdir(own.parent)
+    assert corpus.main(["--data", own.name, "--vocab", "5000"]) == 0
+    capsys.readouterr()
     assert corpus.main(["--data", str(own), "--vocab", "5000"]) == 0
     assert "5000 tokens to train on, 5000 held out\n" in (said := capsys.readouterr().out) and "corpus " in said
     assert corpus.main(["--vocab", "300"]) == 0
@@ -278,4 +302,7 @@ def test_a_process_waits_for_another_that_makes_one(site):
             made = pool.submit(corpus.chosen, "", "packages", SMALL.vocab)
             with pytest.raises(TimeoutError):
                 made.result(0.2)
-        assert corpus._known(made.result().made)
+        first = made.result()
+        assert corpus._known(first.made) == first
+        with files.locked(corpus.PLACE):  # what lies there is looked up while others make one
+            assert corpus.chosen("", "packages", SMALL.vocab) == first

@@ -248,6 +248,7 @@ def test_bad_shapes_and_parts_are_refused():
     config = lambda **changes: gpt.GPTConfig(**vars(CONFIG) | changes)  # noqa: E731
     for words, make in (
         ("width 16 does not divide by 3 heads", lambda: config(heads=3)),
+        ("must be above 0", lambda: config(heads=0)),
         ("8 heads do not divide by 3 ranks", lambda: gpt.GPT(CONFIG, "spd", 3)),
         ("8 heads do not divide by 3 ranks", lambda: gpt.GPT(CONFIG, "spd", group=Group(0, 3))),
         ("do not divide by 0 ranks", lambda: gpt.GPT(CONFIG, "spd", 0)),
