@@ -64,6 +64,21 @@ def test_values_are_right_for_random_shapes(name, mask, dtype):
             assert_right(backend.linear(x, backend.pack(weight, term)), x, weight, term)
 
 
+@pytest.mark.parametrize("name", list(backends.BACKENDS))
+def test_a_product_can_be_captured_in_a_graph_and_follows_new_inputs(name):
+    backend = backend_for(name)
+    x, weight, mask = problem(512, 512, 32)
+    packed = backend.pack(weight, mask)
+    backend.linear(x, packed)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = backend.linear(x, packed)
+    x.copy_(torch.randn_like(x))
+    y.fill_(torch.nan)
+    graph.replay()
+    assert_right(y, x, weight, mask)
+
+
 @pytest.mark.parametrize("fault", ["a word of metadata moved", "a group swapped"])
 def test_the_gate_sees_damage_in_cusparselts_buffer(fault):
     backend_for("cslt")
