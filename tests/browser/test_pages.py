@@ -23,7 +23,7 @@ ANSWER = "Never here: slower than tensor parallelism (B1) in all 20 cases, by 2 
 FONT = "getComputedStyle(e).fontSize"
 GROUND = "() => getComputedStyle(document.body).backgroundColor"
 WIDTH = "() => document.documentElement.scrollWidth"
-REFERENCE = ("phase0-cpu", "phase1-cpu", "phase0-cuda", "phase1-cuda", "phase2-cuda", "phase3-cuda", "findings")
+REFERENCE = ("phase0-cpu", "phase1-cpu", "phase0-cuda", "phase1-cuda-before", "phase2-cuda", "phase3-cuda", "findings")
 PAGES = ("phase0_correctness", "phase1_forward", "phase2_backward", "phase3_training", "findings")
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 
@@ -40,7 +40,7 @@ def outputs(tmp_path_factory):
     for name in REFERENCE:
         (notebook,) = (out / "reference" / name).glob("*.ipynb")
         pages.write_html(notebook)
-    refresh_reference.refresh(out / "reference" / "phase1-cuda", tmp_path_factory.mktemp("scratch"))
+    refresh_reference.refresh(out / "reference" / "phase1-cuda-before", tmp_path_factory.mktemp("scratch"))
     mine = hostile.small_run(out / "2026-11-22" / "mine")
     manifest.note(mine, started="2026-11-22T10:00:00+00:00")
     share.write_index(out)
@@ -90,7 +90,7 @@ def test_the_list_pins_the_shipped_answers_and_filters_sorts_and_keeps_it_in_its
     page.reload()
     assert runs.count() == 1 and page.locator("#machine").input_value() == gpu
     runs.get_by_role("heading").get_by_role("link").click()
-    page.wait_for_url("**/phase1-cuda/phase1_forward.html")
+    page.wait_for_url("**/phase1-cuda-before/phase1_forward.html")
     assert "Phase 1" in page.get_by_role("heading", level=1).inner_text()
 
 
@@ -112,7 +112,7 @@ def test_the_answer_of_phase_1_stands_on_the_first_screen_large_with_its_figure_
     colours = [page.locator(one).first.evaluate("e => getComputedStyle(e).color") for one in kinds]
     assert len(set(colours)) == 3, "a check that passed looks like a hypothesis that holds"
     assert all(":" in claim for claim in page.locator(".answer li").all_inner_texts()), "a code without its sentence"
-    assert min(outputs.rglob("phase1-cuda/*.html")).stat().st_size < 1_500_000
+    assert min(outputs.rglob("phase1-cuda-before/*.html")).stat().st_size < 1_500_000
 
 
 def test_a_table_sorts_filters_folds_and_is_copied_with_its_numbers(show):
