@@ -277,9 +277,8 @@ class BlockShockLinear(TermParallelLinear):
         weight, keep = self.weight, self.pattern.mask().to(self.weight.device)
         dense = weight if self.store.recompresses else Pattern.of(keep).scatter(weight)
         self.store, self._theirs = self._pack(dense, keep), None
-        if not (self.store.recompresses or self.gathered) and isinstance(
-            weight, nn.Parameter
-        ):  # not of functional_call
+        own = isinstance(weight, nn.Parameter)  # not what functional_call puts there
+        if own and not (self.store.recompresses or self.gathered):
             self.store.apart = getattr(weight, "lent", False)
             if not self.store.apart:
                 Tensor.data.__set__(weight, self.packed.values)

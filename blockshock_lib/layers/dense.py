@@ -123,7 +123,9 @@ class MaskedDenseLinear(TermParallelLinear):
         weight = self._parameters["weight"]
         if not isinstance(weight, nn.Parameter) or self.pattern is None or self.gathered:
             return
-        (_, version, steps, _), (_, before, counted, _) = autograd.state(weight), self._noted
+        if (now := autograd.state(weight)) == self._noted:
+            return
+        (_, version, steps, _), (_, before, counted, _) = now, self._noted
         if version != before and steps == counted:
             masked = self.pattern.masked(weight.detach())
             if not torch.equal(masked, weight):
