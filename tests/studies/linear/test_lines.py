@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from blockshock_lib.engine.case_run import judge
+from blockshock_lib.runs import records
+from blockshock_lib.runs.manifest import REFERENCE
 from blockshock_lib.studies.linear import lines
 from blockshock_lib.studies.linear.hypotheses import ANSWERS, numbers, words
 from blockshock_lib.studies.linear.phases import LINES
@@ -113,3 +115,17 @@ def test_lines_are_named_as_what_they_are(run):
     assert TABLES["reference lines"](plain).iloc[0, 0].startswith("not measured: ")
     legend = [text.get_text() for text in FIGURES["time over B1"](lined).legends[0].get_texts()]
     assert LINES["fp8"] in legend and LINES["fused"] not in legend
+
+
+def test_called_times_are_told_only_where_b1_agrees_with_itself():
+    runs = records.load(*(REFERENCE / name for name in ("phase1-cuda", "phase1-cuda-2")))
+    assert "Called eagerly** Block-Shock is not told from B1: B1 timed twice differs from itself in 4 of" in RESULTS(
+        runs
+    )
+    b1 = runs[runs["method"].eq("row_parallel")]
+    agreeing = pd.concat([runs[runs["method"].ne("twin")], b1.assign(method="twin")], ignore_index=True)
+    page = RESULTS(agreeing)
+    assert "Called eagerly** Block-Shock is faster than B1 in 4 of 20 cells" in page
+    assert "Undecided against B1:** 4096x4096, B=16; 8192x8192, B=64;" in page and "as it was before" not in page
+    old = RESULTS(shipped("phase1-cuda-before"))
+    assert "Of the forward D was measured as it was before" in old and "in H4 too," in old
