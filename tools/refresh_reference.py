@@ -31,7 +31,7 @@ def refresh(folder: Path, scratch: Path) -> str:
     shutil.copytree(drawn / "figures", folder / "figures")
     page.write_html(Path(shutil.copy(done.notebook, folder)))
     facts = manifest.read(drawn)
-    kept = {name: facts[name] for name in ("figures", "verdict", "answer")}
+    kept = {name: facts[name] for name in ("figures", "verdict", "verdicts", "answer") if name in facts}
     manifest.note(folder, **kept, files=manifest.digests(folder))
     return done.verdict
 

@@ -17,7 +17,7 @@ from blockshock_lib.files import ROOT
 from blockshock_lib.notebook import terminal
 from blockshock_lib.notebook.findings import Findings
 from blockshock_lib.report import figures
-from blockshock_lib.runs import code
+from blockshock_lib.runs import rules
 
 RESULTS = ROOT / "docs" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -85,11 +85,8 @@ def note(facts: Mapping[str, Any], study: Study, frame: pd.DataFrame) -> str:
     """What a reader must know of a run: its rules, the smallest difference that it can claim, how it was measured or
     why it was stopped, and what it lacks.
     """
-    rules, then = code.rules(study)["digest"], (facts.get("rules") or {}).get("digest")
-    said = (
-        [] if then == rules else ["judged by other rules than stood before it" if then else "its rules were not kept"]
-    )
-    told = facts.get("verdict", "")
+    other = rules.changed(facts, study, frame) if facts.get("rules") else "its rules were not kept"
+    said, told = [other] * bool(other), facts.get("verdict", "")
     said += re.findall(r"\S[^·]* again differs from [^·]*? in [1-9]\d* of \d+ cells[^·;]*", told)
     said += re.findall(r"smallest difference to claim: [\d.]+%", told)
     said += [re.sub(r": outputs/\S+ ", ": one run ", one.strip()) for one in re.findall(r"RUNS LIE APART[^·]*", told)]

@@ -151,6 +151,10 @@ def hypotheses(frame: pd.DataFrame, rules: Rules) -> list[Verdict]:
     return [verdict for _, verdict, _ in judged(frame, measured)]
 
 
+def by_name(frame: pd.DataFrame, rules: Rules) -> dict[str, str]:
+    return {verdict.name: verdict.verdict for verdict in hypotheses(frame, rules)}
+
+
 def judged(frame: pd.DataFrame, rules: Rules) -> list[tuple[str, Verdict, str]]:
     """Every verdict of `rules` by name, with its phase, and what is missing: "" where the phase was measured."""
     measured = phases(frame)

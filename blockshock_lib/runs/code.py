@@ -5,15 +5,12 @@ A kernel keeps what it imported, its ranks import what is on disk: where they di
 
 import contextlib
 import importlib.util
-import inspect
 import json
 import os
 import subprocess
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from pkgutil import resolve_name
-from types import FunctionType, ModuleType
 from typing import Any
 
 from blockshock_lib import studies
@@ -21,7 +18,6 @@ from blockshock_lib.engine.study import Study
 from blockshock_lib.files import canonical, sha256
 
 HERE = Path(__file__).resolve().parents[2]
-_DECIDE = ("frames.py", "interval.py", "reruns.py", "verdicts.py")  # of the report: valid samples, intervals, verdicts
 
 
 def library(root: Path = HERE) -> dict[str, str]:
@@ -73,36 +69,19 @@ def version(study: Study | None = None, root: Path = HERE) -> dict[str, Any]:
     if root == HERE:
         digits["imported"] = digest(study, AT_IMPORT)
     # Only this project's own repository: installed elsewhere, git would speak of whatever folder surrounds it.
-    commit = _git(root, "rev-parse", "--verify", "HEAD") if (root / ".git").exists() else ""
+    commit = git(root, "rev-parse", "--verify", "HEAD") if (root / ".git").exists() else ""
     dirty = _dirty(root, study) if commit else None
     return {"commit": commit or os.environ.get("BLOCKSHOCK_COMMIT", ""), "dirty": dirty, **digits}
-
-
-def rules(study: Study, root: Path = HERE) -> dict[str, str]:
-    """The files that decide the study's verdicts: its rules, what these call of the study, intervals, verdicts; their
-    digest, and the commit they stand in, "" outside git or where they differ. A rule counts for data after that commit.
-    """
-    given = [func for some in study.hypotheses.values() for func in some]
-    funcs = [resolve_name(func.place) if hasattr(func, "place") else func for func in given]
-    seen = [one for func in funcs for one in func.__globals__.values() if isinstance(one, FunctionType | ModuleType)]
-    own = [one for one in seen if getattr(one, "__module__", one.__name__).startswith(studies.module_of(study.name))]
-    found = {inspect.getfile(one) for one in (*funcs, *own)}
-    found.update(str(HERE / "blockshock_lib" / "report" / name) for name in _DECIDE)
-    names = [Path(os.path.relpath(path, root)).as_posix() for path in sorted(found)]
-    digests = [sha256(root / name) for name in names]
-    clean = names and not _git(root, "status", "--porcelain", "--", *names)
-    commit = _git(root, "log", "-1", "--format=%H", "--", *names) if clean else ""
-    return {"file": ", ".join(names), "digest": sha256(canonical(digests))[:12], "commit": commit}
 
 
 def _dirty(root: Path, study: Study | None) -> bool:
     """Whether a file that git calls changed, or does not know, can change what a run of the study does."""
     asked = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--")
-    found = _git(root, *asked, "blockshock_lib", "notebooks", "params").split("\0")
+    found = git(root, *asked, "blockshock_lib", "notebooks", "params").split("\0")
     for name in (line.lstrip()[2:].lstrip() for line in found if line):
         path = root / name
         if name.startswith("notebooks/"):  # opened and saved, it has other outputs; one not committed runs nothing
-            then = _git(root, "show", f"HEAD:{name}")
+            then = git(root, "show", f"HEAD:{name}")
             counts = then and (not path.exists() or cells(path.read_bytes()) != cells(then.encode()))
         elif name.startswith("params/"):
             counts = path.suffix == ".yaml"
@@ -113,7 +92,7 @@ def _dirty(root: Path, study: Study | None) -> bool:
     return False
 
 
-def _git(root: Path, *args: str) -> str:
+def git(root: Path, *args: str) -> str:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         asked = ["git", "-C", str(root), *args]
         return subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.strip()

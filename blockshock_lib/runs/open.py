@@ -13,7 +13,7 @@ from blockshock_lib import params, studies
 from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import LaunchError, ParamsError, RecordError
 from blockshock_lib.files import ROOT, shown
-from blockshock_lib.runs import code, lock, machine, manifest, records, reference
+from blockshock_lib.runs import code, lock, machine, manifest, records, reference, rules
 from blockshock_lib.runs.run import OUTPUTS, Run, new_folder, now
 
 
@@ -92,7 +92,7 @@ def open_run(
     made, redrawn_from = code.version(study), shown(run.source) if run.redrawn else ""
     facts = dict(run=run.name, study=study.name, phase=phase, status="running", redrawn_from=redrawn_from)
     facts |= dict(params=effective.model_dump(mode="json"), cases=len(run.cases), code=made, machine=run.card)
-    facts |= dict(rules=code.rules(study), started=now())
+    facts |= dict(rules=rules.of(study, phase), started=now())
     linked = {"reference": reference.name_of(facts)} if again == "new" else linked
     manifest.note(run.folder, **facts, **linked)
     code.warn_if_stale(made, study)

@@ -20,7 +20,7 @@ from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import Interrupted, ParamsError, RecordError, first_line
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.report import answer, figures, tables, verdicts
-from blockshock_lib.runs import code, lock, machine, manifest, measure, record, records, reference
+from blockshock_lib.runs import code, lock, machine, manifest, measure, record, records, reference, rules
 from blockshock_lib.runs.manifest import OUTPUTS, REFERENCE  # noqa: F401 - for those who open runs
 
 CACHE = ROOT / ".cache" / "blockshock"
@@ -206,9 +206,10 @@ class Run:
         state = f"INCOMPLETE {wanted - self._missing()} of {wanted}" if lost else "PASS"
         about = study.axes, study.hypotheses, study.summary
         line = verdicts.one_line(self.frame, *about, good=state, own=self.own) + lost
-        rules, then = code.rules(study)["digest"], manifest.read(self.source).get("rules") or {}
-        line += " · judged by other rules than stood before the data" * (then.get("digest", rules) != rules)
-        facts = {"verdict": line, "weighed": [shown(folder) for folder in self.others()] or None}
+        other = rules.changed(manifest.read(self.source), study, self.frame)
+        line += f" · {other}" * bool(other)
+        facts = {} if other else {"verdicts": verdicts.by_name(self.frame, study.hypotheses)}
+        facts |= {"verdict": line, "weighed": [shown(folder) for folder in self.others()] or None}
         facts |= {"answer": self.sentence, "ended": now(), "figures": self._save_figures()}
         facts["seen"] = seen.to_dict("records") if "power median (W)" in seen else []  # of each GPU; nothing on a CPU
         taken = self.own.drop_duplicates(["case", "group"]).groupby("case")["seconds"].median().dropna()

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from blockshock_lib import studies
 from blockshock_lib.runs import code
 
 LINEAR = SimpleNamespace(name="linear", phases={"phase1": SimpleNamespace(notebook="n.ipynb")})
@@ -68,11 +67,6 @@ def test_what_a_run_does_not_rest_on_leaves_its_fingerprint(project, change):
     before = code.version(LINEAR, project)
     OTHER[change](project)
     assert code.version(LINEAR, project) == before
-
-
-@pytest.mark.parametrize("name, file", [("attention", "hypotheses"), ("attention", "law"), ("gpt", "hypotheses")])
-def test_rules_that_are_named_before_they_are_loaded_are_in_the_digest(name, file):
-    assert f"blockshock_lib/studies/{name}/{file}.py" in code.rules(studies.load(name))["file"].split(", ")
 
 
 def test_a_study_outside_the_library_counts_with_its_own_file(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from blockshock_lib.__main__ import main
 from blockshock_lib.errors import ParamsError, RecordError
 from blockshock_lib.notebook import share, workbook
-from blockshock_lib.runs import code, manifest, measure, reference
+from blockshock_lib.runs import code, manifest, measure, reference, rules
 from blockshock_lib.runs.open import open_run
 from tests import small_runs
 from tests.cases import row, write
@@ -179,14 +179,18 @@ def test_again_is_refused_where_it_cannot_be_with_what_to_do(monkeypatch, capsys
         assert "torchrun" in said and "on one machine" in said and "as zips (make share)" in said
 
 
-def test_the_manifest_names_the_rules_and_a_redraw_by_other_ones_says_so(first):
-    noted = manifest.read(first.folder)["rules"]
-    own = [f"studies/linear/{name}.py" for name in ("hypotheses", "report/build", "report/law")]
-    decide = [f"report/{name}.py" for name in ("frames", "interval", "reruns", "verdicts")]
-    assert noted["file"].split(", ") == [f"blockshock_lib/{name}" for name in decide + own]
-    assert noted == code.rules(first.study) and len(noted["digest"]) == 12
-    drawn = open_run("phase0", redraw=str(first.folder), out=first.folder.parents[1])
-    assert "other rules" not in drawn.conclude()
-    manifest.note(first.folder, rules=noted | {"digest": "before"})
-    drawn = open_run("phase0", redraw=str(first.folder), out=first.folder.parents[1])
-    assert drawn.conclude().endswith("judged by other rules than stood before the data")
+def test_the_manifest_keeps_the_rules_and_a_redraw_by_other_ones_says_so_and_what_they_changed(first):
+    facts = manifest.read(first.folder)
+    assert facts["rules"] == rules.of(first.study, "phase0") and facts["verdicts"] == {}
+
+    def drawn(**facts):
+        manifest.note(first.folder, **facts)
+        run = open_run("phase0", redraw=str(first.folder), out=first.folder.parents[1])
+        return run.conclude(), manifest.read(run.folder).get("verdicts")
+
+    line, kept = drawn()
+    assert "other rules" not in line and kept == {}
+    line, kept = drawn(rules=facts["rules"] | {"digest": "before"})
+    assert line.endswith("judged by other rules than stood before the data, with the same verdicts") and kept is None
+    assert drawn(verdicts={"H1": "refuted"})[0].endswith("before the data, which said H1 refuted")
+    assert drawn(verdicts=None)[0].endswith("before the data")

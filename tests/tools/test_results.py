@@ -4,7 +4,7 @@ import pytest
 
 from blockshock_lib import studies
 from blockshock_lib.notebook import terminal
-from blockshock_lib.runs import code
+from blockshock_lib.runs import rules
 from tests.studies.gpt.test_saved import timed
 from tools import results
 
@@ -35,8 +35,12 @@ def test_an_altered_page_is_stale_and_written_again(tmp_path, monkeypatch, capsy
 
 def test_a_page_says_of_a_run_its_rules_what_it_can_claim_and_what_it_lacks():
     study, frame = studies.load("gpt"), timed()
-    own = {"verdict": "twin: smallest difference to claim: 0.4% · 3", "params": {"timing": {"groups": 2}}}
-    own["rules"] = {"digest": code.rules(study)["digest"]}
+    own = {
+        "phase": "gpt_latency",
+        "verdict": "twin: smallest difference to claim: 0.4% · 3",
+        "params": {"timing": {"groups": 2}},
+    }
+    own["rules"] = rules.of(study, own["phase"])
     assert results.note(own, study, frame) == "smallest difference to claim: 0.4%"
     few = frame[frame["group"].eq(0) | frame["work"].ne("step")].assign(timed=frame["work"])
     assert results.note(own, study, few).endswith("0.4%; 1 of 2 groups: step, width=384, ranks=4")
