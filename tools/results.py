@@ -89,7 +89,8 @@ def note(facts: Mapping[str, Any], study: Study, frame: pd.DataFrame) -> str:
     said, told = [other] * bool(other), facts.get("verdict", "")
     said += re.findall(r"\S[^·]* again differs from [^·]*? in [1-9]\d* of \d+ cells[^·;]*", told)
     said += re.findall(r"smallest difference to claim: [\d.]+%", told)
-    said += [re.sub(r": outputs/\S+ ", ": one run ", one.strip()) for one in re.findall(r"RUNS LIE APART[^·]*", told)]
+    apart = re.findall(r"(?i)runs (?:lie apart|differ)[^·]*", told)
+    said += [re.sub(r": outputs/\S+ ", ": one run ", one.strip()) for one in apart]
     said += filter(None, [facts.get("reason")])
     groups, asked = frame.groupby("case")["group"].nunique(), facts["params"]["timing"]["groups"]
     few = frame[frame["case"].isin(groups[groups < asked].index)].drop_duplicates("case").to_dict("records")

@@ -85,11 +85,12 @@ def between_runs(cells: Sequence[Cell]) -> Between:
 
 
 def foretold(cells: Sequence[Cell], further: Sequence[np.ndarray], level: float = LEVEL) -> list[bool]:
-    """Of each cell, whether the ratio of a further run, whose logs these are, lies where the runs predict it."""
+    """Of each cell that the runs predict, whether the ratio of a further run, whose logs these are, lies there."""
     cells = [*map(_summary, cells)]
     between = between_runs(cells)
     ahead = [predicted(cell, between, len(logs), level) for cell, logs in zip(cells, further, strict=True)]
-    return [bool(one.low <= np.exp(logs.mean()) <= one.high) for one, logs in zip(ahead, further, strict=True)]
+    told = [(one, np.exp(logs.mean())) for one, logs in zip(ahead, further, strict=True) if one.high < math.inf]
+    return [bool(one.low <= ratio <= one.high) for one, ratio in told]
 
 
 def caught(cells: Sequence[Cell], level: float = LEVEL) -> list[bool]:
@@ -105,7 +106,12 @@ def caught(cells: Sequence[Cell], level: float = LEVEL) -> list[bool]:
 class Drift(NamedTuple):
     run: str  # that lies furthest from the others
     shift: float  # by which its log ratios lie above theirs, in the mean over cells
-    most: float  # as far as runs without a drift lie apart
+    scatter: float  # as far as the scatter of the cells, each by itself, lets that mean be off
+    most: float  # as far as runs without a drift lie apart, whatever cells of a run share
+
+    @property
+    def seen(self) -> bool:
+        return abs(self.shift) > self.scatter
 
     @property
     def beyond(self) -> bool:
@@ -114,19 +120,21 @@ class Drift(NamedTuple):
 
 def drift(cells: Sequence[Cell], tests: int = 1) -> Drift | None:
     """How far apart whole runs lie; None where fewer than two runs or cells tell. `tests`: of how many this is one
-    (Bonferroni). What cells have each of their own, seen in their scatter, averages out in the mean over cells; what
-    MACHINE**2 has beyond that all of them may share. Of 2,000 references without a drift at most 2% lie further apart
-    than `most`, however that is shared; a drift of 3% is 1.7 deviations of MACHINE.
+    (Bonferroni). What cells have each of their own averages out in the mean over cells: beyond its `scatter` the runs
+    differ. What MACHINE**2 has beyond that all cells of a run may share: of 2,000 references without a drift at most 2%
+    lie further apart than `most`, however it is shared. A drift of 3%, 1.7 deviations of MACHINE, is thus seen, but
+    need not be more than machines differ.
     """
     runs, count, _, apart, noise = _split(cells)
     if len(runs) < 2 or count < 2:
         return None
     own = max(0.0, apart - noise) if noise is not None else 0.0  # one group a run tells no noise
-    variance = max(0.0, MACHINE**2 - own) + apart / count
+    variance = apart / count
     wide = len(runs) / (len(runs) - 1)  # against the mean of the others, not of all
     run = max(runs, key=lambda run: round(abs(runs[run]), 9))
-    reach = NormalDist().inv_cdf(1 - FALSE / 2 / len(runs) / tests) * (variance * wide) ** 0.5
-    return Drift(run, runs[run] * wide, reach)
+    quantile = NormalDist().inv_cdf(1 - FALSE / 2 / len(runs) / tests)
+    reach = [quantile * (wide * one) ** 0.5 for one in (variance, variance + max(0.0, MACHINE**2 - own))]
+    return Drift(run, runs[run] * wide, *reach)
 
 
 def _split(cells: Sequence[Cell]) -> tuple[dict[str, float], int, float, float, float | None]:

@@ -43,9 +43,9 @@ def _metrics(axes: Axes) -> list[str]:
 
 
 def sentences(frame: pd.DataFrame, axes: Axes) -> list[str]:
-    """How well means are known and a further run is foretold, how many values of single runs the others predicted, and
-    how far the runs lie apart: of the baseline its times, of the other methods their ratios over it; none of a single
-    run.
+    """How well means are known and a further run is foretold, how many values of single runs the others predicted, in
+    kernel and in call time, and how far the runs lie apart: of the baseline its times, of the other methods their
+    ratios over it; none of a single run.
     """
     if not frames.complete(frame).groupby("case")["run"].nunique().gt(1).any():
         return []
@@ -63,24 +63,28 @@ def sentences(frame: pd.DataFrame, axes: Axes) -> list[str]:
         [(m.high / m.ratio, f.high / f.ratio) for m, f in interval.intervals(several)] for several in found.values()
     ]
     mean, further = np.median([np.median(one, axis=0) for one in ends], axis=0) - 1
-    caught = [one for several in found.values() for one in interval.caught(several)]
+    caught = {kind: [] for kind in ("kernel", "call")}
+    for words, several in found.items():
+        caught[words.partition(" ")[0]] += interval.caught(several)
+    told = [f"{sum(one)} of {len(one)} {kind} times ({np.mean(one):.1%})" for kind, one in caught.items() if one]
     runs = max(len(cell) for several in found.values() for cell in several)
-    said = (
-        f"{over_text(runs)}: means are known within {mean:.1%}, a further run within {further:.1%} (99%); the others "
-    )
-    said += f"predicted {sum(caught)} of {len(caught)} values of a run ({sum(caught) / len(caught):.0%})"
+    said = f"{over_text(runs)}: means are known within {mean:.1%}, a further run within {further:.1%} (99%); "
+    said += f"the others predicted {' and '.join(told)} of a run" if told else "single groups predict no run"
     return [said, *_drift(found)]
 
 
 def _drift(found: dict[str, list[Cell]]) -> list[str]:
     drifts = [(words, one) for words in found if (one := interval.drift(found[words], tests=len(found)))]
-    drifts = [one for one in drifts if one[1].beyond] or sorted(drifts, key=lambda one: -abs(one[1].shift))[:1]
+    drifts.sort(key=lambda one: -abs(one[1].shift))
+    ways = [("RUNS LIE APART: ", "beyond"), ("runs differ, by no more than machines do: ", "seen")]
+    ways = [(lead, [one for one in drifts if getattr(one[1], which)]) for lead, which in ways]
+    lead, drifts = next((way for way in ways if way[1]), ("no drift between runs, the furthest: ", drifts[:1]))
     said = [
         f"{words}: {one.run} {np.expm1(one.shift):+.1%} against the others (up to {np.expm1(one.most):.1%} is usual)"
-        for words, one in drifts
+        for words, one in drifts[:3]
     ]
-    lead = "RUNS LIE APART: " if drifts and drifts[0][1].beyond else "no drift between runs, the furthest: "
-    return [lead + "; ".join(said)] if said else []
+    more = f"; {len(drifts) - 3} more" if len(drifts) > 3 else ""
+    return [f"{lead}{'; '.join(said)}{more}"] if said else []
 
 
 def over_text(runs: int) -> str:

@@ -44,9 +44,12 @@ def test_a_verdict_of_three_runs_is_over_runs_and_of_one_as_it_was(three):
 def test_the_last_line_says_how_well_a_run_is_foretold_and_nothing_of_a_single_run(three):
     assert reruns.sentences(three[three["run"].eq("a")], SORTING) == reruns.sentences(three.iloc[:0], SORTING) == []
     line = verdicts.one_line(three, SORTING, {}, own=three[three["run"].eq("c")])
-    said = re.search(r"3 runs: means are known within (.+)%, a further run within (.+)% .* predicted (.+) of 96", line)
-    mean, further, caught = map(float, said.groups())
-    assert 1 < mean < further < 8 and caught >= 92 and "checks: 32 passed" in line, "two methods, 8 cells, 2 groups"
+    said = r"3 runs: means are known within (.+)%, a further run within (.+)% .* predicted (.+) of 48 kernel"
+    said = re.search(said + " .* and (.+) of 48 call", line)
+    mean, further, *caught = map(float, said.groups())
+    assert 1 < mean < further < 8 and min(caught) >= 45 and "checks: 32 passed" in line, (
+        "two methods, 8 cells, 2 groups"
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,12 +61,14 @@ def test_the_last_line_says_how_well_a_run_is_foretold_and_nothing_of_a_single_r
 )
 def test_a_drift_of_3_percent_in_one_run_is_said_and_one_beyond_what_machines_do_is_an_alarm(planted, said):
     line = verdicts.one_line(reference("a", "b", "c", **planted, effect=0.002), SORTING, {})
-    assert "no drift between runs, the furthest: " in line and re.search(said, line)
+    assert "runs differ, by no more than machines do: " in line and re.search(said, line)
     of_two = verdicts.one_line(reference("a", "c", **planted, effect=0.002), SORTING, {})
-    assert re.search(re.sub(r"c \\?[+-]", "[ac] [+-]", said), of_two)
+    assert "runs differ" in of_two and re.search(re.sub(r"c \\?[+-]", "[ac] [+-]", said), of_two)
     ((name, by),) = planted.items()
     line = verdicts.one_line(reference("a", "b", "c", **{name: by**3}, effect=0.002), SORTING, {})
-    assert "RUNS LIE APART: kernel time of " in line and re.search(said.replace("[23]", "[89]"), line)
+    assert "RUNS LIE APART: " in line and re.search(said.replace("[23]", "[89]"), line)
+    line = verdicts.one_line(reference("a", "b", "c", effect=0.002), SORTING, {})
+    assert "no drift between runs, the furthest: " in line
 
 
 def test_the_page_has_both_intervals_of_each_cell_and_a_single_run_says_so(three):

@@ -52,4 +52,6 @@ def test_a_page_says_of_a_run_its_rules_what_it_can_claim_and_what_it_lacks():
     )
     assert "A again differs from A in 1 of 2 cells (0.96x [0.9, 0.99] at b); smallest" in off
     assert off.endswith("RUNS LIE APART: time: one run -3% against the others")
+    differ = results.note(own | {"verdict": "x · runs differ, by no more: time: outputs/x -3%"}, study, few)
+    assert "runs differ, by no more: time: one run -3%" in differ
     assert results.note(own | {"rules": {"digest": "x"}}, study, frame).startswith("judged by other rules")
