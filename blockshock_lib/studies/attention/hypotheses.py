@@ -22,10 +22,11 @@ _OVER = "99% intervals over whole runs, of a single run over its fresh groups of
 _RULE_A1 = (
     "d*: the density at which slope x density + overhead, fitted to a kernel's forward time over random blocks, is the "
     f"time of the fastest dense kernel that ran ({_OVER}: {len(LENGTHS)} lengths of {len(DENSITIES)} densities). Of "
-    "each length the kernel counts whose d* has the largest lower end. A length agrees if that kernel is faster in "
-    "every cell below the interval of d*, in one at least, and faster in none above it; it disagrees if every kernel "
-    "is slower in all its cells, or that one is slower in a cell and faster in one of more density. Supported if all "
-    "lengths agree, refuted if one disagrees, undecided otherwise, and on a CPU or where one GPU plays all ranks."
+    "each length the kernel counts whose d* has the largest lower end, at 99% for all kernels together. A length "
+    "agrees if that kernel is faster in every cell below the interval of d*, in one at least, and faster in none above "
+    "it; it disagrees if every kernel is slower in all its cells, or that one is slower in a cell and faster in one of "
+    "more density. Supported if all lengths agree, refuted if one disagrees, undecided otherwise, and on a CPU or "
+    "where one GPU plays all ranks."
 )
 _RULE_A2 = (
     f"share = t(1) d / t(d) of the forward at d = {DOWN_TO:g}, t by the law that is fitted for A1: (slope + overhead) "

@@ -67,7 +67,8 @@ def line(density: np.ndarray, ms: np.ndarray) -> tuple[float, float]:
 def laws(frame: pd.DataFrame, work: str = "forward") -> pd.DataFrame:
     """A row a (KEYS, method), shortest first: `law`; `rival`, the faster of the dense kernels, and `dense`, its ms; and
     `dense kernels`, those that ran. Intervals are over runs, of a single one over its fresh groups of processes, each
-    with a law of its own; d* is the time of the dense kernel less the overhead, over the slope.
+    with a law of its own, and hold at 99% for all methods together, for the best of them is chosen; d* is the time of
+    the dense kernel less the overhead, over the slope.
     """
     table = cells(frame, frames.time_metric(frame, f"{work}_kernel"))
     found = []
@@ -88,7 +89,8 @@ def laws(frame: pd.DataFrame, work: str = "forward") -> pd.DataFrame:
     for name in ("even", "kept"):
         known = [row for row in found if row[name] and all(one > 0 for one in row[name].values())]
         logs = [interval.by_run(row[name], np.log([*row[name].values()])) for row in known]
-        for row, both in zip(known, interval.intervals(logs), strict=True):
+        level = 1 - (1 - interval.LEVEL) / max(1, len({row["method"] for row in found}))  # Bonferroni
+        for row, both in zip(known, interval.intervals(logs, level), strict=True):
             mean = both.mean if both.mean.high < 100 else Interval(both.mean.ratio, 0.0, np.inf)
             row["law"] = row["law"]._replace(**{name: mean})
     columns = [*KEYS, "method", "rival", "dense", "dense kernels", "densities", "law"]

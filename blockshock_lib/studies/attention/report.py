@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
+from blockshock_lib.report.interval import LEVEL
 from blockshock_lib.report.tables import ABSENT, rounded, shown, smallest_first
 from blockshock_lib.report.verdicts import FASTER
 from blockshock_lib.studies.attention import law
@@ -23,17 +24,19 @@ def summary(frame: pd.DataFrame) -> list[str]:
     return [f"{cases['pattern'].nunique()} patterns in {len(cases)} cases"]
 
 
-def speed(frame: pd.DataFrame, over: str, under: str, work: str = "step") -> pd.DataFrame:
+def speed(frame: pd.DataFrame, over: str, under: str, work: str = "step", level: float = LEVEL) -> pd.DataFrame:
     """`verdicts.ratio` of a work: in kernel time where both have one, else in call time."""
     frame = frames.complete(frame, AXES)
-    kernel, call = (verdicts.ratio(frame, AXES, over, under, f"{work}_{kind}") for kind in ("kernel", "call"))
+    kernel, call = (verdicts.ratio(frame, AXES, over, under, f"{work}_{kind}", level) for kind in ("kernel", "call"))
     parts = [part for part in (kernel, call[~call["case"].isin(kernel["case"])]) if len(part)]
     return pd.concat(parts, ignore_index=True) if parts else call
 
 
-def against(frame: pd.DataFrame, over: str, methods: Iterable[str], work: str = "step") -> pd.DataFrame:
+def against(
+    frame: pd.DataFrame, over: str, methods: Iterable[str], work: str = "step", level: float = LEVEL
+) -> pd.DataFrame:
     """The rows of `speed` of several methods, with `method`."""
-    found = [speed(frame, over, name, work).assign(method=name) for name in methods if name != over]
+    found = [speed(frame, over, name, work, level).assign(method=name) for name in methods if name != over]
     none = speed(frame.iloc[:0], over, over, work).assign(method=over)
     return pd.concat([one for one in found if len(one)] or [none], ignore_index=True)
 

@@ -91,7 +91,7 @@ def summary(frame: pd.DataFrame) -> list[str]:
     table = table[~table["method"].map(overlaps).astype(bool) & frames.kind(table).eq("gpu")]
     off = table[(table["over"] - 1).abs().gt(PARTS)]
     each = [
-        f"{AXES.short(row.method)} {row.work} {row.length}, {row.width} wide, {row.ranks} ranks {row.over:.2f}x"
+        f"{AXES.short(row.method)} {row.work} {row.length}, {row.width} wide, {row.ranks} ranks {row.over:.3f}x"
         for row in off.itertuples()
     ]
     if len(table):
@@ -238,5 +238,5 @@ def answer(frame: pd.DataFrame) -> str:
     known = table["low"].gt(0).any()
     best = table.loc[table["low" if known else "ratio"].idxmax()].to_dict()
     where = f"{best['work']} {best['length']}, {best['width']} wide, {best['ranks']} ranks, {best['link']} link"
-    said = f"at most {saving_text(best)} of tensor parallelism's is saved, by {AXES.short(best['method'])} ({where})."
+    said = f"up to {saving_text(best)} of tensor parallelism's is saved, by {AXES.short(best['method'])} ({where})."
     return f"Time: {said}" if known else f"Time: no claim, for an interval is missing; by the points {said}"
