@@ -91,7 +91,7 @@ def fake_sparsify_(
         raise ValueError(f"dtype={config.dtype!r} is for inference: train without it, then call sparsify_ with it")
     if schedule.kind == "s-ste" and not isinstance(config, Sparse24):
         raise ValueError("the schedule 's-ste' is one of Sparse24 alone")
-    rows = plan(model, config, filter)
+    rows = plan(model, config, filter, fake=True)
     with contextlib.ExitStack() as undo:
         for row in rows:
             if not row.refused:

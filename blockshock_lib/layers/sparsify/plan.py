@@ -23,10 +23,13 @@ Filter = Callable[[str, nn.Module], bool] | str | None
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def plan(model: nn.Module, config: Config | None, filter: Filter = None, parts: bool = False) -> list[Row]:
+def plan(
+    model: nn.Module, config: Config | None, filter: Filter = None, parts: bool = False, fake: bool = False
+) -> list[Row]:
     """A row for each linear layer that `filter` takes: a pattern of dotted names, or a function of name and module.
     Without `config` the weights are of no account, and may be on the meta device. `parts`: of a layer that torch's
-    tensor parallelism split this rank's part is taken.
+    tensor parallelism split this rank's part is taken. `fake`: they are to be trained; a master of 32 bits is multiplied
+    in 16, under autocast or once it is real.
 
     ValueError: it takes none; UnsupportedError: none of those can be converted.
     """
@@ -50,7 +53,8 @@ def plan(model: nn.Module, config: Config | None, filter: Filter = None, parts: 
             if config and linear.weight.is_meta:
                 raise UnsupportedError("its weight is on the meta device: load it first")
             if config:
-                config.refuse(linear.weight.detach())
+                weight = linear.weight.detach()
+                config.refuse(weight.bfloat16() if fake and weight.dtype == torch.float32 else weight)
             reason = ""
         except (UnsupportedError, ValueError) as error:
             reason = first_line(error)

@@ -1,5 +1,6 @@
 """Layers that are trained as if they were sparse: what a pass multiplies, its gradient, and how they become real."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 from blockshock_lib import PruneSchedule, Sparse24, dense_, fake_sparsify_, sparsify_
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import masks
+from blockshock_lib.kernels.sparse24.backends import BACKENDS
 from blockshock_lib.layers.linear24 import nonzero_places
 from blockshock_lib.layers.sparsify import convert
 from blockshock_lib.layers.sparsify.fake import FakeSparse
@@ -168,3 +170,13 @@ def test_an_interrupted_one_leaves_the_model_and_words_that_are_none_are_refused
             PruneSchedule(*given)
     with pytest.raises(ValueError, match="gradient 'x': allowed"):
         PruneSchedule(gradient="x")
+
+
+def test_a_master_of_32_bits_trains_where_only_16_can_be_multiplied(monkeypatch):
+    half = replace(BACKENDS["reference"], unsupported=lambda device, dtype: "no fp32" * (dtype.itemsize > 2))
+    monkeypatch.setitem(BACKENDS, "reference", half)
+    model = nn.Sequential(nn.Linear(64, 64))
+    assert not fake_sparsify_(model, Sparse24(product="reference")).refused
+    with pytest.raises(UnsupportedError, match="no fp32"):
+        sparsify_(model, Sparse24(product="reference"))
+    assert not sparsify_(model.bfloat16(), Sparse24(product="reference")).refused
