@@ -28,8 +28,8 @@ def plan(
 ) -> list[Row]:
     """A row for each linear layer that `filter` takes: a pattern of dotted names, or a function of name and module.
     Without `config` the weights are of no account, and may be on the meta device. `parts`: of a layer that torch's
-    tensor parallelism split this rank's part is taken. `fake`: they are to be trained; a master of 32 bits is multiplied
-    in 16, under autocast or once it is real.
+    tensor parallelism split this rank's part is taken. `fake`: for training; a master of 32 bits is multiplied in 16,
+    under autocast or once it is real.
 
     ValueError: it takes none; UnsupportedError: none of those can be converted.
     """
