@@ -22,7 +22,7 @@ def refresh(folder: Path, scratch: Path) -> str:
     """Packs and draws one run; returns its verdict. SystemExit where it cannot be drawn."""
     records.pack(folder)
     done = workbook.execute(manifest.read(folder)["phase"], redraw=shown(folder), out=scratch)
-    if not done.ok:
+    if not done.html:  # of a run that was stopped there is one too
         sys.exit(f"{shown(folder)}: {done.text()}")
     drawn = done.notebook.parent
     for old in (*folder.glob("*.html"), *folder.glob("*.png")):
