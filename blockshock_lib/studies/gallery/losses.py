@@ -40,9 +40,9 @@ class Lost(NamedTuple):
 
 
 def finals(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a (arm, seed) at its last step, with `task`, the digest of the corpus or "teacher"; all arms of a seed from
-    one run, that with the most beside the dense model, of several the newest: what is pruned is paired with the model
-    that it was. Of the setting that may be judged, then of the most seeds, the most rows and the widest.
+    """A row a (arm, seed) at its last step, with `task`, the digest of the corpus or "teacher": of an arm that several
+    runs trained the newest, and the dense models of the runs that they are of, for each is paired with the one beside
+    it. Of the setting that may be judged, then of the most seeds, the most rows and the widest.
     """
     rows = frames.valid(frames.complete(frame, AXES))
     corpora = rows[rows["metric"].eq("corpus")].drop_duplicates(["run", "case"])[["run", "case", "detail"]]
@@ -50,10 +50,13 @@ def finals(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows[rows["metric"].eq("validation_loss")].merge(corpora, on=["run", "case"])
     rows = rows[rows["repeat"].eq((rows["trained"] // (rows["batch"] * rows["context"])).clip(lower=1))]
     rows = rows.drop_duplicates(["run", *SAME, "method", "seed"], keep="last")
-    seed = ["run", *SAME, "seed"]
-    whole = rows.assign(whole=1 + len(ARMS) * rows["method"].eq(DENSE)).groupby(seed)["whole"].sum().reset_index()
-    whole = whole.sort_values(["whole", "run"], kind="stable").drop_duplicates([*SAME, "seed"], keep="last")
-    parts = [part for _, part in rows.merge(whole[seed]).groupby(SAME, sort=False)]
+    rows = rows.sort_values("run", kind="stable")
+    dense, seed = rows["method"].eq(DENSE), [*SAME, "seed"]
+    arms = rows[~dense].drop_duplicates(["method", *seed], keep="last")
+    beside = rows[dense].merge(arms[["run", *seed]].drop_duplicates())
+    alone = rows[dense].drop_duplicates(seed, keep="last").merge(beside[seed].drop_duplicates(), "left", indicator=True)
+    alone = alone[alone.pop("_merge").eq("left_only")]
+    parts = [part for _, part in pd.concat([arms, beside, alone]).groupby(SAME, sort=False)]
     order = [(not toy(part), part["seed"].nunique(), len(part), part["n"].iloc[0]) for part in parts]
     return parts[order.index(max(order))] if parts else rows
 
@@ -64,8 +67,8 @@ def toy(rows: pd.DataFrame) -> bool:
 
 
 def lost(rows: pd.DataFrame, method: str, level: float = LEVEL, over: str = DENSE) -> Lost:
-    """Nats more than `over`, paired by the seeds that both have."""
-    wide = rows.pivot_table(index="seed", columns="method", values="value")
+    """Nats more than `over`, paired by the seeds that both have in one run."""
+    wide = rows.pivot_table(index=["run", "seed"], columns="method", values="value")
     pairs = (wide[method] - wide[over]).dropna() if {method, over} <= set(wide) else pd.Series(dtype=float)
     mean, half = pairs.mean() if len(pairs) else np.nan, np.nan
     if len(pairs) >= LEAST:
@@ -94,7 +97,7 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
         found.append(
             {
                 "arm": arm.label,
-                "seeds": len(own),
+                "seeds": own["seed"].nunique(),
                 "loss (nats)": round(own["value"].mean(), 4),
                 "lost (nats)": ABSENT if method == DENSE else str(lost(rows, method)),
                 "published at 124M": ABSENT if arm.published is None else f"{arm.published:+.3f}",
@@ -130,7 +133,7 @@ def nats_lost(frame: pd.DataFrame) -> Figure:
     if not arms:
         return figures.empty(title, "no arm was trained to its end beside the dense model")
     found = {name: lost(rows, name) for name in arms}
-    wide = rows.pivot_table(index="seed", columns="method", values="value")
+    wide = rows.pivot_table(index=["run", "seed"], columns="method", values="value")
     with figures.drawing(
         *(7.5, 0.8 + 0.27 * len(arms), title, about(rows)),
         alt=" ".join(f"{AXES.label(name)}: {found[name]} nats." for name in arms[::-1]),
@@ -189,4 +192,6 @@ def _verdict(frame: pd.DataFrame, claim: str, rule: str, arms: tuple[str, ...], 
     state = SUPPORTED if any(one.high <= most for one in found.values()) else state
     best = min(found.values(), key=lambda one: tuple(np.nan_to_num([one.high, one.mean], nan=np.inf)))
     why = "; ".join(f"{AXES.short(name)} {one}" for name, one in found.items() if one.seeds) or "none of it was trained"
-    return Verdict(claim, _PAIRED + rule, *best[:3], state, f"{why} nats", rows, rows["run"].nunique())
+    return Verdict(
+        claim, _PAIRED + rule, *best[:3], state, f"{why}{' nats' * bool(best.seeds)}", rows, rows["run"].nunique()
+    )

@@ -222,6 +222,10 @@ def test_arms_are_paired_with_the_dense_model_of_their_own_run_and_setting():
 
     assert losses.lost(beside({}, run="b", dense=3.5), "wanda_24") == one, "cut from the dense model of run a"
     assert losses.lost(beside({"wanda_24": 2.0}, run="b"), "wanda_24").mean == pytest.approx(2, abs=0.003), "the newest"
+    both = beside({"trained_s_ste": 0.5}, run="b", dense=3.5, seeds=4)
+    assert losses.lost(both, "wanda_24") == one, "what another run trained leaves it"
+    trained = losses.lost(both, "trained_s_ste")
+    assert trained.seeds == 4 and trained.mean == pytest.approx(0.5, abs=0.003), "beside the dense model of run b"
     assert losses.lost(beside({"wanda_24": 9.0}, run="b", heads=2, seeds=2), "wanda_24") == one, "other heads"
     taught = beside(dict.fromkeys(PRUNED, 0.0), run="b", task="teacher-0", width=768, seeds=9)
     assert losses.lost(taught, "wanda_24") == one, "text before a teacher"
