@@ -108,7 +108,9 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(frame: pd.DataFrame) -> str:
-    """In a sentence the arms that none beats, by differences paired by seeds, at 99% for all pairs together."""
+    """In a sentence the arms that none beats, at 99% for all together: by differences paired by seeds, or, for these
+    scatter with the worse of two, where their own intervals lie apart.
+    """
     rows = finals(frame)
     arms = {name: lost(rows, name) for name in AXES.ordered(rows["method"]) if name != DENSE}
     arms = {name: one for name, one in arms.items() if one.seeds}
@@ -119,7 +121,10 @@ def answer(frame: pd.DataFrame) -> str:
     parts = {"Pruned at once": [n for n in arms if n not in TRAINED], "trained 2:4": [n for n in arms if n in TRAINED]}
     said, level = [], 1 - (1 - LEVEL) / max(1, sum(len(names) * (len(names) - 1) // 2 for names in parts.values()))
     for how, names in parts.items():
-        best = [a for a in names if not any(lost(rows, a, level, b).low > 0 for b in names if b != a)]
+        own = {a: lost(rows, a, 1 - (1 - LEVEL) / len(arms)) for a in names}
+        least = min((one.high for one in own.values() if one.seeds >= LEAST), default=np.inf)
+        close = [a for a in names if not own[a].low > least]
+        best = [a for a in close if not any(lost(rows, a, level, b).low > 0 for b in names if b != a)]
         each = " or ".join(f"{AXES.short(a)}, {arms[a]} nats" for a in sorted(best, key=lambda a: arms[a].mean))
         least = "it is undecided which loses least: " if len(best) > 1 else "least is lost by " * (len(names) > 1)
         said += [f"{how}, {least}{each}"] * bool(names)

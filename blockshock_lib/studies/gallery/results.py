@@ -7,7 +7,7 @@ from blockshock_lib.report.tables import markdown
 from blockshock_lib.report.verdicts import FASTER, UNDECIDED
 from blockshock_lib.studies.gallery import report
 
-_STEP = "One layer on one GPU, its mask fixed, without an optimizer: "
+_STEP = "One layer, its mask fixed: "
 _LEADS = {"speed": "", "decode": "A whole model, a token in a CUDA graph: ", "training": _STEP, "accuracy": "Loss: "}
 _TABLES = {  # table: its phase, and what it says
     "tokens": ("decode", "Over searched dense, compiled; the answer takes the dense model that is the fastest."),

@@ -213,6 +213,14 @@ def test_the_arm_that_loses_least_is_told_at_99_percent_for_all_pairs_together(w
     assert words in said, said
 
 
+def test_an_arm_far_off_whose_seeds_scatter_is_not_among_the_best():
+    frame = planted({"sparsegpt_24": 0.1, "wanda_24": 6.0})
+    far = frame["method"].eq("wanda_24") & frame["metric"].eq("validation_loss")
+    frame.loc[far, "value"] += 2.0 * (frame.loc[far, "seed"] % 3 - 1)
+    assert not losses.lost(losses.finals(frame), "wanda_24", 0.9999, "sparsegpt_24").low > 0
+    assert "least is lost by 2:4 SparseGPT" in losses.answer(frame)
+
+
 def test_arms_are_paired_with_the_dense_model_of_their_own_run_and_setting():
     frame = planted({"wanda_24": 1.2})
     one = losses.lost(losses.finals(frame), "wanda_24")
