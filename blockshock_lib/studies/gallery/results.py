@@ -60,5 +60,7 @@ def page(frame: pd.DataFrame) -> str:
     for name, (phase, about) in _TABLES.items():
         own = frame[frame["phase"].eq(f"gallery_{phase}")]
         if len(own) or phase == "speed":
-            lines += ["", f"## {name.capitalize()}", "", about, "", *markdown(STUDY.tables[name](own))]
+            table = STUDY.tables[name](own)
+            table = table.reset_index() if table.index.name else table
+            lines += ["", f"## {name.capitalize()}", "", about, "", *markdown(table)]
     return "\n".join(lines)
