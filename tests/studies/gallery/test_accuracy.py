@@ -12,7 +12,7 @@ from blockshock_lib.layers.gpt import training
 from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify import Sparse24, Unstructured, fake
 from blockshock_lib.params import load
-from blockshock_lib.studies.gallery import accuracy, losses
+from blockshock_lib.studies.gallery import accuracy, losses, results
 from blockshock_lib.studies.gallery.methods import ARMS, DENSE, PRUNED, TRAINED
 from blockshock_lib.studies.gallery.params import columns, expand
 from tests.report.frames import row
@@ -239,3 +239,7 @@ def test_arms_are_paired_with_the_dense_model_of_their_own_run_and_setting():
     assert losses.lost(taught, "wanda_24") == one, "text before a teacher"
     both = pd.concat([frame, planted({"wanda_24": 1.2}, run="b", heads=2, seeds=5, took=100.0)])
     assert losses.losses(both).loc["2:4, Wanda", "pruned in (s)"] == 1.0, "of the models shown"
+
+
+def test_the_page_of_results_names_the_arms():
+    assert "| 2:4, Wanda | 6 | " in results.page(planted({"wanda_24": 1.2}))
