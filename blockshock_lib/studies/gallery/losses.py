@@ -122,8 +122,8 @@ def answer(frame: pd.DataFrame) -> str:
     said, level = [], 1 - (1 - LEVEL) / max(1, sum(len(names) * (len(names) - 1) // 2 for names in parts.values()))
     for how, names in parts.items():
         own = {a: lost(rows, a, 1 - (1 - LEVEL) / len(arms)) for a in names}
-        least = min((one.high for one in own.values() if one.seeds >= LEAST), default=np.inf)
-        close = [a for a in names if not own[a].low > least]
+        lowest = min((one.high for one in own.values() if one.seeds >= LEAST), default=np.inf)
+        close = [a for a in names if not own[a].low > lowest]
         best = [a for a in close if not any(lost(rows, a, level, b).low > 0 for b in names if b != a)]
         each = " or ".join(f"{AXES.short(a)}, {arms[a]} nats" for a in sorted(best, key=lambda a: arms[a].mean))
         least = "it is undecided which loses least: " if len(best) > 1 else "least is lost by " * (len(names) > 1)
