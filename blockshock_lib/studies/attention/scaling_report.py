@@ -172,7 +172,8 @@ def answer(frame: pd.DataFrame, rival: bool = True) -> str:
         about += [f"{AXES.short(name)} not run" for name in AXES.ordered(set().union(*ran) - ran[ranks])]
         what = f"on {ranks} GPUs ({', '.join(about)})"
         own, (ratio, _, outcome) = verdicts.interval_text(row), beside.rpartition(" ")
-        said = [f"{own} as fast as on one with the same kernel"] * (not rival or own != ratio)  # else that is the rival
-        over = f"{ratio} as fast as the fastest dense kernel on one ({outcome}; as called {call})"
+        alike = ONE[row["method"]] == dense.get(row["case"])  # then the same kernel is the rival
+        said = [f"{own} as fast as on one with the same kernel"] * (not rival or not alike)
+        over = f"{own if alike else ratio} as fast as the fastest dense kernel on one ({outcome}; as called {call})"
         each.append(f"{what} is {', '.join(said + [over] * (rival and beside != ABSENT))}")
     return f"At {table['k_len'].iloc[0]} keys a step {', '.join(each)}."
