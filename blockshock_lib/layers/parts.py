@@ -64,26 +64,27 @@ def require_plain(linear: nn.Module, name: str = "") -> None:
 
 
 def refuse_lost(linear: nn.Linear) -> None:
-    """UnsupportedError for what a layer made of a copy would lose: hooks, and a tie to a module with this weight."""
+    """UnsupportedError for what a layer made of a copy would lose: hooks, and a tie to another module's parameter."""
     before = linear._forward_pre_hooks and "weight" in linear._parameters  # others make the weight, as weight_norm does
     if before or linear._forward_hooks or linear._backward_pre_hooks or linear._backward_hooks:
         raise UnsupportedError(
             f"the hooks of this {linear} would be lost: take them off, and give them to the new layer"
         )
     # Dead modules that wait in a cycle hold it too, until they are collected.
-    if _others_hold(linear):
+    if any(_others_hold(linear, name) for name in linear._parameters):
         gc.collect()
-    if _others_hold(linear):
+    if name := next((name for name in linear._parameters if _others_hold(linear, name)), ""):
         raise UnsupportedError(
-            f"another module holds the weight of this {linear}, and the tie would be lost: give it one of its own "
-            "first, as in linear.weight = nn.Parameter(linear.weight.detach().clone())"
+            f"another module holds the {name} of this {linear}, and the tie would be lost: give it one of its own "
+            f"first, as in linear.{name} = nn.Parameter(linear.{name}.detach().clone())"
         )
 
 
-def _others_hold(linear: nn.Linear) -> bool:
-    if sys.getrefcount(linear.weight) < 3:  # its module's alone, and what asks
+def _others_hold(linear: nn.Linear, name: str) -> bool:
+    if linear._parameters[name] is None or sys.getrefcount(linear._parameters[name]) < 3:  # its module's and what asks
         return False
-    held = [one for one in gc.get_referrers(linear.weight) if type(one) is dict and one is not linear._parameters]
+    referrers = gc.get_referrers(linear._parameters[name])
+    held = [one for one in referrers if type(one) is dict and one is not linear._parameters]
     for holder in gc.get_referrers(*held) if held else ():
         parameters = holder.get("_parameters") if type(holder) is dict else getattr(holder, "_parameters", None)
         if any(parameters is one for one in held):

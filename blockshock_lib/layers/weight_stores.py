@@ -81,7 +81,9 @@ class PackedValues:
 
     def nbytes(self, weight: Tensor) -> dict[str, int]:
         parts = {"weights": self.packed, "copies": self.packed_t, "pattern": self.kept_pattern}
-        return {name: part.nbytes if part else 0 for name, part in parts.items()}
+        held = {name: part.nbytes if part else 0 for name, part in parts.items()}
+        copied = self.recompresses or self.apart  # else the packed values are the parameter itself
+        return held | {"weights": weight.nbytes, "copies": held["weights"] + held["copies"]} if copied else held
 
     def __getstate__(self) -> dict:
         """A copy packs anew what its parameter and its pattern give."""
@@ -122,10 +124,6 @@ class Master(PackedValues):
             self.pattern.gather(weight, out=self.packed.values)
         else:
             compress.values_of_both(weight, self.pattern, self.packed.values, self.packed_t.values)
-
-    def nbytes(self, weight: Tensor) -> dict[str, int]:
-        held = super().nbytes(weight)
-        return held | {"weights": weight.nbytes, "copies": held["weights"] + held["copies"]}
 
 
 class StockMaster(Master):

@@ -78,6 +78,16 @@ def test_bytes_held_for_training_are_those_of_the_formula(mask, update):
             assert list(layer.post_step()) == list(method.cost_post_step(shape))
 
 
+def test_the_packed_copy_of_a_weight_that_lies_in_a_buffer_of_somebody_else_is_counted():
+    model = pair("random", BF16, frozen=True)
+    for layer in model.layers:
+        layer.weight.data = layer.weight.detach().clone()
+    model.each(lambda layer: layer(X.to(BF16)))
+    for layer in model.layers:
+        values = layer.weight.nbytes
+        assert layer.hold_bytes() == {"weights": values, "copies": values * 9 // 8, "pattern": 0}
+
+
 def test_a_master_changed_in_its_holes_is_masked_again_and_its_dense_view_holds_each_entry_once():
     model = pair("random", update="recompress")
     kept = [layer.weight != 0 for layer in model.layers]

@@ -141,17 +141,18 @@ def test_a_layer_is_made_of_a_plain_linear_alone_and_what_else_is_given_is_named
         kind.from_linear(make(), mask="random")
 
 
-def test_a_weight_is_tied_as_long_as_another_module_that_holds_it_lives(request):
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_parameter_is_tied_as_long_as_another_module_that_holds_it_lives(name, request):
     request.addfinalizer(gc.enable)
     gc.disable()
-    head, embedding = nn.Linear(K, N), nn.Embedding(N, K)
-    head.weight = embedding.weight
-    embedding.itself = [embedding]  # when it is dead it waits in this cycle
+    head, other = nn.Linear(K, N), nn.Linear(K, N)
+    setattr(head, name, getattr(other, name))
+    other.itself = [other]  # when it is dead it waits in this cycle
     with pytest.raises(
-        UnsupportedError, match=r"another module holds the weight of this Linear\(.*linear.weight = nn.P"
+        UnsupportedError, match=rf"another module holds the {name} of this Linear\(.*linear.{name} = nn.P"
     ):
         Linear24.from_linear(head, mask="random")
-    del embedding
+    del other
     others = [torch.optim.SGD(head.parameters()), dict(head.named_parameters())]
     assert Linear24.from_linear(head, mask="random") and others
 
