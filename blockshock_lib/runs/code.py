@@ -1,15 +1,18 @@
-"""Which code runs: the commit, and the digest of every file that can change what a run of a study measures.
+"""Which code runs: the commit, and the digest of the code that can change what a run of a study measures.
 
 A kernel keeps what it imported, its ranks import what is on disk: where they differ it is stale. Loads nothing heavy.
 """
 
+import ast
 import contextlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,10 @@ from blockshock_lib.engine.study import Study
 from blockshock_lib.files import canonical, sha256
 
 HERE = Path(__file__).resolve().parents[2]
+_IMPORT = re.compile(
+    r"^\s*(?:from (blockshock_lib[\w.]*) import (\([^)]*\)|.+)|import (blockshock_lib[\w.]*))", re.MULTILINE
+)
+_PLACE = re.compile(r'"(blockshock_lib[\w.]*):')  # "module:name", resolved when it is needed
 
 
 def library(root: Path = HERE) -> dict[str, str]:
@@ -32,20 +39,65 @@ def library(root: Path = HERE) -> dict[str, str]:
 AT_IMPORT = library()
 
 
-def digest(study: Study | None = None, then: Mapping[str, str] | None = None, root: Path = HERE) -> str:
-    """12 hex digits of the general rooms, layers and kernels, and the study's own folder and notebooks (without a
-    study, of all) on disk, or with `then` as the library was. Neither a notebook's outputs nor its parameters count.
+def digest(study: Study | None = None, root: Path = HERE) -> str:
+    """12 hex digits of what can change what a run of the study measures (see `measured`); without a study, of all."""
+    return sha256(canonical(library(root) if study is None else measured(study, root)))[:12]
+
+
+def measured(study: Study, root: Path = HERE) -> dict[str, str]:
+    """File -> its code, of all that a rank imports, at once or late, to measure a case of the study. Of a study's first
+    file no import counts: it names the report. How a run is opened, drawn and told changes no row.
     """
-    found = {name: digits for name, digits in (then or library(root)).items() if _counts(name, study)}
-    names = None if study is None else {phase.notebook for phase in study.phases.values()}
-    for path in sorted((root / "notebooks").glob("*.ipynb")):
-        if names is None or path.name in names:
-            found[f"notebooks/{path.name}"] = sha256(cells(path.read_bytes()))
-    place = Path(importlib.util.find_spec(studies.module_of(study.name)).origin if study else __file__).resolve()
-    if not place.is_relative_to(HERE / "blockshock_lib"):  # a study that is not ours
-        paths = place.parent.rglob("*.py") if place.name == "__init__.py" else [place]
-        found |= {path.relative_to(place.parent).as_posix(): sha256(path) for path in paths}
-    return sha256(canonical(found))[:12]
+    place, files = _file(studies.module_of(study.name), root), [root / "blockshock_lib/runs/measure.py"]
+    if place is None:  # a study that is not ours: all of it
+        place = Path(importlib.util.find_spec(studies.module_of(study.name)).origin).resolve()
+        files += place.parent.rglob("*.py") if place.name == "__init__.py" else [place]
+    else:
+        brought = study.problem.partition(":")[0], study.case.__module__, study.expand.__module__
+        files += (_file(module, root) for module in brought)
+    found: dict[str, str] = {}
+    while files:
+        path = files.pop()
+        ours = path is not None and path.is_relative_to(root)
+        name = "" if path is None else path.relative_to(root if ours else place.parent).as_posix()
+        if name in {"", "blockshock_lib/studies/__init__.py", *found} or not path.is_file():
+            continue
+        text = path.read_text("utf-8")
+        found[name] = plain(text) if path.suffix == ".py" else text
+        if not (ours and path.name == "__init__.py" and path.parents[1].name == "studies"):
+            files += (_file(module, root) for module in _named(text))
+        if ours:
+            files += [*path.parent.glob("*.cu"), *(up / "__init__.py" for up in path.parents if root in up.parents)]
+    return found
+
+
+def _named(text: str) -> Iterator[str]:
+    """The library's modules, and what may be one, that a file imports anywhere or names as "module:name"."""
+    for source, names, module in _IMPORT.findall(text):
+        yield from [module] if module else [source, *(f"{source}.{name}" for name in re.findall(r"\w+", names))]
+    yield from _PLACE.findall(text)
+
+
+def _file(module: str, root: Path) -> Path | None:
+    place = root / module.replace(".", "/")
+    return next(filter(Path.is_file, (place.with_suffix(".py"), place / "__init__.py")), None)
+
+
+@cache
+def plain(text: str, node: ast.stmt | None = None) -> str:
+    """The lines of a file, or of a statement in it, but for docstrings, lines of comment and blank ones."""
+    lines, docs, strings = list(enumerate(text.splitlines(), 1)), set(), set()
+    with contextlib.suppress(SyntaxError):  # of a file that is being edited
+        for one in ast.walk(node or ast.parse(text)):
+            if isinstance(one, ast.FunctionDef | ast.ClassDef | ast.Module) and ast.get_docstring(one) is not None:
+                docs.update(range(one.body[0].lineno, one.body[0].end_lineno + 1))
+            elif isinstance(one, ast.Constant | ast.JoinedStr):
+                strings.update(range(one.lineno, one.end_lineno + 1))
+    if node:
+        first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+        lines = lines[first - 1 : node.end_lineno]
+    silent = docs | {at for at, line in lines if at not in strings and line.strip()[:1] in ("", "#")}
+    return "\n".join(line.rstrip() for at, line in lines if at not in silent)
 
 
 def _counts(name: str, study: Study | None) -> bool:
@@ -62,12 +114,12 @@ def cells(data: bytes) -> bytes:
 
 def version(study: Study | None = None, root: Path = HERE) -> dict[str, Any]:
     """Which code this is. commit: sha; outside git what BLOCKSHOCK_COMMIT says, or "". dirty: whether the study's
-    code, a notebook's cells or parameters differ from it; None outside git. sources: `digest`. imported: the same with
-    the library as this process imported it; only for the project's own code.
+    code or report, a notebook's cells or parameters differ from it; None outside git. sources: `digest`. imported: the
+    same where this process has imported what lies on disk, else ""; only for the project's own code.
     """
     digits = {"sources": digest(study, root=root)}
     if root == HERE:
-        digits["imported"] = digest(study, AT_IMPORT)
+        digits["imported"] = "" if changed(study) else digits["sources"]
     # Only this project's own repository: installed elsewhere, git would speak of whatever folder surrounds it.
     commit = git(root, "rev-parse", "--verify", "HEAD") if (root / ".git").exists() else ""
     dirty = _dirty(root, study) if commit else None
@@ -100,8 +152,10 @@ def git(root: Path, *args: str) -> str:
 
 
 def changed(study: Study | None = None) -> list[str]:
-    differ = dict(library().items() ^ AT_IMPORT.items())
-    return sorted(name for name in differ if _counts(name, study))
+    """Files of what a run of the study measures that are not as this process imported them."""
+    now, counts = library(), None if study is None else measured(study)
+    differ = dict(now.items() ^ AT_IMPORT.items())
+    return sorted(name for name in differ if counts is None or name in counts or name not in now)
 
 
 def warn_if_stale(code: Mapping[str, str], study: Study | None = None) -> None:

@@ -59,10 +59,10 @@ class _Walk:
         self.paths: set[Path] = set()
 
     def enter(self, module: str, name: str) -> None:
-        path, lines, bound, imported = self._file(module)
+        path, text, bound, imported = self._file(module)
         if name not in bound or f"{module}.{name}" in self.found:
             return
-        self.found[f"{module}.{name}"] = _source(lines, bound[name])
+        self.found[f"{module}.{name}"] = code.plain(text, bound[name])
         self.paths.add(path)
         every = [*ast.walk(bound[name])]
         own = {one.id for one in every if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
@@ -78,8 +78,8 @@ class _Walk:
                     self.enter(there, known)
 
     @cache  # noqa: B019 - a walk is short
-    def _file(self, module: str) -> tuple[Path, list[str], dict[str, ast.stmt], dict[str, tuple[str, str]]]:
-        """Path and lines; name -> the statement at its top that binds it; imported name -> (module, its name there)."""
+    def _file(self, module: str) -> tuple[Path, str, dict[str, ast.stmt], dict[str, tuple[str, str]]]:
+        """Path and text; name -> the statement at its top that binds it; imported name -> (module, its name there)."""
         ours = any(module == one or module.startswith(f"{one}.") for one in self.modules)
         places = [self.root / f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")] if ours else []
         if ours and not module.startswith("blockshock_lib."):  # a study that is not ours
@@ -95,15 +95,4 @@ class _Walk:
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 names = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
                 bound |= {one.id: node for one in names if isinstance(one.ctx, ast.Store)}
-        return path, text.splitlines(), bound, imported
-
-
-def _source(lines: list[str], node: ast.stmt) -> str:
-    """The lines of a statement, but for docstrings, lines of comment and blank ones."""
-    silent = set()
-    for one in ast.walk(node):
-        if isinstance(one, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(one) is not None:
-            silent.update(range(one.body[0].lineno, one.body[0].end_lineno + 1))
-    first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
-    kept = [lines[at - 1].rstrip() for at in range(first, node.end_lineno + 1) if at not in silent]
-    return "\n".join(line for line in kept if line.strip() and not line.lstrip().startswith("#"))
+        return path, text, bound, imported

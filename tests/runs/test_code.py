@@ -6,18 +6,44 @@ from types import SimpleNamespace
 
 import pytest
 
+from blockshock_lib import studies
 from blockshock_lib.runs import code
 
-LINEAR = SimpleNamespace(name="linear", phases={"phase1": SimpleNamespace(notebook="n.ipynb")})
-LIBRARY = ("a.py", "report/b.py", "studies/__init__.py", "studies/linear/own.py", "studies/gpt/other.py")
+LIBRARY = {
+    "__init__.py": "",
+    "runs/__init__.py": "",
+    "runs/measure.py": "from blockshock_lib import studies\nfrom blockshock_lib.engine import (\n    case,  # one\n)\n",
+    "engine/__init__.py": "",
+    "engine/case.py": 'def late():\n    """Words."""\n    # why\n    import blockshock_lib.deep\n',
+    "deep.py": 'LAYER = "blockshock_lib.layers.dense:Layer"\nTEXT = """\n# 1\n"""\n',
+    "layers/__init__.py": "",
+    "layers/dense.py": "",
+    "layers/kernel.cu": "",
+    "report/__init__.py": "",
+    "report/tables.py": "",
+    "kernels/other.cu": "",
+    "studies/__init__.py": "",
+    "studies/linear/__init__.py": "from blockshock_lib.studies.linear import report\n",
+    "studies/linear/problem.py": "",
+    "studies/linear/report.py": "from blockshock_lib.report import tables\n",
+    "studies/gpt/other.py": "",
+}
+OF_PROBLEM = SimpleNamespace(__module__="blockshock_lib.studies.linear.problem")
+LINEAR = SimpleNamespace(
+    name="linear",
+    phases={"phase1": SimpleNamespace(notebook="n.ipynb")},
+    problem="blockshock_lib.studies.linear.problem:Problem",
+    case=OF_PROBLEM,
+    expand=OF_PROBLEM,
+)
 
 
 @pytest.fixture
 def project(tmp_path):
-    for name in LIBRARY:
+    for name, text in LIBRARY.items():
         path = tmp_path / "blockshock_lib" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"# {name}\n")
+        path.write_text(text)
     (tmp_path / "outputs").mkdir()
     for name in ("n", "others"):
         notebook(tmp_path / "notebooks" / f"{name}.ipynb")
@@ -33,16 +59,31 @@ def notebook(path, source="print(1)", asked="hardware = 'auto'", output="1", **m
     path.write_text(json.dumps({"cells": cells, "metadata": metadata}))
 
 
-def edit(name):
-    return lambda project: (project / "blockshock_lib" / name).write_text("# edited\n")
+def edit(name, old="", new="EDITED = 1\n"):
+    def change(project):
+        path = project / "blockshock_lib" / name
+        path.write_text((path.read_text() if path.exists() else "").replace(old, new, 1))
+
+    return change
 
 
 OWN = {
-    "general": edit("report/b.py"),
-    "added": edit("c.py"),
-    "kernel": edit("report/kernel.cu"),
-    "removed": lambda project: (project / "blockshock_lib" / "a.py").unlink(),
-    "own study": edit("studies/linear/own.py"),
+    "what runs import": edit("engine/case.py"),
+    "what is imported late": edit("deep.py"),
+    "what is named": edit("layers/dense.py"),
+    "a package on the way": edit("layers/__init__.py"),
+    "a kernel beside it": edit("layers/kernel.cu"),
+    "removed": lambda project: (project / "blockshock_lib" / "deep.py").unlink(),
+    "own study": edit("studies/linear/problem.py"),
+    "what the study brings": edit("studies/linear/__init__.py"),
+    "a text that looks like a comment": edit("deep.py", "# 1", "# 2"),
+    "half a line": edit("deep.py", "LAYER =", "LAYER = ("),
+}
+SHOWN = {"the report": edit("report/tables.py"), "the study's report": edit("studies/linear/report.py")}
+SAID = {
+    "a docstring": edit("engine/case.py", "Words", "Other words"),
+    "a comment": edit("engine/case.py", "# why", "# because\n\n"),
+    "a kernel that nothing reaches": edit("kernels/other.cu"),
 }
 OTHER = {
     "other study": edit("studies/gpt/other.py"),
@@ -55,18 +96,38 @@ OTHER = {
 
 
 @pytest.mark.parametrize("change", OWN)
-def test_what_a_run_rests_on_changes_its_fingerprint_and_not_that_of_what_was_imported(project, change):
-    before, then = code.digest(LINEAR, root=project), code.library(project)
-    assert code.digest(LINEAR, then, project) == before and len(before) == 12
+def test_what_a_run_measures_by_changes_its_fingerprint(project, change):
+    before = code.digest(LINEAR, project)
     OWN[change](project)
-    assert code.digest(LINEAR, root=project) != before == code.digest(LINEAR, then, project)
+    assert code.digest(LINEAR, project) != before and len(before) == 12
 
 
-@pytest.mark.parametrize("change", OTHER)
-def test_what_a_run_does_not_rest_on_leaves_its_fingerprint(project, change):
-    before = code.version(LINEAR, project)
-    OTHER[change](project)
-    assert code.version(LINEAR, project) == before
+@pytest.mark.parametrize("change", SHOWN | SAID | OTHER)
+def test_what_a_run_is_not_measured_by_leaves_its_fingerprint(project, change):
+    before = code.digest(LINEAR, project)
+    (SHOWN | SAID | OTHER)[change](project)
+    assert code.digest(LINEAR, project) == before
+
+
+def test_what_this_process_imported_is_stale_where_the_disk_holds_other_code_that_measures(project, monkeypatch):
+    monkeypatch.setattr(code, "AT_IMPORT", code.library(project))
+    monkeypatch.setattr(code, "HERE", project)
+    monkeypatch.setattr(code.library, "__defaults__", (project,))
+    monkeypatch.setattr(code.measured, "__defaults__", (project,))
+    for change in SHOWN.values():
+        change(project)
+        assert (made := code.version(LINEAR, project))["imported"] == made["sources"]
+    for change in (OWN["what is imported late"], OWN["removed"]):
+        change(project)
+        assert not code.version(LINEAR, project)["imported"] and code.changed(LINEAR) == ["blockshock_lib/deep.py"]
+
+
+def test_every_study_measures_by_the_engine_and_its_own_kernels_and_layers_and_not_by_its_report():
+    for study, own in {"linear": "studies/linear/works.py", "attention": "kernels/attention/triton.py"}.items():
+        found = {name.removeprefix("blockshock_lib/") for name in code.measured(studies.load(study))}
+        assert {"engine/timing.py", "ranks/worker.py", "layers/sharded.py", "kernels/sparse24/small.cu", own} < found
+        assert not {"report/verdicts.py", "notebook/share.py", f"studies/{study}/hypotheses.py"} & found
+        assert ("kernels/attention/triton.py" in found) == (study == "attention")
 
 
 def test_a_study_outside_the_library_counts_with_its_own_file(tmp_path, monkeypatch):
@@ -108,7 +169,7 @@ def test_a_run_is_dirty_where_code_or_parameters_differ_from_the_commit_and_by_n
         assert not dirty(new(name)), name
     for what in ("output of a notebook", "what is asked for", "other study"):
         assert not dirty(OTHER[what]), what
-    for what in OWN:
-        assert dirty(OWN[what]), what
+    for what, change in (OWN | SHOWN).items():
+        assert dirty(change), what
     assert dirty(new("params/x.yaml")) and dirty(new("blockshock_lib/ä b.cu"))
     assert dirty(lambda project: notebook(project / "notebooks/n.ipynb", "print(2)"))
