@@ -128,7 +128,7 @@ def fp8_reference(problem: Problem, name: str) -> Reference:
         for whole in (weight, x):
             kept, scale = quantized(whole[:, part.cols])
             whole[:, part.cols] = kept.to(whole.dtype) * scale
-    return Reference(weight, problem.bias, x, None, None)
+    return Reference(weight, problem.bias, x)
 
 
 def _fp8_checks(run: CaseRun, one: Any, reference: Callable[[], Reference], y: Tensor) -> Iterator[Check]:

@@ -42,7 +42,9 @@ class LinearProblem(CaseCosts, Problem):
         self.unfold: dict[str, torch.Tensor] = {}  # by tensor: where the columns of what was made belong
         if any(METHODS[name].load().uses_mask for name in case.methods):
             self.keep = masks.make(case.mask, self.weight.shape, weight=self.weight, seed=case.seed, device=device)
-        self.reference = Reference(self.weight, self.bias, self.x, self.dy, self.keep)
+        self.learning_rate = params and case.optimizer and getattr(params.learning_rates, case.optimizer)
+        optimizer = partial(training.make_optimizer, case.optimizer, learning_rate=self.learning_rate)
+        self.reference = Reference(self.weight, self.bias, self.x, self.dy, self.keep, optimizer)
 
     @cached_property
     def smallest(self) -> bool:
@@ -88,19 +90,9 @@ class LinearProblem(CaseCosts, Problem):
         x = self._inputs("gaussian", "batch", step)
         return x if self._columns is None else x[:, self._columns]
 
-    @property
-    def learning_rate(self) -> float:
-        return getattr(self.params.learning_rates, self.case.optimizer)
-
-    @property
-    def trained(self) -> Reference:
-        """The reference after a few steps of the case's optimizer."""
-        optimizer = partial(training.make_optimizer, self.case.optimizer, learning_rate=self.learning_rate)
-        return self.reference.trained(optimizer)
-
     def prepare(self, method: str) -> None:
         """Truths, baselines and inputs, so that their bytes are no method's; then whether a training step fits."""
-        references = [self.reference, self.trained] if self.phase.train else [self.reference]
+        references = [self.reference, self.reference.trained] if self.phase.train else [self.reference]
         for reference in references:
             _ = reference.y, self.phase.backward and reference.dx
         if self.phase.train:
