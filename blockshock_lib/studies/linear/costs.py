@@ -68,25 +68,21 @@ class CaseCosts:
     def floors(self, name: str, ceilings: Ceilings, chunks: int = 1) -> dict[str, float]:
         """Least ms of all that the phase times, the batch cut into `chunks`; dX's collective may hide behind dW."""
         work, phase = self.pieces(name), PHASES[self.case.phase]
-        forward = work.pop("forward")
-        found = {"floor_compute": compute(forward, ceilings)}
-        if reduced := link(forward, ceilings):
-            found["floor_reduce"] = reduced
-        longer, shorter = max(found.values()), min(found.values()) if len(found) > 1 else 0.0
-        found["floor_forward"] = longer + shorter / chunks  # the longer hides all but one chunk of the other
+        alone = {piece: compute(cost, ceilings) for piece, cost in work.items()}
+        sent = {piece: link(cost, ceilings) for piece, cost in work.items()}
+        shorter, longer = sorted([alone.pop("forward"), sent["forward"]])
+        forward = longer + shorter / chunks  # the longer hides all but one chunk of the other
+        found = {"floor_compute": compute(work["forward"], ceilings), "floor_forward": forward}
+        found |= {"floor_reduce": sent["forward"]} if sent["forward"] else {}
         if not phase.backward:
             return found
-        dx = work.pop("dx")
-        found["floor_dx"] = compute(dx, ceilings)
-        if reduced := link(dx, ceilings):
-            found["floor_reduce_dx"] = reduced
+        found |= {"floor_reduce_dx": sent["dx"]} if sent["dx"] else {}
         if not phase.train:
-            return found | {"floor_pass": found["floor_forward"] + found["floor_dx"] + reduced}
-        dw = work.pop("dw")
-        found["floor_dw"] = compute(dw, ceilings) + link(dw, ceilings)
-        after = {f"floor_{stage}": compute(cost, ceilings) for stage, cost in work.items()}
-        backward = found["floor_dx"] + max(found["floor_dw"], reduced)
-        return found | after | {"floor_step": found["floor_forward"] + backward + sum(after.values())}
+            return found | {"floor_dx": alone["dx"], "floor_pass": forward + alone["dx"] + sent["dx"]}
+        alone["dw"] += sent["dw"]
+        found |= {f"floor_{piece}": ms for piece, ms in alone.items()}
+        backward = alone.pop("dx") + max(alone.pop("dw"), sent["dx"])
+        return found | {"floor_step": forward + backward + sum(alone.values())}
 
 
 def need(case: Case, card: dict) -> Need:

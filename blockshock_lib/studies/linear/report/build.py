@@ -53,16 +53,6 @@ def stacked(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
 
 
-def wide(frame: pd.DataFrame, metrics: Mapping[str, frames.Metric], methods: Mapping[str, str]) -> pd.DataFrame:
-    """A row a case, in order: its columns, `size`, and the median "<method><metric>" by these short names, or NaN."""
-    found = frames.medians(frame, AXES, **metrics)
-    table = found.drop_duplicates("case")[[*AXES.case_columns, "size"]]
-    for short, method in methods.items():
-        part = found.loc[found["method"].eq(method), ["case", *metrics]].set_index("case").add_prefix(short)
-        table = table.join(part, on="case")
-    return in_order(table, "size", "batch", "optimizer")
-
-
 def in_order(table: pd.DataFrame, *by: str) -> pd.DataFrame:
     """Sorted by these columns; methods and optimizers as tables order them."""
     places = {"optimizer": {name: i for i, name in enumerate(AXES.words["optimizer"])}}
@@ -95,8 +85,8 @@ def interval(row: Mapping, name: str = "") -> str:
     return verdicts.interval_text(named)
 
 
-def text(values: Iterable[float], form: str = "{:.3g}", none: str = ABSENT) -> list[str]:
-    return [none if pd.isna(value) else form.format(value) for value in values]
+def text(values: Iterable[float], form: str = "{:.3g}") -> list[str]:
+    return [ABSENT if pd.isna(value) else form.format(value) for value in values]
 
 
 def micro(ms: pd.Series) -> pd.Series:

@@ -11,10 +11,8 @@ from blockshock_lib.studies.linear.report import build
 from blockshock_lib.studies.linear.report.build import B1, OURS, PIECES, STOCK, T1, A, interval
 
 BEYOND = "forward beyond its product"
-_MISSING = {"nothing to show": ["no valid times of A, B1 and Block-Shock: make phase1"]}
 STEPS = {"b1": B1, "t3": OURS, "t1": T1}
 PHASE = {"pass": "phase2", "step": "phase3"}
-_TIMES = {"": "compute_kernel", "_forward": "forward_kernel", "_reduce": "reduce_kernel"}
 _RATIOS = {"forward": "f", "recompress": "s1", "packed": "s3", "shrink": "s1/f", "keep": "s3/f", "gain": "T3 over T1"}
 
 
@@ -33,7 +31,12 @@ def law_rows(frame: pd.DataFrame) -> pd.DataFrame:
     1 / ranks of A's, Block-Shock's 2 / (ranks s) of it, and both add B1's collective: nan where it has no time, as with
     emulated ranks. `residual` = ratio / predicted - 1.
     """
-    table = build.wide(rows_of(frame, "forward"), _TIMES, {"a": A, "b1": B1, "ours": OURS})
+    times = {"": "compute_kernel", "_forward": "forward_kernel", "_reduce": "reduce_kernel"}
+    found = frames.medians(rows_of(frame, "forward"), AXES, **times)
+    table = found.drop_duplicates("case")[[*AXES.case_columns, "size"]]
+    for short, method in {"a": A, "b1": B1, "ours": OURS}.items():
+        own = found[found["method"].eq(method)].set_index("case")[[*times]]
+        table = table.join(own.add_prefix(short), on="case")
     table = table.rename(columns={"b1_reduce": "reduce"})
     table = table.dropna(subset=["a", "b1", "ours", "b1_forward", "ours_forward"])
     table = table.merge(verdicts.ratio(frame, AXES, B1, OURS)[["case", "ratio", "low", "high"]], on="case")
@@ -52,7 +55,7 @@ def law_table(frame: pd.DataFrame) -> pd.DataFrame:
     """`law_rows` in words: the law beside the measurement, a row a case, and what is left between the two (%)."""
     table = law_rows(frame)
     if table.empty:
-        return pd.DataFrame(_MISSING)
+        return pd.DataFrame({"nothing to show": ["no valid times of A, B1 and Block-Shock: make phase1"]})
     inside = table["predicted"].between(table["low"], table["high"]).map({True: "yes", False: "no"})
     told = table["predicted"].notna() & table["low"].gt(0) & table["high"].le(100 * table["low"])
     columns = {
