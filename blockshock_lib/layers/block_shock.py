@@ -25,8 +25,8 @@ CHOICES = {"update": ("packed", "recompress"), "dw": ("auto", "full", "periodic"
 
 
 class WatchedParameter(nn.Parameter):
-    """Counts the looks at its `data`, through which it may be written while its version stays. `lent`: its data was
-    set to a tensor that somebody else may write at any time, as a flat buffer of many weights.
+    """Counts the looks at its `data`, through which it may be written while its version stays. `lent`: its data was set
+    to a tensor that somebody else may write at any time, as a flat buffer of many weights.
     """
 
     looks, lent = 0, False

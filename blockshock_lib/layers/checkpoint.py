@@ -1,7 +1,6 @@
-"""Checkpoints of a model and its optimizer that outlive a killed run, and that no damaged or hostile file gets past.
-
-A folder is there whole or not at all: tensors.pt, weights and the optimizer's state in dense view, so that any mask,
-any number of ranks and a plain nn.Linear read each other's; checkpoint.json, numbers, settings and digests.
+"""Checkpoints of a model and its optimizer that outlive a killed run, and that no damaged or hostile file gets past:
+tensors.pt, weights and the optimizer's state in dense view, so that any mask, any number of ranks and a plain nn.Linear
+read each other's; checkpoint.json, numbers, settings and digests.
 """
 
 import json

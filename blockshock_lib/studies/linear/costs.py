@@ -100,9 +100,8 @@ def _moved(work: dict[str, Cost]) -> dict[str, float]:
 
 
 def cannot(case: Case, name: str, card: dict) -> str:
-    """Why method `name` cannot run this case on the machine of `card`; "" when it can. A GPU is judged by its card: to
-    ask CUDA would take memory on the GPUs that a run may be measuring just now. Without one, a case for GPUs is looked
-    at as if all were there: the run is refused as a whole.
+    """Why method `name` cannot run this case on the machine of `card`; "" when it can. To ask CUDA would take memory on
+    GPUs that a run may be measuring just now. Without a GPU, a case for GPUs is looked at as if all were there.
     """
     method, device = METHODS[name], torch.device(case.device)
     options, dtype = method.options(case.product), DTYPES[case.dtype]
@@ -115,9 +114,7 @@ def cannot(case: Case, name: str, card: dict) -> str:
 
 
 def floor_parts(work: dict[str, Cost], ceilings: Ceilings) -> dict[str, float]:
-    """Least times in ms, each summed over pieces of work that follow each other: of moving the `bytes`, of the
-    `arithmetic`, of the `link`. Of dX's collective only that counts which is longer than dW, behind which it can hide.
-    """
+    """Least ms of moving `bytes`, of `arithmetic` and of the `link`, of which dX's share may hide behind dW."""
     # An infinite ceiling takes one part out of the engine's formula, which leaves the other.
     alone = {"bytes": ceilings._replace(gemm_rate=math.inf), "arithmetic": ceilings._replace(copy_bandwidth=math.inf)}
     parts = {name: sum(compute(piece, ceiling) for piece in work.values()) for name, ceiling in alone.items()}

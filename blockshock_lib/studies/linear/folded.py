@@ -57,9 +57,7 @@ class FoldedDenseLinear(PermutedDenseLinear):
 
 
 def orders(mask: Mask, *features: int) -> list[Tensor]:
-    """Where each of the permuted outputs [N] and inputs [K] stands in its own order; `features`: N, K. Both terms of a
-    mask have the same.
-    """
+    """Where each of the permuted outputs [N] and inputs [K] stands in its own order; `features`: N, K."""
     return [
         torch.cat([torch.arange(count).view(-1, 4)[:, places].flatten() for places in some])
         for count, some in zip(features, _places(mask), strict=True)

@@ -1,6 +1,4 @@
-"""Reference lines of phase 1, which are no methods and take part in no verdict: B1 as PyTorch ships it, compiled, in
-another precision, and with product and collective fused. What a machine cannot run has a row of B1 that says why.
-"""
+"""Reference lines of phase 1: B1 as PyTorch ships it, compiled, in another precision, fused. They are no methods."""
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -69,8 +67,8 @@ def compiled(layer: ShardedLinear, x: Tensor) -> Callable[[], Tensor]:
 
 
 def quantized(t: Tensor) -> tuple[Tensor, Tensor]:
-    """t [m, n] in bf16 -> e4m3 [m, n] and their one scale, fp32: t is about e4m3 * scale. A scale is a power of two, so
-    bf16 holds what e4m3 holds exactly; the largest entry is at most 256 of them.
+    """t [m, n] in bf16 -> e4m3 [m, n] and their one scale, fp32: t is about e4m3 * scale. A power of two, so bf16 holds
+    it all.
     """
     most = torch.linalg.vector_norm(t, torch.inf, dtype=torch.float32)
     scale = torch.exp2(torch.log2(most).ceil() - 8)

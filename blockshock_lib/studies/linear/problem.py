@@ -24,11 +24,10 @@ from blockshock_lib.studies.linear.runner import LinearRunner
 
 
 class LinearProblem(CaseCosts, Problem):
-    """y = x W^T + b for one case, on one rank's device, and its gradients for one dy.
-
-    W [N, K] has entries of variance 1/K, so that y is of order 1; x [B, K] has a seed of its own, for each `repeat`
-    another. `keep` [N, K]: True where term 0 holds the entry; None where no method splits W. `reduced`: the method by
-    which the ways to add up were timed: they are as fast in every method that adds up.
+    """y = x W^T + b for one case, on one rank's device, and its gradients for one dy. W [N, K] has entries of variance
+    1/K, so that y is of order 1; x [B, K] has a seed of its own, for each `repeat` another. `keep` [N, K]: True where
+    term 0 holds the entry; None where no method splits W. `reduced`: the method by which the ways to add up were timed,
+    as fast in every method.
     """
 
     def __init__(self, case: Case, params: Any, *, device: torch.device, group: Group | None = None, repeat: int = 0):
@@ -139,9 +138,7 @@ class LinearProblem(CaseCosts, Problem):
 
     @cached_property
     def folded(self) -> "LinearProblem":
-        """The same, with inputs, gradients, bias and teacher in the order that the neighbours of a folded method keep;
-        the weight and the truths stay.
-        """
+        """The same with inputs, gradients, bias and teacher in the order that a folded method's neighbours keep."""
         n, k = (one.to(self.device) for one in orders(self.case.mask, *self.weight.shape))
         found = copy.copy(self)
         found.unfold, found._columns = {"y": n.argsort(), "dx": k.argsort(), "db": n.argsort()}, k

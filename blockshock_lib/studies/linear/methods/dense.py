@@ -40,9 +40,7 @@ class MaskedDense(Method):
 
 
 class PermutedDense(Method):
-    """Each class of rows multiplies its half of the columns; of several, what is made lies beside what was gathered,
-    then beside what it is scattered into.
-    """
+    """Each class of rows multiplies its half of the columns."""
 
     def cost(self, shape: Shape) -> Cost:
         k = shape.term_columns

@@ -34,9 +34,7 @@ def newcomers(frame: pd.DataFrame) -> list[str]:
 
 
 def with_lines(frame: pd.DataFrame) -> pd.DataFrame:
-    """`frame`, and each reference line of phase 1 that it has rows of as if it were a method, named by its label. Not
-    for what ranks methods: a line is no rival in the same precision, or by the same means.
-    """
+    """`frame`, with each reference line that it holds as if it were a method. Not for what ranks methods."""
     rows = frames.complete(frame, AXES)
     b1, parts = rows[rows["method"].eq(B1)], [rows]
     for line, label in LINES.items():

@@ -23,13 +23,11 @@ def rows_of(frame: pd.DataFrame, work: str) -> pd.DataFrame:
 
 
 def law_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a case of phase 1 with A, B1 and Block-Shock, smallest first: the law beside the measurement, in "x".
-
-    Medians (ms) of the products `a`, `b1`, `ours`, the forwards `a_forward` and so on, and B1's collective, `reduce`.
-    `s`, with its 99% interval: how much faster a 2:4 product is than the dense one of the same size; with more than two
-    ranks the terms are sharded, and A's product is taken to shrink in proportion. `predicted`: B1's product takes
-    1 / ranks of A's, Block-Shock's 2 / (ranks s) of it, and both add B1's collective: nan where it has no time, as with
-    emulated ranks. `residual` = ratio / predicted - 1.
+    """A row a case of phase 1 with A, B1 and Block-Shock: medians (ms) of the products `a`, `b1`, `ours`, the forwards
+    `a_forward` and so on, and B1's collective, `reduce`. `s`, with its 99% interval: how much faster a 2:4 product is
+    than the dense one of the same size; with more than two ranks the terms are sharded, and A's product is taken to
+    shrink in proportion. `predicted`: B1's product takes 1 / ranks of A's, Block-Shock's 2 / (ranks s) of it, and both
+    add B1's collective: nan where it has no time. `residual` = ratio / predicted - 1.
     """
     times = {"": "compute_kernel", "_forward": "forward_kernel", "_reduce": "reduce_kernel"}
     found = frames.medians(rows_of(frame, "forward"), AXES, **times)
@@ -69,9 +67,7 @@ def law_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def pieces(frame: pd.DataFrame) -> pd.DataFrame:
-    """Where the time goes, a row a case, `work` and method, a column a part, ms. Of a forward (phase 1): the product,
-    and BEYOND = forward - product. Of a pass (phase 2) and a step (phase 3): each piece as it was measured alone.
-    """
+    """Where the time goes, ms, a row a case, `work` and method; of a forward (phase 1) the product and BEYOND it."""
     product, found = "forward product", []
     forward = frames.medians(rows_of(frame, "forward"), AXES, **{product: "compute_kernel", BEYOND: "forward_kernel"})
     forward = forward.dropna(subset=[product, BEYOND])
@@ -83,10 +79,9 @@ def pieces(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def training_ratios(frame: pd.DataFrame) -> pd.DataFrame:
-    """Speeds over B1 of Block-Shock's `forward`, of T1's step (`recompress`) and T3's (`packed`), and their quotients:
-    `shrink` = recompress / forward, `keep` = packed / forward, `gain` = packed / recompress; in "x", with 99% intervals
-    (`_low`, `_high`) by which verdicts are said. A row a case, in order, of the `groups` of processes of `runs` that
-    have all times; these beside them, means in ms.
+    """Speeds over B1 of Block-Shock's `forward`, of T1's step (`recompress`) and T3's (`packed`), and their quotients
+    `shrink`, `keep` and `gain`, with 99% intervals (`_low`, `_high`) by which verdicts are said. A row a case, in
+    order, of the `groups` of processes of `runs` that have all times; these beside them, means in ms.
     """
     forward, step = frames.time_metric(frame, "forward_kernel"), frames.time_metric(frame, "step_kernel")
     times = {name: (step, method) for name, method in STEPS.items()} | {"of_b1": (forward, B1), "ours": (forward, OURS)}
