@@ -37,7 +37,10 @@ class LinearProblem(CaseCosts, Problem):
         bias = torch.randn(case.out_features, generator=self._seed("bias"), device=device).to(self.dtype)
         self.bias = bias if case.bias else None
         self.x = self._inputs(case.workload.distribution, "x", repeat)
-        self.keep, self._buffers, self._columns = None, {}, None
+        # [B, N], normal, of variance 1/(B K): for inputs of order 1 the entries of dW are then as large as W's.
+        dy = torch.randn(case.batch, case.out_features, generator=self._seed("dy", repeat), device=device)
+        self.dy = dy.mul_((case.batch * case.in_features) ** -0.5).to(self.dtype)
+        self.keep, self._buffers, self._rows, self._columns = None, {}, slice(None), slice(None)
         self.unfold: dict[str, torch.Tensor] = {}  # by tensor: where the columns of what was made belong
         if any(METHODS[name].load().uses_mask for name in case.methods):
             self.keep = masks.make(case.mask, self.weight.shape, weight=self.weight, seed=case.seed, device=device)
@@ -73,21 +76,13 @@ class LinearProblem(CaseCosts, Problem):
         return x.to(self.dtype)
 
     @cached_property
-    def dy(self) -> torch.Tensor:
-        """[B, N], normal, of variance 1/(B K): for inputs of order 1 the entries of dW are then as large as W's."""
-        case = self.case
-        dy = torch.randn(case.batch, case.out_features, generator=self._seed("dy", self.repeat), device=self.device)
-        return dy.mul_((case.batch * case.in_features) ** -0.5).to(self.dtype)
-
-    @cached_property
     def teacher(self) -> torch.Tensor:
         """W* [N, K]: what the loss curve has the weights learn."""
-        return self._weight("teacher")
+        return self._weight("teacher")[self._rows][:, self._columns]
 
     def batch(self, step: int) -> torch.Tensor:
         """x [B, K] of a step of the loss curve: standard normal, for a curve compares methods and not workloads."""
-        x = self._inputs("gaussian", "batch", step)
-        return x if self._columns is None else x[:, self._columns]
+        return self._inputs("gaussian", "batch", step)[:, self._columns]
 
     def prepare(self, method: str) -> None:
         """Truths, baselines and inputs, so that their bytes are no method's; then whether a training step fits."""
@@ -141,11 +136,10 @@ class LinearProblem(CaseCosts, Problem):
         """The same with inputs, gradients, bias and teacher in the order that a folded method's neighbours keep."""
         n, k = (one.to(self.device) for one in orders(self.case.mask, *self.weight.shape))
         found = copy.copy(self)
-        found.unfold, found._columns = {"y": n.argsort(), "dx": k.argsort(), "db": n.argsort()}, k
-        found.bias, found.x = None if self.bias is None else self.bias[n], self.x[:, k]
-        found.__dict__ |= {"dy": self.dy[:, n]} if self.phase.backward else {}
-        if self.phase.train and self.smallest:
-            found.__dict__["teacher"] = self.teacher[n][:, k]
+        found._rows, found._columns = n, k
+        found.unfold = {"y": n.argsort(), "dx": k.argsort(), "db": n.argsort()}
+        found.bias, found.x, found.dy = None if self.bias is None else self.bias[n], self.x[:, k], self.dy[:, n]
+        found.__dict__.pop("teacher", None)
         return found
 
     def layer(self, name: str) -> ShardedLinear:
