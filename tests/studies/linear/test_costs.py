@@ -184,13 +184,3 @@ def test_a_term_that_the_2_4_library_multiplies_wrongly_is_told_beforehand(n, ch
     asked_for = cases.case(**fields)
     assert [name for name in names if "2^32" in CaseCosts(asked_for).too_large(name)] == said
     assert not said or "2^32" in costs.cannot(asked_for, said[-1], {"unsupported": {}})
-
-
-def test_memory_holds_the_drawing_of_the_weight_and_the_truth_of_every_process():
-    def needed(n, batch, **settings):
-        (case,) = STUDY.expand(asked("phase0", workload="gaussian", mask="random", n=[n], b=[batch]))
-        return costs.rank_bytes(case, ["row_parallel"])
-
-    assert needed(16384, 16) > 8 * 16384**2  # drawn and scaled in float32
-    assert needed(4096, 16) > (2 + 8) * 4096**2  # bf16, and 4096 rows in float64
-    assert needed(4096, 16384) - needed(4096, 16) > 16 * 4096 * 16000

@@ -1,14 +1,6 @@
 """The methods that multiply densely: what Block-Shock is compared with."""
 
-from blockshock_lib.studies.linear.methods.method import (
-    Cost,
-    Method,
-    Shape,
-    dense_wgrad,
-    pattern_bytes,
-    summed,
-    summed_dgrad,
-)
+from blockshock_lib.studies.linear.methods.method import Cost, Method, Shape, dense_wgrad, summed, summed_dgrad
 
 
 class RowParallel(Method):
@@ -36,7 +28,7 @@ class MaskedDense(Method):
         return product._replace(read=product.read + product.written, written=2 * product.written)
 
     def held_bytes(self, shape: Shape, optimizer: str) -> tuple[float, float]:
-        return self.cost(shape).weights, pattern_bytes(shape) if optimizer else 0.0
+        return self.cost(shape).weights, shape.pattern if optimizer else 0.0
 
 
 class PermutedDense(Method):

@@ -53,6 +53,12 @@ class Shape(NamedTuple):
     def term_columns(self) -> float:
         return self.in_features / max(1, self.world_size // 2)  # k
 
+    @property
+    def pattern(self) -> float:
+        """Bytes of a term's mask; of one that repeats a tile, that tile alone, which is not counted."""
+        entries = self.out_features * self.term_columns
+        return 0.0 if self.mask.periodic else entries / (16 if self.mask.transposable else 8)
+
     def gathered(self, n: float) -> float:
         """Bus bytes of an all-gather to n bytes; an all-reduce of as many moves twice that."""
         return n * (self.world_size - 1) / self.world_size
@@ -159,12 +165,6 @@ class Method:
         activations, scratch = 2 * shape.y + shape.x, self.scratch_bytes(shape, optimizer)
         held = self.held_bytes(shape, optimizer)
         return TrainingBytes(*held, trained, MOMENTS[optimizer] * trained, activations, scratch)
-
-
-def pattern_bytes(shape: Shape) -> float:
-    """Of a term's mask; of one that repeats a tile, that tile alone, which is not counted."""
-    entries = shape.out_features * shape.term_columns
-    return 0.0 if shape.mask.periodic else entries / (16 if shape.mask.transposable else 8)
 
 
 def summed(

@@ -56,8 +56,6 @@ def _weight(size: int, seed: int) -> torch.Tensor:
 
 def masks_figure(corners: Mapping[str, torch.Tensor]) -> Figure:
     """A pixel a weight, dark where term 0 holds it. `corners`: name -> bool [outputs, inputs], term 0's mask."""
-    if not corners:
-        return figures.empty("Masks", "no mask was given")
     names = AXES.sort("mask", corners)
     rows = [name for name in names if first_bad_group(corners[name]) is None]
     both = [name for name in rows if first_bad_group(corners[name].t()) is None]
