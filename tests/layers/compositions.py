@@ -76,8 +76,6 @@ METHODS = {
 SHARED = tuple(METHODS)[:-1]
 STYLED = SHARED[:2]  # by BlockShockParallel
 FEATURES, BATCH, STEPS = 128, 8, 3
-
-
 COMPOSITIONS = {}
 """Name -> (what every one of four ranks calls with a method, the methods): the table's rows."""
 
@@ -322,8 +320,9 @@ def alone(method, make=sgd, clip=None):
 
 @composition("SGD, AdamW and torch's other entry-wise optimizers")
 def entrywise(method):
-    for kind in sorted(guards.ENTRYWISE, key=str):  # in one order on all ranks
-        alone(method, lambda one, kind=kind: kind(one.parameters(), lr=0.01))
+    kinds = [*sorted(guards.ENTRYWISE, key=str), functools.partial(torch.optim.AdamW, fused=True)]  # alike on all ranks
+    for kind in kinds:  # a look at the model between backward and step hides no step, a fused one neither
+        alone(method, lambda one, kind=kind: kind(one.parameters(), lr=0.01), lambda one: one(batch(0)[0]))
 
 
 composition("LBFGS")(lambda method: alone(method, lambda one: torch.optim.LBFGS(one.parameters(), lr=0.1)))
@@ -470,9 +469,7 @@ def unequal_before(method):
     nn.Sequential(nn.Embedding(8, FEATURES, dtype=F64), other)(torch.arange(8))
 
 
-@composition("another batch of the same size on each rank", SHARED)
-def other_batches(method):
-    twins(method)[1](batch(dist.get_rank())[0])
+composition("another batch of the same size on each rank", SHARED)(lambda way: twins(way)[1](batch(dist.get_rank())[0]))
 
 
 @composition("a batch of another size on one rank: at the first forward, or at any with BLOCKSHOCK_CHECK=1", SHARED)
@@ -572,14 +569,8 @@ def styled(method, make=dense):
     return parallelize_module(make(), init_device_mesh("cpu", (4,)), {"[02]": BlockShockParallel(**options)})
 
 
-@composition("from_linear of a layer that is packed or sharded already")
-def converted_twice(method):
-    layer_of(twins(method)[1][0], method)
-
-
-@composition("from_linear of a Conv1D of transformers")
-def conv1d(method):
-    layer_of(type("Conv1D", (nn.Module,), {})(), method)
+composition("from_linear of a layer that is packed or sharded already")(lambda way: layer_of(twins(way)[1][0], way))
+composition("from_linear of a Conv1D of transformers")(lambda way: layer_of(type("Conv1D", (nn.Module,), {})(), way))
 
 
 @composition("from_linear of a weight that another module holds too, as a head's is an embedding's")
@@ -653,9 +644,7 @@ def transformed(method):
     torch.func.vmap(model)(x.view(2, -1, FEATURES))
 
 
-@composition("torch.export")
-def exported(method):
-    torch.export.export(twins(method)[1], (batch(0)[0],), strict=False)
+composition("torch.export")(lambda way: torch.export.export(twins(way)[1], (batch(0)[0],), strict=False))
 
 
 @composition("weights written through their .data, in place (an EMA swapped in and out), or set")

@@ -51,7 +51,7 @@ def test_a_frozen_layer_holds_its_packed_weight_alone_and_makes_dx_and_its_dense
     model.each(lambda layer: layer(X.to(BF16)))
     held = {"weights": N * K * 9 // 8, "copies": 0, "pattern": 0}  # 9/16 of 2 N K bytes
     assert all(layer.hold_bytes() == held for layer in model.layers)
-    assert not any(p.requires_grad for p in model.parameters())
+    assert not any(p.requires_grad for layer in model.layers for p in layer.parameters())
     model = pair(mask, frozen=True)
     model.each(lambda layer: layer.load_dense(W))
     assert_right(model)
