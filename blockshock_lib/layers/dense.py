@@ -189,7 +189,6 @@ class PermutedDenseLinear(TermParallelLinear):
         y = self.group.buffer(self.out_features, gathered.shape[1], gathered.dtype, gathered.device) if y is None else y
         y = gathered.new_empty(self.out_features, gathered.shape[1]) if y is None else y
         for (rows, _), x, w in zip(self.classes, gathered, self.weight, strict=True):
-            # Rows of one residue modulo 4 lie at one distance from each other, as a GEMM can write them.
             into = y.unflatten(0, (-1, 4))[:, rows].transpose(0, 1)  # [p, N/4, B]
             torch.bmm(w.unflatten(0, (-1, len(into))).transpose(0, 1), x.t().expand(len(into), -1, -1), out=into)
         return y

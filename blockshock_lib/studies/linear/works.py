@@ -38,7 +38,6 @@ class Works:
             found = self.forward()
             return found + self.ways(found)
         if self.phase.train and self.has_orders:
-            # As `choose_forward` does.
             self._take(overlap=self.run.timer.fastest({order: self.backward("", order) for order in ORDERS}))
         return (self.trained() if self.phase.train else self.frozen()) + self.forward() + self.input_gradient()
 

@@ -88,14 +88,10 @@ def _gathering(shape: Shape, given: float, made: float) -> Cost:
 ROWS = tuple(
     kind(*looks, f"blockshock_lib.layers:{layer}", split, periodic_only=kind is PermutedDense)
     for kind, *looks, layer, split in (
-        # The product on one GPU; the absolute reference for speed and error.
         (Method, "dense", "A dense", "A", "#4D4D4D", "s", "DenseLinear", "none"),
-        # Standard tensor parallelism; B1 is the rival that Block-Shock must beat.
         (RowParallel, "row_parallel", "B1 row-parallel", "B1", "#0072B2", "o", "RowParallelLinear", "in"),
         (ColumnParallel, "column_parallel", "B2 column-parallel", "B2", "#56B4E9", "D", "ColumnParallelLinear", "out"),
-        # The same split by mask as Block-Shock: shows what the 2:4 kernels alone are worth.
         (MaskedDense, "masked_dense", "C masked dense", "C", "#E69F00", "^", "MaskedDenseLinear", "terms"),
-        # A periodic mask's term as dense products in a permuted basis; the honest strongest rival.
         (PermutedDense, "permuted_dense", "D permuted dense", "D", "#009E73", "v", "PermutedDenseLinear", "terms"),
     )
 )

@@ -13,7 +13,7 @@ from blockshock_lib.studies.linear.phases import LINES
 A, B1, C, OURS = "dense", "row_parallel", "masked_dense", "block_shock"
 T1, STOCK, D = "block_shock_recompress", "block_shock_torch", "permuted_dense"
 KEYS = ["case", "method"]
-SHIPPED = (A, B1, C, OURS, T1, STOCK, D, "column_parallel", "folded_dense")
+OTHERS = (A, C, T1, D, "column_parallel", "folded_dense")  # of which the table of calls does not speak
 PIECES = {
     "forward product": "compute",
     "forward collective": "reduce",
@@ -26,11 +26,6 @@ PIECES = {
     "refresh": "refresh",
 }
 """Piece of a training step -> stem of its metrics, <stem>_kernel and floor_<stem>."""
-
-
-def newcomers(frame: pd.DataFrame) -> list[str]:
-    """The methods that are no shipped ones, in table order."""
-    return [method for method in AXES.ordered(frame["method"]) if method not in SHIPPED]
 
 
 def with_lines(frame: pd.DataFrame) -> pd.DataFrame:

@@ -29,7 +29,7 @@ def over_floor(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def product_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One rank's product by each way, a row a case: median µs and shares of floors, those of newcomers too."""
+    """One rank's product by each way, a row a case: median µs and shares of floors."""
     table = over_floor(frame).astype({"median": float, "over": float})
     best = table[table["way"].isin(["cslt", "small"])].sort_values("over", kind="stable").drop_duplicates("case")
     if best.empty:
@@ -46,20 +46,13 @@ def product_table(frame: pd.DataFrame) -> pd.DataFrame:
     over = verdicts.ratio(pd.concat(ways), AXES, "cslt", "small", metric)
     words = {row["case"]: build.interval(row) for row in over.to_dict("records")}
     columns["small-batch over planned"] = best["case"].map(words).astype(object)
-    for method in build.newcomers(frame):
-        rows = frame[frame["method"].eq(method)]
-        times = frames.medians(rows, AXES, time="compute_kernel", floor="floor_compute").set_index("case")
-        columns[f"{AXES.short(method)} (µs)"] = micro(best["case"].map(times["time"]))
-        columns[f"{AXES.short(method)}, % of floor"] = rounded(
-            best["case"].map(100 * times["floor"] / times["time"]), 3
-        )
     return shown(best, columns, method=False)
 
 
 def call_table(frame: pd.DataFrame) -> pd.DataFrame:
     """A forward called eagerly and through the layer's own CUDA graph, a row a (case, method): median µs."""
     rows = frames.complete(frame, AXES)
-    rows = rows[rows["method"].isin([B1, OURS, STOCK, *build.newcomers(rows)])]
+    rows = rows[~rows["method"].isin(build.OTHERS)]
     times = {"eager call": "forward_call", "graph call": "forward_graph_call", "kernel": "forward_kernel"}
     table = frames.medians(rows, AXES, **times).dropna(subset="graph call")
     if table.empty:
