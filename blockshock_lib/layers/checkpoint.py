@@ -31,7 +31,6 @@ HOW = ("foreach", "fused", "capturable", "differentiable")  # how an optimizer c
 
 def save(folder: Path | str, model: nn.Module, optimizer: Optimizer | None = None, **numbers: float | str) -> None:
     """Writes `model`, `optimizer` and `numbers` (a step, a loss) to `folder`, which every rank sees. All ranks call it.
-
     A checkpoint that lies there is replaced at the end: a run killed before keeps the old one, and `load` finds it.
     UnsupportedError: what has no dense view, or is no tensor. CheckpointError: other files lie there, or it failed.
     """

@@ -265,14 +265,12 @@ def fsdp2_same_ranks(method):
     raise UnsupportedError(said)
 
 
-@composition("HSDP over dp x tp, the ranks of the layer among them", SHARED)
-def hsdp_same_ranks(method):
-    fully_shard(over_dp(method)[1], mesh=square())
-
-
-@composition("FSDP1")
-def fsdp1(method):
-    FullyShardedDataParallel(over_dp(method)[1], square()["dp"].get_group(), device_id=torch.device("cpu"))
+composition("HSDP over dp x tp, the ranks of the layer among them", SHARED)(
+    lambda way: fully_shard(over_dp(way)[1], mesh=square())
+)
+composition("FSDP1")(
+    lambda way: FullyShardedDataParallel(over_dp(way)[1], square()["dp"].get_group(), device_id=torch.device("cpu"))
+)
 
 
 @composition("DDP over dp")

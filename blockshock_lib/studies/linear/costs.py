@@ -143,9 +143,7 @@ def floor_rows(case: Case, card: dict, ceilings: Ceilings | None) -> list[dict]:
 
 
 def rank_bytes(case: Case, names: list[str]) -> int:
-    """Most bytes that the fullest rank holds at once while methods `names` are measured; an upper estimate. Every rank
-    builds the whole problem before it keeps its part, and holds it beside the layers of all methods.
-    """
+    """Most bytes that the fullest rank holds at once while methods `names` are measured; an upper estimate."""
     n, k, b, e = case.out_features, case.in_features, case.batch, DTYPES[case.dtype].itemsize
     phase, steps = PHASES[case.phase], [CaseCosts(case).training_bytes(name) for name in names]
     # W is drawn and scaled in float32, x with its outliers; of a layer's part it is said where the kept weights are.

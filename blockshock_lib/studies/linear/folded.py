@@ -10,9 +10,9 @@ from blockshock_lib.layers.parts import Part
 
 
 class FoldedDenseLinear(PermutedDenseLinear):
-    """A term's C dense blocks on slices of x [B, K], y [B, N] and their gradients, all of them given and left in the
-    order of `orders`, the bias too: nothing is copied. It assumes a chain of such layers, with what acts entry by entry
-    between them, and that its ends, or the neighbours' weights, undo the orders once. `to_dense` is W in its own order.
+    """A term's C dense blocks on slices of x [B, K], y [B, N] and their gradients, given and left in the order of
+    `orders`, the bias too: nothing is copied. It assumes a chain of such layers, with what acts entry by entry between
+    them, whose ends undo the orders once. `to_dense` is W in its own order.
     """
 
     forms = ()

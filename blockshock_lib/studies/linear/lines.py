@@ -67,9 +67,7 @@ def compiled(layer: ShardedLinear, x: Tensor) -> Callable[[], Tensor]:
 
 
 def quantized(t: Tensor) -> tuple[Tensor, Tensor]:
-    """t [m, n] in bf16 -> e4m3 [m, n] and their one scale, fp32: t is about e4m3 * scale. A power of two, so bf16 holds
-    it all.
-    """
+    """t [m, n] in bf16 -> e4m3 [m, n] and their one fp32 scale, a power of two: bf16 holds each e4m3 * scale."""
     most = torch.linalg.vector_norm(t, torch.inf, dtype=torch.float32)
     scale = torch.exp2(torch.log2(most).ceil() - 8)
     return (t / scale).to(torch.float8_e4m3fn), scale

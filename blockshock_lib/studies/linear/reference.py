@@ -15,10 +15,8 @@ WEIGHT_STEPS = 3  # with one gradient for all: as many as it takes for a state i
 
 class Reference:
     """y [B, N] = x W^T + b, and its gradients for dy [B, N]: dx [B, K], dw [N, K], db [N]. The truths are float64, from
-    low-precision x and dy. Each tensor is made when it is first asked for, and then kept.
-
-    The baselines multiply `weight` and `bias`. `keep` [N, K]: True where term 0 holds the entry. `optimizer` makes what
-    `trained` steps with.
+    low-precision x and dy, made when first asked for; the baselines multiply `weight` and `bias`. `keep` [N, K]: True
+    where term 0 holds the entry. `optimizer` makes what `trained` steps with.
     """
 
     steps = 0  # of the optimizer, behind the weights

@@ -114,14 +114,11 @@ def test_a_cut_batch_hides_the_shorter_part_but_for_one_piece():
     assert alone["floor_forward"] == alone["floor_compute"] and "floor_reduce" not in alone
 
 
-def trained(optimizer="sgd"):
-    fields = dict(in_features=16384, out_features=16384, batch=4096, emulated=False)
-    return CaseCosts(cases.case(phase="phase3", optimizer=optimizer, **fields))
-
-
 def test_a_steps_floor_hides_the_collective_of_dx_behind_dw():
-    found = trained().floors("block_shock", CEILINGS)
-    assert found["floor_reduce_dx"] == link(trained().pieces("block_shock")["dx"], CEILINGS) < found["floor_dw"]
+    fields = dict(in_features=16384, out_features=16384, batch=4096, emulated=False)
+    costs = CaseCosts(cases.case(phase="phase3", optimizer="sgd", **fields))
+    found = costs.floors("block_shock", CEILINGS)
+    assert found["floor_reduce_dx"] == link(costs.pieces("block_shock")["dx"], CEILINGS) < found["floor_dw"]
     parts = ("forward", "dx", "dw", "optimizer", "refresh")
     assert found["floor_step"] == pytest.approx(sum(found[f"floor_{part}"] for part in parts))
     assert not {"floor_remask", "floor_compress", "floor_pass"} & set(found)

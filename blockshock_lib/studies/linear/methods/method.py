@@ -1,8 +1,6 @@
-"""What a method of the linear study says of itself: its row in the table, and what it must at least do and hold, the
-numbers behind every floor and every memory formula; those of one rank, the bias left out. No torch here.
-
-Symbols: B batch, N out_features, K in_features, e bytes an element, w ranks. A method of two terms gives each rank a
-term of k = 2 K / w input columns.
+"""A method's row in the table, and what it must at least do and hold: the numbers behind every floor and memory
+formula, of one rank, the bias left out. No torch here. Symbols: B batch, N out_features, K in_features, e bytes an
+element, w ranks. A method of two terms gives each rank a term of k = 2 K / w input columns.
 """
 
 import pkgutil

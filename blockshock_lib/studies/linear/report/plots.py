@@ -38,9 +38,7 @@ _MARKS = 4 * "osD^vPX*h"
 
 
 def law_figure(frame: pd.DataFrame) -> Figure:
-    """The law: Block-Shock's speed over B1 is s/2, without communication and where B1's half product takes half of A's
-    time. The line, and each case with 99% intervals, cut at the axes.
-    """
+    """The line of the law, s/2, and each case with 99% intervals, cut at the axes."""
     chosen, setting = frames.focus(frame, AXES, metrics=("forward_kernel", "compute_kernel", "reduce_kernel"))
     table, title = law.law_rows(chosen), "The law: speed over B1 = s / 2"
     if table.empty:
@@ -194,9 +192,7 @@ def one_gpu(frame: pd.DataFrame) -> Figure:
 
 
 def loss_curves(frame: pd.DataFrame) -> Figure:
-    """The loss of each method and group against the step, a panel an optimizer; A lies broad below what coincides with
-    it. The title tells the distance to B1's, which rounds the same partial sums, or else to A's.
-    """
+    """The loss of each method and group against the step, a panel an optimizer, and its distance to B1's or A's."""
     chosen, setting = frames.focus(frame, AXES, panels=("optimizer",), metrics=("loss",))
     rows = frames.samples(chosen, "loss")
     if rows.empty:
