@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 from blockshock_lib import BlockShockParallel, checkpoint
-from blockshock_lib.errors import CheckpointError
+from blockshock_lib.errors import CheckpointError, UnsupportedError
 
 RATE = 0.01
 
@@ -76,20 +76,20 @@ def moved(ctx, source, target, options):
     return dense_view(model)
 
 
-def said_by(kind, fn, *args):
-    """The words of the error that fn(*args) raises; "" where it does not."""
+def said_by(fn, *args, kind=UnsupportedError, **options):
+    """The words of the refusal, which must come."""
     try:
-        fn(*args)
+        fn(*args, **options)
     except kind as error:
         return str(error)
-    return ""
+    raise AssertionError("not refused")
 
 
 def refused_on_one_rank(ctx, folder):
     """Rank 1 alone cannot read."""
     model = styled(ctx)
     with mock.patch.object(torch, "load", side_effect=OSError("planted on rank 1")) if ctx.rank == 1 else nullcontext():
-        assert "planted on rank 1" in said_by(CheckpointError, checkpoint.load, folder, model)
+        assert "planted on rank 1" in said_by(checkpoint.load, folder, model, kind=CheckpointError)
 
 
 def killed_while(ctx, folder, moment):

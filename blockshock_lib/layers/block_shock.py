@@ -21,16 +21,12 @@ from blockshock_lib.layers.parts import Part, term_mask
 from blockshock_lib.layers.watch import describe
 from blockshock_lib.layers.weight_stores import Master, PackedValues, StockMaster
 
-CHOICES = {
-    "update": ("packed", "recompress"),
-    "dw": ("auto", "full", "periodic", "exchange"),
-    "dx": ("auto", "2:4"),
-}
+CHOICES = {"update": ("packed", "recompress"), "dw": ("auto", "full", "periodic", "exchange")}
 
 
 class WatchedParameter(nn.Parameter):
-    """Counts the looks at its `data`, through which it may be written while its version stays. `lent`: its data was
-    set to a tensor that somebody else may write at any time, as a flat buffer of many weights.
+    """Counts the looks at its `data`, through which it may be written while its version stays. `lent`: its data was set
+    to a tensor that somebody else may write at any time, as a flat buffer of many weights.
     """
 
     looks, lent = 0, False
@@ -71,23 +67,17 @@ class BlockShockLinear(TermParallelLinear):
             master [N, k], masked and compressed anew after each step (T1). A frozen layer holds packed values (T2).
         dw: how dW is made; "auto": periodic where the mask is, else exchange between several ranks, else full; with
             product "torch", full.
-        dx: "auto", or "2:4" to refuse a mask whose dX would be a dense masked product.
 
     UnsupportedError where the machine, dtype, shape or mask cannot run what is asked. An Inf in x may give NaN where a
     dense layer gives Inf: off the 2:4 hardware each term multiplies it with the zeros in its holes too.
     """
 
-    def __init__(self, *args, product="auto", update="packed", dw="auto", dx="auto", **kwargs):
-        for name, value in (("update", update), ("dw", dw), ("dx", dx)):
+    def __init__(self, *args, product="auto", update="packed", dw="auto", **kwargs):
+        for name, value in (("update", update), ("dw", dw)):
             if value not in CHOICES[name]:
                 raise ValueError(f"{name}={value!r}: there are {', '.join(CHOICES[name])}")
         self.product, self.update, self.dw = product, update, dw  # `shard` reads them
         super().__init__(*args, **kwargs)
-        if dx == "2:4" and self.dgrad_by != "2:4":
-            raise UnsupportedError(
-                f'dx="2:4": mask {self.mask.name} does not keep two of every four weights along the output dimension, '
-                'so W^T cannot be packed; take a transposable mask, or dx="auto" for a dense masked product'
-            )
 
     @classmethod
     def unsupported(cls, mask: Mask, device: torch.device, dtype: torch.dtype, product: str = "auto", **options) -> str:
@@ -173,7 +163,7 @@ class BlockShockLinear(TermParallelLinear):
     def local_dgrad(self, dy: Tensor) -> Tensor:
         if self.dgrad_by == "2:4":
             return self.place_dgrad(self.backend.linear(dy, self.store.transposed(self.weight)))
-        return self.place_dgrad(self.gemm(*self.dgrad_factors(dy)))
+        return self.place_dgrad(super().local_dgrad(dy))
 
     def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:
         return dy, self.store.dense(self.weight).t()

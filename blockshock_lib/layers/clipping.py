@@ -15,10 +15,9 @@ get_total_norm = getattr(get_total_norm, "__wrapped__", get_total_norm)  # which
 
 @torch.no_grad()
 def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type=2.0, error_if_nonfinite: bool = False) -> Tensor:
-    """What torch.nn.utils.clip_grad_norm_ does with the dense model, alike on every rank. Every rank calls it.
-
-    Each entry of what a layer splits lies on one rank of its group, so these put their norms together: one number each.
-    DTensors do the same over their mesh; any other gradient is equal on all ranks and counts once.
+    """What torch.nn.utils.clip_grad_norm_ does with the dense model, alike on every rank. Every rank calls it. Ranks
+    that share a layer put the norms of their parts together; DTensors do the same over their mesh; any other gradient
+    is equal on all ranks and counts once.
 
     Returns the norm before clipping, a float64 scalar. ValueError for a norm_type that is not over 0; RuntimeError, on
     every rank and before a gradient has changed, for a NaN or infinite norm if `error_if_nonfinite`.

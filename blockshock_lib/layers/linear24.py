@@ -25,7 +25,7 @@ class Linear24(BlockShockLinear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, mask: Mask | str | Tensor | None = None, **options) -> "Linear24":
-        """Packs an `nn.Linear`; `options`: product, update, dw, dx, frozen.
+        """Packs an `nn.Linear`; `options`: product, update, dw, frozen.
 
         Features in multiples of 64, bf16 or fp16 for the 2:4 kernels. `mask`: which weights are kept. None: those of a
         pruned weight that are not zero. Else the weight is pruned: a Mask or the name of a shipped one ("magnitude"

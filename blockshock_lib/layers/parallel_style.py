@@ -23,10 +23,10 @@ class BlockShockParallel(ParallelStyle):
     A weight on the meta device becomes NaN on the mesh's, until load_state_dict brings its values.
     """
 
-    def __init__(self, mask: Mask | str = "checkerboard", *, product="auto", update="packed", dw="auto", dx="auto"):
+    def __init__(self, mask: Mask | str = "checkerboard", *, product="auto", update="packed", dw="auto"):
         super().__init__()
         self.mask = Mask.named(mask) if isinstance(mask, str) else mask
-        self.options = {"product": product, "update": update, "dw": dw, "dx": dx}
+        self.options = {"product": product, "update": update, "dw": dw}
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         """Changes `module` itself, which parallelize_module keeps; UnsupportedError leaves it as it was."""

@@ -12,10 +12,8 @@ from blockshock_lib.kernels.sparse24.pattern import Pattern
 
 
 class PackedValues:
-    """W(g) packed; its values [N, k/2] are the parameter (T3, and frozen T2).
-
-    `packed_t`, W(g)^T, is None until dX first asks for it; `kept_pattern` in a frozen layer, which reads it off the
-    packed form when it first needs it.
+    """W(g) packed; its values [N, k/2] are the parameter (T3, and frozen T2). `packed_t`, W(g)^T, is None until dX
+    first asks for it, `kept_pattern` of a frozen layer until it is read off the packed form.
     """
 
     recompresses = False  # the parameter is dense, and packed anew after each step

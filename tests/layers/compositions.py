@@ -15,8 +15,6 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -57,10 +55,11 @@ from blockshock_lib.layers import (
     PermutedDenseLinear,
     RowParallelLinear,
     guards,
+    parts,
     watch,
 )
 from blockshock_lib.ranks import WorkerGroup
-from tests.training import adamw
+from tests.training import adamw, said_by
 
 PAGE, BEGIN, END = ROOT / "docs" / "compositions.md", "<!-- table:begin -->", "<!-- table:end -->"
 F64, CLOSE = torch.float64, {"rtol": 1e-10, "atol": 1e-10}
@@ -77,23 +76,13 @@ METHODS = {
 SHARED = tuple(METHODS)[:-1]
 STYLED = SHARED[:2]  # by BlockShockParallel
 FEATURES, BATCH, STEPS = 128, 8, 3
+COMPOSITIONS = {}
+"""Name -> (what every one of four ranks calls with a method, the methods): the table's rows."""
 
 
-@dataclass(frozen=True)
-class Composition:
-    name: str
-    prove: Callable[..., None]
-    methods: tuple[str, ...]
-
-
-COMPOSITIONS: list[Composition] = []
-
-
-def composition(name: str, methods: tuple[str, ...] = tuple(METHODS)):
-    """Makes `prove(method)`, which every one of four ranks calls, a row of the table."""
-
+def composition(name, methods=tuple(METHODS)):
     def add(prove):
-        COMPOSITIONS.append(Composition(name, prove, methods))
+        COMPOSITIONS[name] = prove, methods
         return prove
 
     return add
@@ -106,13 +95,17 @@ def dense(seed=0):
     return nn.Sequential(*layers).to(F64)
 
 
+def layer_of(linear, method, **changes):
+    kind, options = METHODS[method]
+    return kind.from_linear(linear, **options | changes)
+
+
 def converted(model, method, group=None):
     """A copy of `model` whose Linears are layers of the method."""
-    kind, options = METHODS[method]
-    own, model = options if kind is Linear24 else options | {"process_group": group}, copy.deepcopy(model)
+    how, model = {} if method == "Linear24" else {"process_group": group}, copy.deepcopy(model)
     for name, module in model.named_children():
         if type(module) is nn.Linear:
-            setattr(model, name, kind.from_linear(module, **own))
+            setattr(model, name, layer_of(module, method, **how))
     return model
 
 
@@ -171,11 +164,7 @@ def trains_alike(model, plain, part=slice(None), make=sgd, **how):
 
 def weights(model):
     """Whole and plain, by name."""
-    state = model.state_dict()
-    return {
-        key.removeprefix("module."): value.full_tensor() if hasattr(value, "full_tensor") else value
-        for key, value in state.items()
-    }
+    return {key.removeprefix("module."): parts.whole(value) for key, value in model.state_dict().items()}
 
 
 def alike(model, plain, close=1e-10, trained=True):
@@ -203,15 +192,6 @@ def shared_folder():
 def all_say(said):
     """The first of the ranks' sentences, on every rank."""
     return next(filter(None, Group.of().gather_objects(said)), "")
-
-
-def said_by(fn, *args, **options):
-    """The words of the refusal, which must come."""
-    try:
-        fn(*args, **options)
-    except UnsupportedError as error:
-        return str(error)
-    raise AssertionError("not refused")
 
 
 class Warned(BlockShockError):
@@ -285,14 +265,12 @@ def fsdp2_same_ranks(method):
     raise UnsupportedError(said)
 
 
-@composition("HSDP over dp x tp, the ranks of the layer among them", SHARED)
-def hsdp_same_ranks(method):
-    fully_shard(over_dp(method)[1], mesh=square())
-
-
-@composition("FSDP1")
-def fsdp1(method):
-    FullyShardedDataParallel(over_dp(method)[1], square()["dp"].get_group(), device_id=torch.device("cpu"))
+composition("HSDP over dp x tp, the ranks of the layer among them", SHARED)(
+    lambda way: fully_shard(over_dp(way)[1], mesh=square())
+)
+composition("FSDP1")(
+    lambda way: FullyShardedDataParallel(over_dp(way)[1], square()["dp"].get_group(), device_id=torch.device("cpu"))
+)
 
 
 @composition("DDP over dp")
@@ -340,8 +318,9 @@ def alone(method, make=sgd, clip=None):
 
 @composition("SGD, AdamW and torch's other entry-wise optimizers")
 def entrywise(method):
-    for kind in sorted(guards.ENTRYWISE, key=str):  # in one order on all ranks
-        alone(method, lambda one, kind=kind: kind(one.parameters(), lr=0.01))
+    kinds = [*sorted(guards.ENTRYWISE, key=str), functools.partial(torch.optim.AdamW, fused=True)]  # alike on all ranks
+    for kind in kinds:  # a look at the model between backward and step hides no step, a fused one neither
+        alone(method, lambda one, kind=kind: kind(one.parameters(), lr=0.01), lambda one: one(batch(0)[0]))
 
 
 composition("LBFGS")(lambda method: alone(method, lambda one: torch.optim.LBFGS(one.parameters(), lr=0.1)))
@@ -467,9 +446,8 @@ def unequal_weights(method):
 
 @composition("from_linear with another mask on one rank", ("packed", "recompress", "C", "D"))
 def unequal_masks(method):
-    kind, options = METHODS[method]
     names = ("uniform_1100", "checkerboard") if method == "D" else ("random", "transposable_random")
-    kind.from_linear(dense()[0], **options | {"mask": names[dist.get_rank() == 2]})
+    layer_of(dense()[0], method, mask=names[dist.get_rank() == 2])
 
 
 @composition("another seed on each rank: BlockShockParallel, which sends rank 0's weights", STYLED)
@@ -489,9 +467,7 @@ def unequal_before(method):
     nn.Sequential(nn.Embedding(8, FEATURES, dtype=F64), other)(torch.arange(8))
 
 
-@composition("another batch of the same size on each rank", SHARED)
-def other_batches(method):
-    twins(method)[1](batch(dist.get_rank())[0])
+composition("another batch of the same size on each rank", SHARED)(lambda way: twins(way)[1](batch(dist.get_rank())[0]))
 
 
 @composition("a batch of another size on one rank: at the first forward, or at any with BLOCKSHOCK_CHECK=1", SHARED)
@@ -591,23 +567,15 @@ def styled(method, make=dense):
     return parallelize_module(make(), init_device_mesh("cpu", (4,)), {"[02]": BlockShockParallel(**options)})
 
 
-@composition("from_linear of a layer that is packed or sharded already")
-def converted_twice(method):
-    kind, options = METHODS[method]
-    kind.from_linear(twins(method)[1][0], **options)
-
-
-@composition("from_linear of a Conv1D of transformers")
-def conv1d(method):
-    kind, options = METHODS[method]
-    kind.from_linear(type("Conv1D", (nn.Module,), {})(), **options)
+composition("from_linear of a layer that is packed or sharded already")(lambda way: layer_of(twins(way)[1][0], way))
+composition("from_linear of a Conv1D of transformers")(lambda way: layer_of(type("Conv1D", (nn.Module,), {})(), way))
 
 
 @composition("from_linear of a weight that another module holds too, as a head's is an embedding's")
 def tied_before(method):
-    model, (kind, options) = dense(), METHODS[method]
+    model = dense()
     model[2].weight = model[0].weight
-    kind.from_linear(model[2], **options)
+    layer_of(model[2], method)
 
 
 @composition("a model on the meta device, its weights loaded later, by BlockShockParallel", STYLED)
@@ -674,9 +642,7 @@ def transformed(method):
     torch.func.vmap(model)(x.view(2, -1, FEATURES))
 
 
-@composition("torch.export")
-def exported(method):
-    torch.export.export(twins(method)[1], (batch(0)[0],), strict=False)
+composition("torch.export")(lambda way: torch.export.export(twins(way)[1], (batch(0)[0],), strict=False))
 
 
 @composition("weights written through their .data, in place (an EMA swapped in and out), or set")
@@ -865,31 +831,27 @@ def cell(prove, method):
     return "right"
 
 
-def cells(ctx, number):
+def cells(ctx, name):
     """A row on this rank: method -> cell."""
-    row = COMPOSITIONS[number]
+    prove, methods = COMPOSITIONS[name]
     with warnings.catch_warnings(action="ignore"):
-        return {method: cell(row.prove, method) for method in row.methods}
+        return {method: cell(prove, method) for method in methods}
 
 
-def proven(group, number):
+def proven(group, name):
     """(the row of the table, the sentence under it or "") as all ranks of a WorkerGroup find them."""
-    row, ranks = COMPOSITIONS[number], group.call(cells, number, seconds=600)
-    found = {}
-    for method in row.methods:
-        said = [rank[method] for rank in ranks]
-        if wrong := [one for one in said if one.startswith("wrong")]:
-            raise AssertionError(f"{row.name}, {method}: {wrong[0]}")
-        found[method] = said[0]
-        assert len({one.partition(":")[0] for one in said}) == 1, f"{row.name}, {method}: {said}"
+    found, *_ = ranks = group.call(cells, name, seconds=600)
+    for method in found:
+        kinds = {rank[method].partition(":")[0] for rank in ranks}
+        assert len(kinds) == 1 and "wrong" not in kinds, f"{name}, {method}: {[rank[method] for rank in ranks]}"
     kinds = [found[method].partition(":")[0] if method in found else "" for method in METHODS]
     sentence = next((one.partition(": ")[2] for one in found.values() if one != "right"), "")
     sentence = re.sub(r"rank \d of 4, mask", "rank 0 of 4, mask", re.sub(r"for \d+ s:", "for 60 s:", sentence))
-    return f"| {row.name} | {' | '.join(kinds)} |", f"- **{row.name}:** {sentence}" * bool(sentence)
+    return f"| {name} | {' | '.join(kinds)} |", f"- **{name}:** {sentence}" * bool(sentence)
 
 
 def table(group):
-    rows, sentences = zip(*(proven(group, number) for number in range(len(COMPOSITIONS))), strict=True)
+    rows, sentences = zip(*(proven(group, name) for name in COMPOSITIONS), strict=True)
     head = f"| composition | {' | '.join(METHODS)} |\n|{' --- |' * (len(METHODS) + 1)}"
     return "\n".join((head, *rows, "", *filter(None, sentences)))
 

@@ -93,6 +93,3 @@ class Threads:
     @property
     def weights(self):
         return [layer.weight for layer in self.layers if layer.active]
-
-    def parameters(self):
-        return [parameter for layer in self.layers for parameter in layer.parameters()]

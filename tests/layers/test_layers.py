@@ -1,7 +1,6 @@
 """Each method's layer: its product and gradients, also compiled, under autocast or without a row, and how it trains."""
 
 import copy
-from functools import partial
 from itertools import product
 from unittest import mock
 
@@ -31,11 +30,6 @@ WORLDS = [
     for world in (2, 4, 8)
     if Mask.named(mask).periodic or not METHODS[name].periodic_only
 ]
-OPTIMIZERS = {
-    "sgd": partial(torch.optim.SGD, lr=0.2, momentum=0.9),
-    "adamw": partial(torch.optim.AdamW, lr=1e-2),
-    "adamw fused": partial(torch.optim.AdamW, lr=1e-2, fused=True),
-}
 
 
 def inputs():
@@ -128,28 +122,6 @@ def test_dx_is_waited_for_after_dw_or_before_it_as_asked_or_as_the_layer_says(na
     beside = overlap if asked is None else asked
     order, arrives = [call[0] for call in pieces.mock_calls], "start_dgrad().wait"
     assert order.index(arrives) == (3 if beside else 1) and order[0] == "start_dgrad"
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("name", "mask", "changes"), [c for c in CASES if c[0].startswith("block_shock")], ids=str)
-def test_fifty_steps_give_the_weights_of_dense_training(name, mask, changes, optimizer):
-    w, bias, _, _ = problem()
-
-    def rank(group):
-        ours, dense = built(name, mask, w, bias, group, **changes), nn.Linear(K, N, dtype=F64)
-        dense.load_state_dict({"weight": w, "bias": bias})
-        made = [OPTIMIZERS[optimizer](model.parameters()) for model in (ours, dense)]
-        for step in range(50):
-            x, goal = draw(B, K, seed=step, dtype=F64), draw(B, N, seed=step, dtype=F64)
-            for model, opt in zip((ours, dense), made, strict=True):
-                opt.zero_grad()
-                (model(x) - goal).square().mean().backward()
-                model(x)  # a look at the model between backward and step does not hide the step
-                opt.step()
-        assert (dense.weight - w).abs().max() > 0.05
-        assert (ours.to_dense() - dense.weight).abs().max() < 1e-10 > (ours.bias - dense.bias).abs().max()
-
-    local.run(2, rank)
 
 
 class Block(nn.Module):

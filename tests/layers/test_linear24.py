@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.backends import Backend
@@ -125,8 +124,6 @@ class Scaled(nn.Linear):
 @pytest.mark.parametrize(
     ("words", "make"),
     [
-        ("Linear24.* packed or sharded already.*to_linear", lambda: pruned()[0]),
-        ("RowParallelLinear.* packed or sharded", lambda: RowParallelLinear(draw(N, N), group=Group())),
         ("MultiheadAttention reads", lambda: nn.MultiheadAttention(K, 2).out_proj),
         ("own forward", lambda: Scaled(K, K)),
         ("only an nn.Linear", lambda: nn.Bilinear(K, K, K)),

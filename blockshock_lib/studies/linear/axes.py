@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SQUARE = "N (in = out features)"
-TENSORS = {"": "y", "dx": "dX", "dw": "dW", "db": "db", "weight": "W after steps"}
-"""The tensors that are checked, by the detail of their rows."""
 
 
 class LinearAxes(Axes):
@@ -82,7 +80,7 @@ AXES = LinearAxes(
     headers={"batch": "B", "size": "N", "detail": "tensor"},
     words={
         "optimizer": {"sgd": "SGD", "adamw": "AdamW"},
-        "detail": TENSORS,
+        "detail": {"": "y", "dx": "dX", "dw": "dW", "db": "db", "weight": "W after steps"},  # the checked tensor
         **{column: {name: name for name in known} for column, known in (("mask", MASKS), ("workload", WORKLOADS))},
     },
 )

@@ -68,25 +68,21 @@ class CaseCosts:
     def floors(self, name: str, ceilings: Ceilings, chunks: int = 1) -> dict[str, float]:
         """Least ms of all that the phase times, the batch cut into `chunks`; dX's collective may hide behind dW."""
         work, phase = self.pieces(name), PHASES[self.case.phase]
-        forward = work.pop("forward")
-        found = {"floor_compute": compute(forward, ceilings)}
-        if reduced := link(forward, ceilings):
-            found["floor_reduce"] = reduced
-        longer, shorter = max(found.values()), min(found.values()) if len(found) > 1 else 0.0
-        found["floor_forward"] = longer + shorter / chunks  # the longer hides all but one chunk of the other
+        alone = {piece: compute(cost, ceilings) for piece, cost in work.items()}
+        sent = {piece: link(cost, ceilings) for piece, cost in work.items()}
+        shorter, longer = sorted([alone.pop("forward"), sent["forward"]])
+        forward = longer + shorter / chunks  # the longer hides all but one chunk of the other
+        found = {"floor_compute": compute(work["forward"], ceilings), "floor_forward": forward}
+        found |= {"floor_reduce": sent["forward"]} if sent["forward"] else {}
         if not phase.backward:
             return found
-        dx = work.pop("dx")
-        found["floor_dx"] = compute(dx, ceilings)
-        if reduced := link(dx, ceilings):
-            found["floor_reduce_dx"] = reduced
+        found |= {"floor_reduce_dx": sent["dx"]} if sent["dx"] else {}
         if not phase.train:
-            return found | {"floor_pass": found["floor_forward"] + found["floor_dx"] + reduced}
-        dw = work.pop("dw")
-        found["floor_dw"] = compute(dw, ceilings) + link(dw, ceilings)
-        after = {f"floor_{stage}": compute(cost, ceilings) for stage, cost in work.items()}
-        backward = found["floor_dx"] + max(found["floor_dw"], reduced)
-        return found | after | {"floor_step": found["floor_forward"] + backward + sum(after.values())}
+            return found | {"floor_dx": alone["dx"], "floor_pass": forward + alone["dx"] + sent["dx"]}
+        alone["dw"] += sent["dw"]
+        found |= {f"floor_{piece}": ms for piece, ms in alone.items()}
+        backward = alone.pop("dx") + max(alone.pop("dw"), sent["dx"])
+        return found | {"floor_step": forward + backward + sum(alone.values())}
 
 
 def need(case: Case, card: dict) -> Need:
@@ -104,9 +100,8 @@ def _moved(work: dict[str, Cost]) -> dict[str, float]:
 
 
 def cannot(case: Case, name: str, card: dict) -> str:
-    """Why method `name` cannot run this case on the machine of `card`; "" when it can. A GPU is judged by its card: to
-    ask CUDA would take memory on the GPUs that a run may be measuring just now. Without one, a case for GPUs is looked
-    at as if all were there: the run is refused as a whole.
+    """Why method `name` cannot run this case on the machine of `card`; "" when it can. To ask CUDA would take memory on
+    GPUs that a run may be measuring just now. Without a GPU, a case for GPUs is looked at as if all were there.
     """
     method, device = METHODS[name], torch.device(case.device)
     options, dtype = method.options(case.product), DTYPES[case.dtype]
@@ -119,9 +114,7 @@ def cannot(case: Case, name: str, card: dict) -> str:
 
 
 def floor_parts(work: dict[str, Cost], ceilings: Ceilings) -> dict[str, float]:
-    """Least times in ms, each summed over pieces of work that follow each other: of moving the `bytes`, of the
-    `arithmetic`, of the `link`. Of dX's collective only that counts which is longer than dW, behind which it can hide.
-    """
+    """Least ms of moving `bytes`, of `arithmetic` and of the `link`, of which dX's share may hide behind dW."""
     # An infinite ceiling takes one part out of the engine's formula, which leaves the other.
     alone = {"bytes": ceilings._replace(gemm_rate=math.inf), "arithmetic": ceilings._replace(copy_bandwidth=math.inf)}
     parts = {name: sum(compute(piece, ceiling) for piece in work.values()) for name, ceiling in alone.items()}
@@ -150,9 +143,7 @@ def floor_rows(case: Case, card: dict, ceilings: Ceilings | None) -> list[dict]:
 
 
 def rank_bytes(case: Case, names: list[str]) -> int:
-    """Most bytes that the fullest rank holds at once while methods `names` are measured; an upper estimate. Every rank
-    builds the whole problem before it keeps its part, and holds it beside the layers of all methods.
-    """
+    """Most bytes that the fullest rank holds at once while methods `names` are measured; an upper estimate."""
     n, k, b, e = case.out_features, case.in_features, case.batch, DTYPES[case.dtype].itemsize
     phase, steps = PHASES[case.phase], [CaseCosts(case).training_bytes(name) for name in names]
     # W is drawn and scaled in float32, x with its outliers; of a layer's part it is said where the kept weights are.

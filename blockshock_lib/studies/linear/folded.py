@@ -10,9 +10,9 @@ from blockshock_lib.layers.parts import Part
 
 
 class FoldedDenseLinear(PermutedDenseLinear):
-    """A term's C dense blocks on slices of x [B, K], y [B, N] and their gradients, all of them given and left in the
-    order of `orders`, the bias too: nothing is copied. It assumes a chain of such layers, with what acts entry by entry
-    between them, and that its ends, or the neighbours' weights, undo the orders once. `to_dense` is W in its own order.
+    """A term's C dense blocks on slices of x [B, K], y [B, N] and their gradients, given and left in the order of
+    `orders`, the bias too: nothing is copied. It assumes a chain of such layers, with what acts entry by entry between
+    them, whose ends undo the orders once. `to_dense` is W in its own order.
     """
 
     forms = ()
@@ -57,9 +57,7 @@ class FoldedDenseLinear(PermutedDenseLinear):
 
 
 def orders(mask: Mask, *features: int) -> list[Tensor]:
-    """Where each of the permuted outputs [N] and inputs [K] stands in its own order; `features`: N, K. Both terms of a
-    mask have the same.
-    """
+    """Where each of the permuted outputs [N] and inputs [K] stands in its own order; `features`: N, K."""
     return [
         torch.cat([torch.arange(count).view(-1, 4)[:, places].flatten() for places in some])
         for count, some in zip(features, _places(mask), strict=True)

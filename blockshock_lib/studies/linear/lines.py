@@ -1,6 +1,4 @@
-"""Reference lines of phase 1, which are no methods and take part in no verdict: B1 as PyTorch ships it, compiled, in
-another precision, and with product and collective fused. What a machine cannot run has a row of B1 that says why.
-"""
+"""Reference lines of phase 1: B1 as PyTorch ships it, compiled, in another precision, fused. They are no methods."""
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -69,9 +67,7 @@ def compiled(layer: ShardedLinear, x: Tensor) -> Callable[[], Tensor]:
 
 
 def quantized(t: Tensor) -> tuple[Tensor, Tensor]:
-    """t [m, n] in bf16 -> e4m3 [m, n] and their one scale, fp32: t is about e4m3 * scale. A scale is a power of two, so
-    bf16 holds what e4m3 holds exactly; the largest entry is at most 256 of them.
-    """
+    """t [m, n] in bf16 -> e4m3 [m, n] and their one fp32 scale, a power of two: bf16 holds each e4m3 * scale."""
     most = torch.linalg.vector_norm(t, torch.inf, dtype=torch.float32)
     scale = torch.exp2(torch.log2(most).ceil() - 8)
     return (t / scale).to(torch.float8_e4m3fn), scale
@@ -128,7 +124,7 @@ def fp8_reference(problem: Problem, name: str) -> Reference:
         for whole in (weight, x):
             kept, scale = quantized(whole[:, part.cols])
             whole[:, part.cols] = kept.to(whole.dtype) * scale
-    return Reference(weight, problem.bias, x, None, None)
+    return Reference(weight, problem.bias, x)
 
 
 def _fp8_checks(run: CaseRun, one: Any, reference: Callable[[], Reference], y: Tensor) -> Iterator[Check]:

@@ -24,11 +24,10 @@ from blockshock_lib.studies.linear.runner import LinearRunner
 
 
 class LinearProblem(CaseCosts, Problem):
-    """y = x W^T + b for one case, on one rank's device, and its gradients for one dy.
-
-    W [N, K] has entries of variance 1/K, so that y is of order 1; x [B, K] has a seed of its own, for each `repeat`
-    another. `keep` [N, K]: True where term 0 holds the entry; None where no method splits W. `reduced`: the method by
-    which the ways to add up were timed: they are as fast in every method that adds up.
+    """y = x W^T + b for one case, on one rank's device, and its gradients for one dy. W [N, K] has entries of variance
+    1/K, so that y is of order 1; x [B, K] has a seed of its own, for each `repeat` another. `keep` [N, K]: True where
+    term 0 holds the entry; None where no method splits W. `reduced`: the method by which the ways to add up were timed,
+    as fast in every method.
     """
 
     def __init__(self, case: Case, params: Any, *, device: torch.device, group: Group | None = None, repeat: int = 0):
@@ -38,11 +37,16 @@ class LinearProblem(CaseCosts, Problem):
         bias = torch.randn(case.out_features, generator=self._seed("bias"), device=device).to(self.dtype)
         self.bias = bias if case.bias else None
         self.x = self._inputs(case.workload.distribution, "x", repeat)
-        self.keep, self._buffers, self._columns = None, {}, None
+        # [B, N], normal, of variance 1/(B K): for inputs of order 1 the entries of dW are then as large as W's.
+        dy = torch.randn(case.batch, case.out_features, generator=self._seed("dy", repeat), device=device)
+        self.dy = dy.mul_((case.batch * case.in_features) ** -0.5).to(self.dtype)
+        self.keep, self._buffers, self._rows, self._columns = None, {}, slice(None), slice(None)
         self.unfold: dict[str, torch.Tensor] = {}  # by tensor: where the columns of what was made belong
         if any(METHODS[name].load().uses_mask for name in case.methods):
             self.keep = masks.make(case.mask, self.weight.shape, weight=self.weight, seed=case.seed, device=device)
-        self.reference = Reference(self.weight, self.bias, self.x, self.dy, self.keep)
+        self.learning_rate = params and case.optimizer and getattr(params.learning_rates, case.optimizer)
+        optimizer = partial(training.make_optimizer, case.optimizer, learning_rate=self.learning_rate)
+        self.reference = Reference(self.weight, self.bias, self.x, self.dy, self.keep, optimizer)
 
     @cached_property
     def smallest(self) -> bool:
@@ -72,35 +76,17 @@ class LinearProblem(CaseCosts, Problem):
         return x.to(self.dtype)
 
     @cached_property
-    def dy(self) -> torch.Tensor:
-        """[B, N], normal, of variance 1/(B K): for inputs of order 1 the entries of dW are then as large as W's."""
-        case = self.case
-        dy = torch.randn(case.batch, case.out_features, generator=self._seed("dy", self.repeat), device=self.device)
-        return dy.mul_((case.batch * case.in_features) ** -0.5).to(self.dtype)
-
-    @cached_property
     def teacher(self) -> torch.Tensor:
         """W* [N, K]: what the loss curve has the weights learn."""
-        return self._weight("teacher")
+        return self._weight("teacher")[self._rows][:, self._columns]
 
     def batch(self, step: int) -> torch.Tensor:
         """x [B, K] of a step of the loss curve: standard normal, for a curve compares methods and not workloads."""
-        x = self._inputs("gaussian", "batch", step)
-        return x if self._columns is None else x[:, self._columns]
-
-    @property
-    def learning_rate(self) -> float:
-        return getattr(self.params.learning_rates, self.case.optimizer)
-
-    @property
-    def trained(self) -> Reference:
-        """The reference after a few steps of the case's optimizer."""
-        optimizer = partial(training.make_optimizer, self.case.optimizer, learning_rate=self.learning_rate)
-        return self.reference.trained(optimizer)
+        return self._inputs("gaussian", "batch", step)[:, self._columns]
 
     def prepare(self, method: str) -> None:
         """Truths, baselines and inputs, so that their bytes are no method's; then whether a training step fits."""
-        references = [self.reference, self.trained] if self.phase.train else [self.reference]
+        references = [self.reference, self.reference.trained] if self.phase.train else [self.reference]
         for reference in references:
             _ = reference.y, self.phase.backward and reference.dx
         if self.phase.train:
@@ -147,16 +133,13 @@ class LinearProblem(CaseCosts, Problem):
 
     @cached_property
     def folded(self) -> "LinearProblem":
-        """The same, with inputs, gradients, bias and teacher in the order that the neighbours of a folded method keep;
-        the weight and the truths stay.
-        """
+        """The same with inputs, gradients, bias and teacher in the order that a folded method's neighbours keep."""
         n, k = (one.to(self.device) for one in orders(self.case.mask, *self.weight.shape))
         found = copy.copy(self)
-        found.unfold, found._columns = {"y": n.argsort(), "dx": k.argsort(), "db": n.argsort()}, k
-        found.bias, found.x = None if self.bias is None else self.bias[n], self.x[:, k]
-        found.__dict__ |= {"dy": self.dy[:, n]} if self.phase.backward else {}
-        if self.phase.train and self.smallest:
-            found.__dict__["teacher"] = self.teacher[n][:, k]
+        found._rows, found._columns = n, k
+        found.unfold = {"y": n.argsort(), "dx": k.argsort(), "db": n.argsort()}
+        found.bias, found.x, found.dy = None if self.bias is None else self.bias[n], self.x[:, k], self.dy[:, n]
+        found.__dict__.pop("teacher", None)
         return found
 
     def layer(self, name: str) -> ShardedLinear:

@@ -15,26 +15,24 @@ WEIGHT_STEPS = 3  # with one gradient for all: as many as it takes for a state i
 
 class Reference:
     """y [B, N] = x W^T + b, and its gradients for dy [B, N]: dx [B, K], dw [N, K], db [N]. The truths are float64, from
-    low-precision x and dy. Each tensor is made when it is first asked for, and then kept.
-
-    The baselines multiply `weight` and `bias`; `exact` are both in the truth, where they are known better. `keep`
-    [N, K]: True where term 0 holds the entry. `steps`: of an optimizer, behind the weights.
+    low-precision x and dy, made when first asked for; the baselines multiply `weight` and `bias`. `keep` [N, K]: True
+    where term 0 holds the entry. `optimizer` makes what `trained` steps with.
     """
+
+    steps = 0  # of the optimizer, behind the weights
 
     def __init__(
         self,
         weight: Tensor,
         bias: Tensor | None,
         x: Tensor,
-        dy: Tensor | None,
-        keep: Tensor | None,
-        exact: tuple[Tensor, Tensor | None] | None = None,
-        steps: int = 0,
+        dy: Tensor | None = None,
+        keep: Tensor | None = None,
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
     ):
-        self.weight, self.bias, self.x, self.dy, self.keep, self.steps = weight, bias, x, dy, keep, steps
-        self.exact_weight, self.exact_bias = exact or (weight, bias)
+        self.weight, self.bias, self.x, self.dy, self.keep, self.optimizer = weight, bias, x, dy, keep, optimizer
+        self.exact_weight, self.exact_bias = weight, bias
         self._expected: dict[tuple, Tensor] = {}
-        self._trained: Reference | None = None
 
     @cached_property
     def y(self) -> Tensor:
@@ -93,34 +91,30 @@ class Reference:
         self._expected[key] = total.add_(self.bias) if forward and self.bias is not None else total
         return total
 
-    def trained(self, optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> "Reference":
+    @cached_property
+    def trained(self) -> "Reference":
         """The same after WEIGHT_STEPS steps with the gradient of (x, dy) as it is now, which the weights do not change.
-        The truth takes them in float64 with the exact gradient; the baseline in the case's dtype with its own. What the
-        first call's `optimizer` made is kept.
+        The truth takes them in float64 with the exact gradient; the baseline in the case's dtype with its own.
         """
-        if self._trained:
-            return self._trained
 
         def stepped(values: Tensor, gradient: Tensor) -> Tensor:
             parameter = nn.Parameter(values.clone())
             parameter.grad = gradient
-            steps = optimizer([parameter])
+            steps = self.optimizer([parameter])
             for _ in range(WEIGHT_STEPS):
                 steps.step()
             return parameter.detach()
 
-        exact = torch.empty_like(self.weight, dtype=torch.float64)
-        for rows, weight, dw in zip(*(t.split(TRUTH_ROWS) for t in (exact, self.weight, self.dw)), strict=True):
+        bias = None if self.bias is None else stepped(self.bias, self.expected_db)
+        found = Reference(stepped(self.weight, self.expected_dw), bias, self.x, self.dy, self.keep)
+        found.steps, found.exact_weight = WEIGHT_STEPS, torch.empty_like(self.weight, dtype=torch.float64)
+        parts = zip(*(t.split(TRUTH_ROWS) for t in (found.exact_weight, self.weight, self.dw)), strict=True)
+        for rows, weight, dw in parts:
             rows.copy_(stepped(weight.double(), dw))
-        bias = exact_bias = None
-        if self.bias is not None:
-            bias, exact_bias = stepped(self.bias, self.expected_db), stepped(self.bias.double(), self.db)
-        weight, steps = stepped(self.weight, self.expected_dw), self.steps + WEIGHT_STEPS
-        self._trained = Reference(weight, bias, self.x, self.dy, self.keep, (exact, exact_bias), steps)
-        return self._trained
+        found.exact_bias = None if bias is None else stepped(self.bias.double(), self.db)
+        return found
 
     def forget(self) -> None:
         """Drops every truth and baseline of the weights' own size; those of y and dX stay."""
-        self._trained = None
-        for name in ("dw", "expected_dw"):
+        for name in ("trained", "dw", "expected_dw"):
             self.__dict__.pop(name, None)

@@ -61,7 +61,7 @@ class LinearRunner(Runner):
         if problem.bias is not None:
             yield Check("db", self.unfolded("db", db), reference.expected_db, reference.db)
         run.agree(lambda: trainer.update() if active else None)
-        for _ in range(problem.trained.steps - 1):
+        for _ in range(reference.trained.steps - 1):
             outputs = ()
             with run.weighed():
                 outputs = trainer.step(problem.x, dy) if active else ()
@@ -69,8 +69,8 @@ class LinearRunner(Runner):
         del outputs
         trainer.drop_gradients()
         made = self._forward_and_dx(run, dy)  # before `to_dense`, which refreshes what the steps left behind
-        yield Check("weight", layer.to_dense(), problem.trained.weight, problem.trained.exact_weight)
-        yield from self.compared(made, problem.trained, record=False)
+        yield Check("weight", layer.to_dense(), reference.trained.weight, reference.trained.exact_weight)
+        yield from self.compared(made, reference.trained, record=False)
         trainer.reset(problem.weight, problem.bias)
 
     def _forward_and_dx(self, run: CaseRun, dy: torch.Tensor | None) -> Made:

@@ -90,8 +90,8 @@ def eager_step(layer: ShardedLinear, optimizer: torch.optim.Optimizer, x: Tensor
 
 
 def losses(runner: Runner, run: CaseRun, done: int) -> Iterator[Sample]:
-    """The loss curve from step `done` on: the layer learns a teacher's weights, with a fresh batch each step, the same
-    for every method. Refused where a number is not finite. The layer has its first weights again afterwards.
+    """The loss curve from step `done` on: the layer learns a teacher's weights by batches that are the same for every
+    method, and has its first weights again afterwards. Refused where a number is not finite.
     """
     problem = runner.problem
     trainer = Trainer(runner.layer, problem.case.optimizer, problem.learning_rate)

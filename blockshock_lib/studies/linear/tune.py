@@ -1,6 +1,4 @@
-"""Tuning ahead of a run: what its methods search for by themselves, on the same ranks, and keep on disk. A run would do
-the same, in its own time.
-"""
+"""Tuning ahead of a run: what its methods search for by themselves, on the same ranks, and keep on disk."""
 
 import warnings
 from collections.abc import Callable
@@ -34,9 +32,7 @@ def tune(params: Params, say: Callable[[str], None]) -> bool:
 
 
 def tune_case(ctx: RankContext, case: Case, params: Params) -> list[str]:
-    """On every rank: has each method of the case that can run there search as it does in a run; what was warned of, and
-    why a method has no right way.
-    """
+    """On every rank each method searches as it does in a run; what was warned of, and why one has no right way."""
 
     def ranked(group: Group) -> list[str]:
         run = CaseRun(LinearProblem(case, params, device=ctx.device, group=group), METRICS)

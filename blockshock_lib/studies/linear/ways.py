@@ -16,9 +16,7 @@ ONE_BUFFER = ("cslt", "small")  # what `tuned` chooses from: both multiply with 
 
 
 def of_product(copies: Sequence[Runner]) -> list[Work]:
-    """Each product that the layer does not take, as a kernel: that which it takes is timed beside its forward. And
-    the forward through the layer's own CUDA graph, on GPUs.
-    """
+    """Each product that the layer does not take, as a kernel; on GPUs the forward through its CUDA graph too."""
     problem, every = copies[0].problem, [products(one.layer, copies[0].problem.x) for one in copies]
     others = [way for way in every[0] if len(every[0]) > 1 and way != taken(copies[0].layer, problem.x)]
     found = [Work("product_by_kernel", [calls[way] for calls in every], way, heavy=True) for way in others]

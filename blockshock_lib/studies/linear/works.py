@@ -38,7 +38,6 @@ class Works:
             found = self.forward()
             return found + self.ways(found)
         if self.phase.train and self.has_orders:
-            # As `choose_forward` does.
             self._take(overlap=self.run.timer.fastest({order: self.backward("", order) for order in ORDERS}))
         return (self.trained() if self.phase.train else self.frozen()) + self.forward() + self.input_gradient()
 
@@ -54,9 +53,7 @@ class Works:
         return self.one.compared(dict(zip(("y", "dx"), made or (None, None), strict=True)), record=False)
 
     def forward(self) -> list[Work]:
-        """Kernel time, which leads in for all of a forward's phase, call time, the product and the collective alone.
-        What is the same work is timed once: the whole forward of a rank that adds nothing up is its product.
-        """
+        """The whole forward, its product and its collective alone. What is the same work is timed once."""
         x, heavy, way = self.x, not self.phase.backward, ways.taken(self.layer, self.x)
         # The product's way may be one of several that are compared.
         several = heavy and way in (many := ways.products(self.layer, x)) and len(many) > 1
@@ -98,9 +95,7 @@ class Works:
             one.start_dgrad(one.local_dgrad(self.dy)).wait()
 
     def choose_forward(self) -> None:
-        """Has the forward take the form, then cut its batch, as a few samples say is fastest, on all ranks alike; what
-        is then shown of each cut is measured anew.
-        """
+        """Has the forward take the form, then cut its batch, as a few samples say is fastest, on all ranks alike."""
         self.counts = self.tuned_counts()
         for name, values in (("form", self.layer.forms), ("chunks", self.counts)):
             if len(values) > 1:
@@ -108,9 +103,7 @@ class Works:
                 self._take(**{name: self.run.timer.fastest(tried)})
 
     def tuned_counts(self) -> list[int]:
-        """Of `CHUNKS` those that can run: a piece has its own fastest product, and its own fastest way to be added up.
-        One where there is no collective to run beside a product.
-        """
+        """Of `CHUNKS` those that can run, each with its own fastest product and way to be added up."""
         most = self.problem.case.batch // LEAST_PIECE if self.layer.collective else 1
         counts = [count for count in CHUNKS if count <= max(1, most)]
         found = []

@@ -17,6 +17,11 @@ def problem():
     return trained_problem()
 
 
+def trained(problem, name, rate):
+    problem.reference.optimizer = lambda parameters: training.make_optimizer(name, parameters, rate)
+    return problem.reference.trained
+
+
 def test_weight_input_gradient_and_teacher_have_seeds_of_their_own():
     p = trained_problem(batch=128, out_features=256, bias=False, dtype="fp32", in_features=256)
     drawn = [one.float().flatten() for one in (p.weight, p.teacher)]
@@ -54,7 +59,7 @@ def test_truths_are_those_of_autograd_in_float64(problem):
 def test_truths_are_the_same_in_chunks(problem, monkeypatch):
     monkeypatch.setattr("blockshock_lib.studies.linear.reference.TRUTH_ROWS", 48)
     other = trained_problem()
-    after = [one.reference.trained(lambda ps: training.make_optimizer("adamw", ps, 0.01)) for one in (other, problem)]
+    after = [trained(one, "adamw", 0.01) for one in (other, problem)]
     for what in ("y", "dx", "dw"):
         torch.testing.assert_close(getattr(other.reference, what), getattr(problem.reference, what), rtol=0, atol=1e-12)
     torch.testing.assert_close(*(one.exact_weight for one in after), rtol=0, atol=1e-13)
@@ -62,18 +67,18 @@ def test_truths_are_the_same_in_chunks(problem, monkeypatch):
 
 @pytest.mark.parametrize(("name", "rate"), [("sgd", 0.5), ("adamw", 0.001)])
 def test_trained_weights_are_those_of_plain_training_in_float64(problem, name, rate):
-    trained = problem.reference.trained(lambda ps: training.make_optimizer(name, ps, rate))
+    after = trained(problem, name, rate)
     w, b = (torch.nn.Parameter(t.double()) for t in (problem.weight, problem.bias))
     plain = training.make_optimizer(name, [w, b], rate)
-    for _ in range(trained.steps):
+    for _ in range(after.steps):
         plain.zero_grad()
         torch.nn.functional.linear(problem.x.double(), w, b).backward(problem.dy.double())
         plain.step()
-    torch.testing.assert_close(trained.exact_weight, w.detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(after.exact_weight, w.detach(), rtol=0, atol=1e-12)
     y = torch.nn.functional.linear(problem.x.double(), w, b).detach()
-    torch.testing.assert_close(trained.y, y, rtol=0, atol=1e-11)
+    torch.testing.assert_close(after.y, y, rtol=0, atol=1e-11)
     moved = (w.detach() - problem.weight.double()).square().mean() / problem.weight.double().square().mean()
-    assert moved > 1e-3 and trained.weight.dtype == problem.dtype
+    assert moved > 1e-3 and after.weight.dtype == problem.dtype
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

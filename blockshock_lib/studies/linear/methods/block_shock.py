@@ -7,7 +7,7 @@ With k = 2 K / w input columns a rank and e bytes an element:
   the mask is transposable and 2 where it is not; with `exchange` half as much again, for half of the other term's rows.
 """
 
-from blockshock_lib.studies.linear.methods.method import Cost, Method, Shape, pattern_bytes, summed, summed_dgrad
+from blockshock_lib.studies.linear.methods.method import Cost, Method, Shape, summed, summed_dgrad
 
 
 class BlockShock(Method):
@@ -63,19 +63,20 @@ class BlockShock(Method):
         kept, dense = _kept(shape) * shape.itemsize, _dense(shape)
         if shape.update == "recompress":
             remask = Cost(0.0, dense, dense, 0.0, dense, dense)
-            return {"remask": remask, "compress": remask._replace(written=_orientations(shape) * kept)}
+            return {"remask": remask, "compress": remask._replace(written=(1 + shape.mask.transposable) * kept)}
         return {"refresh": Cost(0.0, kept, kept, 0.0, kept, kept)} if shape.mask.transposable else {}
 
     def entries(self, shape: Shape) -> float:
         return _kept(shape) * (2 if shape.update == "recompress" else 1)
 
     def held_bytes(self, shape: Shape, optimizer: str) -> tuple[float, float]:
-        packed, transposed = _packed(shape), _packed(shape) * (_orientations(shape) - 1)
+        packed = _packed(shape)
+        transposed = packed * shape.mask.transposable  # a term's transpose is packed too where that is 2:4
         if not optimizer:
-            return packed, transposed + pattern_bytes(shape)
+            return packed, transposed + shape.pattern
         other = 1.5 if self.wgrad_choice(shape) == "exchange" else 1.0
         bools = shape.out_features * shape.term_columns if self.stock else 0.0
-        copies = transposed + other * pattern_bytes(shape) + bools
+        copies = transposed + other * shape.pattern + bools
         return (_dense(shape), copies + packed) if shape.update == "recompress" else (packed, copies)
 
     def scratch_bytes(self, shape: Shape, optimizer: str) -> float:
@@ -94,10 +95,6 @@ def _dense(shape: Shape) -> float:
 
 def _packed(shape: Shape) -> float:
     return _kept(shape) * (shape.itemsize + 0.25)
-
-
-def _orientations(shape: Shape) -> int:
-    return 2 if shape.mask.transposable else 1  # a term's transpose is packed too where that is 2:4
 
 
 ROWS = tuple(

@@ -1,14 +1,6 @@
 """The methods that multiply densely: what Block-Shock is compared with."""
 
-from blockshock_lib.studies.linear.methods.method import (
-    Cost,
-    Method,
-    Shape,
-    dense_wgrad,
-    pattern_bytes,
-    summed,
-    summed_dgrad,
-)
+from blockshock_lib.studies.linear.methods.method import Cost, Method, Shape, dense_wgrad, summed, summed_dgrad
 
 
 class RowParallel(Method):
@@ -36,13 +28,11 @@ class MaskedDense(Method):
         return product._replace(read=product.read + product.written, written=2 * product.written)
 
     def held_bytes(self, shape: Shape, optimizer: str) -> tuple[float, float]:
-        return self.cost(shape).weights, pattern_bytes(shape) if optimizer else 0.0
+        return self.cost(shape).weights, shape.pattern if optimizer else 0.0
 
 
 class PermutedDense(Method):
-    """Each class of rows multiplies its half of the columns; of several, what is made lies beside what was gathered,
-    then beside what it is scattered into.
-    """
+    """Each class of rows multiplies its half of the columns."""
 
     def cost(self, shape: Shape) -> Cost:
         k = shape.term_columns
@@ -98,14 +88,10 @@ def _gathering(shape: Shape, given: float, made: float) -> Cost:
 ROWS = tuple(
     kind(*looks, f"blockshock_lib.layers:{layer}", split, periodic_only=kind is PermutedDense)
     for kind, *looks, layer, split in (
-        # The product on one GPU; the absolute reference for speed and error.
         (Method, "dense", "A dense", "A", "#4D4D4D", "s", "DenseLinear", "none"),
-        # Standard tensor parallelism; B1 is the rival that Block-Shock must beat.
         (RowParallel, "row_parallel", "B1 row-parallel", "B1", "#0072B2", "o", "RowParallelLinear", "in"),
         (ColumnParallel, "column_parallel", "B2 column-parallel", "B2", "#56B4E9", "D", "ColumnParallelLinear", "out"),
-        # The same split by mask as Block-Shock: shows what the 2:4 kernels alone are worth.
         (MaskedDense, "masked_dense", "C masked dense", "C", "#E69F00", "^", "MaskedDenseLinear", "terms"),
-        # A periodic mask's term as dense products in a permuted basis; the honest strongest rival.
         (PermutedDense, "permuted_dense", "D permuted dense", "D", "#009E73", "v", "PermutedDenseLinear", "terms"),
     )
 )

@@ -1,8 +1,6 @@
-"""What a method of the linear study says of itself: its row in the table, and what it must at least do and hold, the
-numbers behind every floor and every memory formula; those of one rank, the bias left out. No torch here.
-
-Symbols: B batch, N out_features, K in_features, e bytes an element, w ranks. A method of two terms gives each rank a
-term of k = 2 K / w input columns.
+"""A method's row in the table, and what it must at least do and hold: the numbers behind every floor and memory
+formula, of one rank, the bias left out. No torch here. Symbols: B batch, N out_features, K in_features, e bytes an
+element, w ranks. A method of two terms gives each rank a term of k = 2 K / w input columns.
 """
 
 import pkgutil
@@ -16,11 +14,9 @@ MOMENTS = {"": 0, "sgd": 0, "adamw": 2}
 
 
 class Cost(NamedTuple):
-    """What one rank must at least do for one piece of work. FLOPs count a multiply and an add as 2.
-
-    `sent` is bus bytes: an all-reduce of n bytes over w ranks moves 2 n (w-1)/w, an all-gather to n bytes n (w-1)/w
-    (the convention of NCCL's tests). `peak` is weights plus the largest sum of live outputs and temporaries; the input,
-    the same for all methods, is left out.
+    """What one rank must at least do for one piece of work. FLOPs count a multiply and an add as 2. `sent`: bus bytes,
+    as NCCL's tests count them. `peak`: weights plus the largest sum of live outputs and temporaries; the input, the
+    same for all methods, is left out.
     """
 
     flops: float
@@ -55,6 +51,12 @@ class Shape(NamedTuple):
     def term_columns(self) -> float:
         return self.in_features / max(1, self.world_size // 2)  # k
 
+    @property
+    def pattern(self) -> float:
+        """Bytes of a term's mask; of one that repeats a tile, that tile alone, which is not counted."""
+        entries = self.out_features * self.term_columns
+        return 0.0 if self.mask.periodic else entries / (16 if self.mask.transposable else 8)
+
     def gathered(self, n: float) -> float:
         """Bus bytes of an all-gather to n bytes; an all-reduce of as many moves twice that."""
         return n * (self.world_size - 1) / self.world_size
@@ -85,29 +87,21 @@ FORMULAS = dict(zip(_HELD, TrainingBytes._fields, strict=False))
 class Method:
     """One row. Its costs, of the forward and of dX with their collectives and of dW by a strategy, are those of ranks
     that multiply their input columns densely and all-reduce what they made; a subclass says where it differs.
-
-    Attributes:
-        name: in parameters and records; label: in tables and figures; short: of a line in a figure.
-        layer: "module:class" that does it.
-        split: what the ranks share: nothing ("none"), input features ("in"), output features ("out"), or the two terms
-            of a mask, each term's input features again where there are more than two ranks ("terms").
-        periodic_only: whether only periodic masks will do: it gathers what they keep, as a dense product.
-        folded: whether x is given and y left in an order that the neighbours keep.
-        product: None: the layer has no choice of 2:4 backend; "": the one that the parameters choose; else this one.
-        update: how a layer with packed values is trained: "packed" or "recompress"; None: it has none.
     """
 
-    name: str
-    label: str
-    short: str
+    name: str  # in parameters and records
+    label: str  # in tables and figures
+    short: str  # of a line in a figure
     colour: str
     marker: str
-    layer: str
+    layer: str  # "module:class" that does it
+    # What the ranks share: input features, output features, or the two terms of a mask, each term's input features
+    # again where there are more than two ranks.
     split: Literal["none", "in", "out", "terms"]
-    periodic_only: bool = False
-    folded: bool = False
-    product: str | None = None
-    update: Literal["packed", "recompress"] | None = None
+    periodic_only: bool = False  # it gathers what a periodic mask keeps, as a dense product
+    folded: bool = False  # x is given and y left in an order that the neighbours keep
+    product: str | None = None  # 2:4 backend; None: the layer has no choice; "": the one that the parameters choose
+    update: Literal["packed", "recompress"] | None = None  # how a layer with packed values is trained
 
     def load(self) -> Any:
         """The layer's class, a `layers.ShardedLinear`; imports torch."""
@@ -169,12 +163,6 @@ class Method:
         activations, scratch = 2 * shape.y + shape.x, self.scratch_bytes(shape, optimizer)
         held = self.held_bytes(shape, optimizer)
         return TrainingBytes(*held, trained, MOMENTS[optimizer] * trained, activations, scratch)
-
-
-def pattern_bytes(shape: Shape) -> float:
-    """Of a term's mask; of one that repeats a tile, that tile alone, which is not counted."""
-    entries = shape.out_features * shape.term_columns
-    return 0.0 if shape.mask.periodic else entries / (16 if shape.mask.transposable else 8)
 
 
 def summed(

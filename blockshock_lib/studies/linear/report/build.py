@@ -13,7 +13,7 @@ from blockshock_lib.studies.linear.phases import LINES
 A, B1, C, OURS = "dense", "row_parallel", "masked_dense", "block_shock"
 T1, STOCK, D = "block_shock_recompress", "block_shock_torch", "permuted_dense"
 KEYS = ["case", "method"]
-SHIPPED = (A, B1, C, OURS, T1, STOCK, D, "column_parallel", "folded_dense")
+OTHERS = (A, C, T1, D, "column_parallel", "folded_dense")  # of which the table of calls does not speak
 PIECES = {
     "forward product": "compute",
     "forward collective": "reduce",
@@ -28,15 +28,8 @@ PIECES = {
 """Piece of a training step -> stem of its metrics, <stem>_kernel and floor_<stem>."""
 
 
-def newcomers(frame: pd.DataFrame) -> list[str]:
-    """The methods that are no shipped ones, in table order."""
-    return [method for method in AXES.ordered(frame["method"]) if method not in SHIPPED]
-
-
 def with_lines(frame: pd.DataFrame) -> pd.DataFrame:
-    """`frame`, and each reference line of phase 1 that it has rows of as if it were a method, named by its label. Not
-    for what ranks methods: a line is no rival in the same precision, or by the same means.
-    """
+    """`frame`, with each reference line that it holds as if it were a method. Not for what ranks methods."""
     rows = frames.complete(frame, AXES)
     b1, parts = rows[rows["method"].eq(B1)], [rows]
     for line, label in LINES.items():
@@ -51,16 +44,6 @@ def with_lines(frame: pd.DataFrame) -> pd.DataFrame:
 def stacked(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Those that have rows, one below the other; the first of them where none has."""
     return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-
-
-def wide(frame: pd.DataFrame, metrics: Mapping[str, frames.Metric], methods: Mapping[str, str]) -> pd.DataFrame:
-    """A row a case, in order: its columns, `size`, and the median "<method><metric>" by these short names, or NaN."""
-    found = frames.medians(frame, AXES, **metrics)
-    table = found.drop_duplicates("case")[[*AXES.case_columns, "size"]]
-    for short, method in methods.items():
-        part = found.loc[found["method"].eq(method), ["case", *metrics]].set_index("case").add_prefix(short)
-        table = table.join(part, on="case")
-    return in_order(table, "size", "batch", "optimizer")
 
 
 def in_order(table: pd.DataFrame, *by: str) -> pd.DataFrame:
@@ -95,8 +78,8 @@ def interval(row: Mapping, name: str = "") -> str:
     return verdicts.interval_text(named)
 
 
-def text(values: Iterable[float], form: str = "{:.3g}", none: str = ABSENT) -> list[str]:
-    return [none if pd.isna(value) else form.format(value) for value in values]
+def text(values: Iterable[float], form: str = "{:.3g}") -> list[str]:
+    return [ABSENT if pd.isna(value) else form.format(value) for value in values]
 
 
 def micro(ms: pd.Series) -> pd.Series:

@@ -11,10 +11,8 @@ from blockshock_lib.studies.linear.report import build
 from blockshock_lib.studies.linear.report.build import B1, OURS, PIECES, STOCK, T1, A, interval
 
 BEYOND = "forward beyond its product"
-_MISSING = {"nothing to show": ["no valid times of A, B1 and Block-Shock: make phase1"]}
 STEPS = {"b1": B1, "t3": OURS, "t1": T1}
 PHASE = {"pass": "phase2", "step": "phase3"}
-_TIMES = {"": "compute_kernel", "_forward": "forward_kernel", "_reduce": "reduce_kernel"}
 _RATIOS = {"forward": "f", "recompress": "s1", "packed": "s3", "shrink": "s1/f", "keep": "s3/f", "gain": "T3 over T1"}
 
 
@@ -25,15 +23,18 @@ def rows_of(frame: pd.DataFrame, work: str) -> pd.DataFrame:
 
 
 def law_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a case of phase 1 with A, B1 and Block-Shock, smallest first: the law beside the measurement, in "x".
-
-    Medians (ms) of the products `a`, `b1`, `ours`, the forwards `a_forward` and so on, and B1's collective, `reduce`.
-    `s`, with its 99% interval: how much faster a 2:4 product is than the dense one of the same size; with more than two
-    ranks the terms are sharded, and A's product is taken to shrink in proportion. `predicted`: B1's product takes
-    1 / ranks of A's, Block-Shock's 2 / (ranks s) of it, and both add B1's collective: nan where it has no time, as with
-    emulated ranks. `residual` = ratio / predicted - 1.
+    """A row a case of phase 1 with A, B1 and Block-Shock: medians (ms) of the products `a`, `b1`, `ours`, the forwards
+    `a_forward` and so on, and B1's collective, `reduce`. `s`, with its 99% interval: how much faster a 2:4 product is
+    than the dense one of the same size; with more than two ranks the terms are sharded, and A's product is taken to
+    shrink in proportion. `predicted`: B1's product takes 1 / ranks of A's, Block-Shock's 2 / (ranks s) of it, and both
+    add B1's collective: nan where it has no time. `residual` = ratio / predicted - 1.
     """
-    table = build.wide(rows_of(frame, "forward"), _TIMES, {"a": A, "b1": B1, "ours": OURS})
+    times = {"": "compute_kernel", "_forward": "forward_kernel", "_reduce": "reduce_kernel"}
+    found = frames.medians(rows_of(frame, "forward"), AXES, **times)
+    table = found.drop_duplicates("case")[[*AXES.case_columns, "size"]]
+    for short, method in {"a": A, "b1": B1, "ours": OURS}.items():
+        own = found[found["method"].eq(method)].set_index("case")[[*times]]
+        table = table.join(own.add_prefix(short), on="case")
     table = table.rename(columns={"b1_reduce": "reduce"})
     table = table.dropna(subset=["a", "b1", "ours", "b1_forward", "ours_forward"])
     table = table.merge(verdicts.ratio(frame, AXES, B1, OURS)[["case", "ratio", "low", "high"]], on="case")
@@ -52,7 +53,7 @@ def law_table(frame: pd.DataFrame) -> pd.DataFrame:
     """`law_rows` in words: the law beside the measurement, a row a case, and what is left between the two (%)."""
     table = law_rows(frame)
     if table.empty:
-        return pd.DataFrame(_MISSING)
+        return pd.DataFrame({"nothing to show": ["no valid times of A, B1 and Block-Shock: make phase1"]})
     inside = table["predicted"].between(table["low"], table["high"]).map({True: "yes", False: "no"})
     told = table["predicted"].notna() & table["low"].gt(0) & table["high"].le(100 * table["low"])
     columns = {
@@ -66,9 +67,7 @@ def law_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def pieces(frame: pd.DataFrame) -> pd.DataFrame:
-    """Where the time goes, a row a case, `work` and method, a column a part, ms. Of a forward (phase 1): the product,
-    and BEYOND = forward - product. Of a pass (phase 2) and a step (phase 3): each piece as it was measured alone.
-    """
+    """Where the time goes, ms, a row a case, `work` and method; of a forward (phase 1) the product and BEYOND it."""
     product, found = "forward product", []
     forward = frames.medians(rows_of(frame, "forward"), AXES, **{product: "compute_kernel", BEYOND: "forward_kernel"})
     forward = forward.dropna(subset=[product, BEYOND])
@@ -80,10 +79,9 @@ def pieces(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def training_ratios(frame: pd.DataFrame) -> pd.DataFrame:
-    """Speeds over B1 of Block-Shock's `forward`, of T1's step (`recompress`) and T3's (`packed`), and their quotients:
-    `shrink` = recompress / forward, `keep` = packed / forward, `gain` = packed / recompress; in "x", with 99% intervals
-    (`_low`, `_high`) by which verdicts are said. A row a case, in order, of the `groups` of processes of `runs` that
-    have all times; these beside them, means in ms.
+    """Speeds over B1 of Block-Shock's `forward`, of T1's step (`recompress`) and T3's (`packed`), and their quotients
+    `shrink`, `keep` and `gain`, with 99% intervals (`_low`, `_high`) by which verdicts are said. A row a case, in
+    order, of the `groups` of processes of `runs` that have all times; these beside them, means in ms.
     """
     forward, step = frames.time_metric(frame, "forward_kernel"), frames.time_metric(frame, "step_kernel")
     times = {name: (step, method) for name, method in STEPS.items()} | {"of_b1": (forward, B1), "ours": (forward, OURS)}

@@ -25,11 +25,9 @@ def corners(families: Iterable[Mask], size: int = 16, seed: int = 0) -> dict[str
 
 
 def proofs(families: Iterable[Mask], size: int = 256, seed: int = 0) -> pd.DataFrame:
-    """Each family proven on a random bf16 weight [size, size], a row a family; nothing in it depends on the machine.
-
-    Both terms are packed and unpacked again, and what is proven is what came back: complementary (every weight in
-    exactly one term), sum exact (W(0) + W(1) equals W bit for bit), 2:4 along the inputs and, where the family is
-    transposable, along the outputs. Raises ValueError where a family lacks what it promises.
+    """Each family proven on a random bf16 weight [size, size], a row a family. Both terms are packed and unpacked
+    again, and what is proven is what came back: complementary (every weight in exactly one term), sum exact, bit for
+    bit, 2:4 along the inputs and, where the family is transposable, along the outputs; else ValueError.
     """
     weight, rows = _weight(size, seed).bfloat16(), {}
     for mask in families:
@@ -57,11 +55,7 @@ def _weight(size: int, seed: int) -> torch.Tensor:
 
 
 def masks_figure(corners: Mapping[str, torch.Tensor]) -> Figure:
-    """A corner of each mask: a pixel a weight, dark where term 0 holds it. `corners`: name -> bool [outputs, inputs],
-    term 0's mask. The title counts from the pixels how many masks are 2:4 along rows, and along columns too.
-    """
-    if not corners:
-        return figures.empty("Masks", "no mask was given")
+    """A pixel a weight, dark where term 0 holds it. `corners`: name -> bool [outputs, inputs], term 0's mask."""
     names = AXES.sort("mask", corners)
     rows = [name for name in names if first_bad_group(corners[name]) is None]
     both = [name for name in rows if first_bad_group(corners[name].t()) is None]

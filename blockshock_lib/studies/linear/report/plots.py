@@ -38,10 +38,7 @@ _MARKS = 4 * "osD^vPX*h"
 
 
 def law_figure(frame: pd.DataFrame) -> Figure:
-    """The law: Block-Shock's speed over B1 is s/2. The line, and each case with 99% intervals, cut at the axes.
-
-    It holds without communication and where B1's half product takes half of A's time: speed = s t(B1's product) / t(A).
-    """
+    """The line of the law, s/2, and each case with 99% intervals, cut at the axes."""
     chosen, setting = frames.focus(frame, AXES, metrics=("forward_kernel", "compute_kernel", "reduce_kernel"))
     table, title = law.law_rows(chosen), "The law: speed over B1 = s / 2"
     if table.empty:
@@ -172,8 +169,8 @@ ONE = replace(
 
 
 def on_one(frame: pd.DataFrame) -> pd.DataFrame:
-    """The products of a weight on one GPU as records of methods: dense, or of the weight pruned 2:4 by each of our
-    kernels. Those of A and of Block-Shock on two ranks, whose terms are 2:4 weights of full size; none without any.
+    """The products of a weight on one GPU as records of methods: dense, or pruned 2:4 by each of our kernels. Those of
+    A and of Block-Shock on two ranks, whose terms are 2:4 weights of full size; none without any.
     """
     rows, parts = frames.complete(frame, AXES), []
     rows = rows[rows["world_size"].eq(2)]
@@ -195,9 +192,7 @@ def one_gpu(frame: pd.DataFrame) -> Figure:
 
 
 def loss_curves(frame: pd.DataFrame) -> Figure:
-    """The loss of each method and group against the step, a panel an optimizer; A lies broad below what coincides with
-    it. The title tells the distance to B1's, which rounds the same partial sums as Block-Shock, or else to A's.
-    """
+    """The loss of each method and group against the step, a panel an optimizer, and its distance to B1's or A's."""
     chosen, setting = frames.focus(frame, AXES, panels=("optimizer",), metrics=("loss",))
     rows = frames.samples(chosen, "loss")
     if rows.empty:

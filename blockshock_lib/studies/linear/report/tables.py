@@ -1,6 +1,4 @@
-"""What the study's own tables say: the 2:4 product over its floor, a forward's calls, the all-reduce by backend; what
-the pieces of a step take and hold, and which way a layer chose.
-"""
+"""The study's own tables: products, calls, all-reduce, pieces of a step, and which way a layer chose."""
 
 import pandas as pd
 
@@ -16,9 +14,7 @@ _ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def over_floor(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a (case, way): `median` and `floor` in ms, and `over` = median / floor: the larger
-    of the method's FLOP over the measured GEMM rate and its bytes over the measured copy bandwidth.
-    """
+    """A row a (case, way): `median` and `floor` in ms, and `over` = median / floor."""
     rows = frames.complete(frame, AXES)
     rows = rows[rows["metric"].isin(["check", "compute_kernel", "product_by_kernel", "floor_compute"])]
     b1, stock, ours = (rows[rows["method"].eq(method)] for method in (B1, STOCK, OURS))
@@ -33,7 +29,7 @@ def over_floor(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def product_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One rank's product by each way, a row a case: median µs and shares of floors, those of newcomers too."""
+    """One rank's product by each way, a row a case: median µs and shares of floors."""
     table = over_floor(frame).astype({"median": float, "over": float})
     best = table[table["way"].isin(["cslt", "small"])].sort_values("over", kind="stable").drop_duplicates("case")
     if best.empty:
@@ -50,22 +46,13 @@ def product_table(frame: pd.DataFrame) -> pd.DataFrame:
     over = verdicts.ratio(pd.concat(ways), AXES, "cslt", "small", metric)
     words = {row["case"]: build.interval(row) for row in over.to_dict("records")}
     columns["small-batch over planned"] = best["case"].map(words).astype(object)
-    for method in build.newcomers(frame):
-        rows = frame[frame["method"].eq(method)]
-        times = frames.medians(rows, AXES, time="compute_kernel", floor="floor_compute").set_index("case")
-        columns[f"{AXES.short(method)} (µs)"] = micro(best["case"].map(times["time"]))
-        columns[f"{AXES.short(method)}, % of floor"] = rounded(
-            best["case"].map(100 * times["floor"] / times["time"]), 3
-        )
     return shown(best, columns, method=False)
 
 
 def call_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A forward called eagerly and through the layer's own CUDA graph, a row a (case, method): median µs of the
-    slowest rank. Below 1 of "eager / graph" the graph does not pay.
-    """
+    """A forward called eagerly and through the layer's own CUDA graph, a row a (case, method): median µs."""
     rows = frames.complete(frame, AXES)
-    rows = rows[rows["method"].isin([B1, OURS, STOCK, *build.newcomers(rows)])]
+    rows = rows[~rows["method"].isin(build.OTHERS)]
     times = {"eager call": "forward_call", "graph call": "forward_graph_call", "kernel": "forward_kernel"}
     table = frames.medians(rows, AXES, **times).dropna(subset="graph call")
     if table.empty:
@@ -77,9 +64,7 @@ def call_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def lines_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The reference lines of phase 1, which are no methods, a row a (case, line): median µs, speed over B1, the RMS
-    error of what is in another precision, and why a line was not timed, or only called eagerly.
-    """
+    """The reference lines of phase 1, a row a (case, line): medians, and why one was not timed."""
     rows = build.with_lines(frames.complete(frame, AXES))
     rows = rows[rows["method"].isin([B1, *LINES.values()])]
     lines = rows[rows["method"].ne(B1) & rows["metric"].ne("check")]
@@ -97,9 +82,7 @@ def lines_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def reduce_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The all-reduce of a forward's partial results alone, a row a case: each backend's median µs and bus bandwidth
-    (bytes sent a rank over time), and which of them the layers took. It is timed once, for all methods.
-    """
+    """The all-reduce of a forward's partial results alone, timed once for all methods, a row a case."""
     rows = frames.complete(frame, AXES)
     each = rows[rows["metric"].eq("reduce_by_kernel")]
     rows, ways = rows[rows["method"].isin(set(each["method"]))], sorted(set(each["detail"]))
@@ -131,9 +114,7 @@ def piece_names(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def ways_table(frame: pd.DataFrame, metric: str, chosen: str, *ways: str, missing: tuple = ()) -> pd.DataFrame:
-    """Median ms each way, a row a (case, method); of two timed, the second's time over the first's; and the way that
-    the layer took, by the detail of `chosen`: where fresh groups differ, in how many of them each.
-    """
+    """Median ms each way, a row a (case, method); `taken`, by the detail of `chosen`: in how many fresh groups each."""
     table = frames.medians(frame, AXES, **{way: (metric, way) for way in ways})
     if table.empty:
         return build.nothing(frame, *missing) if missing else pd.DataFrame()

@@ -51,7 +51,6 @@ BROKEN = CHECKER.index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(Fals
         ({"stripes": STRIPES}, "stripes is 2:4 along the inputs only"),
         ({"one": CHECKER, "other": STRIPES}, "All 2 masks are 2:4 along the inputs, 1 of them along the outputs too"),
         ({"one": BROKEN, "other": STRIPES}, "1 of 2 masks are 2:4 along the inputs, 0 of them"),
-        ({}, "nothing to draw"),
     ],
 )
 def test_the_title_says_what_the_pixels_are(corners, title):
