@@ -18,9 +18,10 @@ class Graphed(nn.Module, contextlib.AbstractContextManager):
         with layer.graphed() as fast, torch.no_grad():
             y = fast(x)
 
-    The first call with a batch size captures the layer; a later one copies x in, replays and copies y out. Values
-    changed in place are followed; where storage, dtype or device changed all is captured anew. The plain forward runs
-    where nothing can be captured, a gradient is wanted, or x does not fit.
+    The first call with a batch size runs the layer and captures it; a later one copies x in, replays and copies y out.
+    Values changed in place are followed; where storage, dtype or device changed all is captured anew. A tuned algorithm
+    and `layer.chunks` count from the next capture on. The plain forward runs where nothing can be captured, a gradient
+    is wanted, or x does not fit.
 
     **Close it before `torch.distributed.destroy_process_group()`**, which can hang while a captured collective is alive
     (pytorch#115388): leave the `with`, call `close`, or let go of it. **All ranks alike** make it and call it with the
@@ -77,6 +78,13 @@ class Graphed(nn.Module, contextlib.AbstractContextManager):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name not in ("_graphs", "_memory", "_lock")}
+
+    def __setstate__(self, state: dict) -> None:
+        Graphed.__init__(self, state["_modules"]["layer"], state["shapes"])  # a copy captures graphs of its own
+        super().__setstate__(state)
 
 
 def capturable(x: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """Captured layers give what the plain ones give, also after a change of weights; with a stand-in for CUDA graphs."""
 
 import contextlib
+import copy
 import gc
 import weakref
 
@@ -43,6 +44,9 @@ class Memory:
 
     def release(self):
         self.released = True
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("cannot pickle a CUDA graph")
 
 
 @pytest.fixture(autouse=True)
@@ -200,14 +204,19 @@ def test_under_autocast_and_a_compiler_for_an_empty_batch_and_on_a_cpu_the_layer
     plain(fast, draw(4))
 
 
-def test_graphs_are_freed_at_close_or_when_let_go(fast):
-    twin = fast.layer.graphed()
-    for one in (fast, twin):
-        one(draw(4))
+def test_a_copy_captures_graphs_of_its_own_and_each_frees_its_own_at_close_or_when_let_go(fast):
+    fast(draw(4))
+    fast.eval().__class__ = mine = type("Mine", (Graphed,), {})
+    fast.register_forward_hook(lambda *_: None)
+    twin = copy.deepcopy(fast)
+    assert type(twin) is mine and not twin.training and twin._forward_hooks == fast._forward_hooks
+    twin.layer.bias += 1
+    torch.testing.assert_close(twin(draw(4)), fast(draw(4)) + 1)
     fast.close()
     assert [one.released for one in Memory.made] == [True, False]
+    assert_same(twin, draw(4))
     assert_same(fast, draw(4))  # captured anew
-    del twin, one
+    del twin
     gc.collect()
     assert [one.released for one in Memory.made] == [True, True, False]
 
