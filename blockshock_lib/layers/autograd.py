@@ -1,5 +1,7 @@
-"""One autograd node for all methods: forward by a layer's own pieces, backward by its own pieces. Under `torch.compile`
-the same bodies run behind the operator `blockshock::linear`: a layer is found by its handle, a number.
+"""One autograd node for all methods: forward by a layer's own pieces, backward by its own pieces.
+
+Eagerly it is an `autograd.Function`. Under `torch.compile` the same two bodies run behind the operator
+`blockshock::linear`, which the compiler takes as one opaque step: a layer is found by its handle, a number.
 """
 
 import contextlib
@@ -40,6 +42,7 @@ def register(layer: nn.Module, among: weakref.WeakValueDictionary[int, nn.Module
 
 
 def layers() -> list[nn.Module]:
+    """All that live in this process."""
     return list(_layers.values())
 
 

@@ -1,6 +1,7 @@
-"""Checkpoints of a model and its optimizer that outlive a killed run, and that no damaged or hostile file gets past:
-tensors.pt, weights and the optimizer's state in dense view, so that any mask, any number of ranks and a plain nn.Linear
-read each other's; checkpoint.json, numbers, settings and digests.
+"""Checkpoints of a model and its optimizer that outlive a killed run, and that no damaged or hostile file gets past.
+
+A folder is there whole or not at all: tensors.pt, weights and the optimizer's state in dense view, so that any mask,
+any number of ranks and a plain nn.Linear read each other's; checkpoint.json, numbers, settings and digests.
 """
 
 import json
@@ -31,6 +32,7 @@ HOW = ("foreach", "fused", "capturable", "differentiable")  # how an optimizer c
 
 def save(folder: Path | str, model: nn.Module, optimizer: Optimizer | None = None, **numbers: float | str) -> None:
     """Writes `model`, `optimizer` and `numbers` (a step, a loss) to `folder`, which every rank sees. All ranks call it.
+
     A checkpoint that lies there is replaced at the end: a run killed before keeps the old one, and `load` finds it.
     UnsupportedError: what has no dense view, or is no tensor. CheckpointError: other files lie there, or it failed.
     """

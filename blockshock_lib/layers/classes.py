@@ -70,9 +70,11 @@ def scatter(parts: Tensor, classes: Sequence[slice], out: Tensor) -> Tensor:
 
 
 def packed_wgrad(dy: Tensor, x: Tensor, classes: list[tuple[slice, slice]]) -> Tensor:
-    """dy [B, N], x [B, K] -> the kept half of dW = dy^T x, [N, K/2] row-major, by products of half the size. A GEMM can
-    write rows of one residue modulo 4, at one distance from each other; so a class of some rows is one product a
-    residue, and dy is first laid out by residue: one pass over dy instead of one over the result.
+    """dy [B, N], x [B, K] -> the kept half of dW = dy^T x, [N, K/2] row-major, by products of half the size.
+
+    Rows of a class are dy[:, rows]^T x[:, columns], straight into their rows of the result. Rows of one residue modulo
+    4 lie at one distance from each other, as a GEMM can write them; so a class of some rows is one product a residue,
+    and dy is first laid out by residue: one pass over dy instead of one over the result.
     """
     out = x.new_empty(dy.shape[1], x.shape[1] // 2)
     if len(classes) == 1:

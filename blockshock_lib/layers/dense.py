@@ -1,4 +1,7 @@
-"""The methods that multiply dense parts: whole, sharded as in arXiv:1909.08053, or as two terms of W."""
+"""The methods that multiply dense parts: whole, sharded as in arXiv:1909.08053, or as two terms of W.
+
+A GEMM reads a transposed view at the same cost; an elementwise operation with a row-major tensor, across its rows.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +41,7 @@ class DenseLinear(ShardedLinear):
 
 class RowParallelLinear(ShardedLinear):
     """B1, the rival that Block-Shock must beat: weight columns are sharded; the [B, N] partial sums are all-reduced.
+
     Each rank makes its columns of dX as dX^T, [K/w, B]; gathered without a copy, their transposed view is dX.
     """
 
@@ -55,8 +59,8 @@ class RowParallelLinear(ShardedLinear):
 
 
 class ColumnParallelLinear(ShardedLinear):
-    """B2: weight rows are sharded; each rank's shard of y^T, [N/w, B], gathers into y^T without a copy. `form`: the
-    group's library has them "sent", or, where GPUs share memory, they are "read" by their peers.
+    """B2: weight rows are sharded; each rank's shard of y^T, [N/w, B], gathers into y^T without a copy.
+    `form`: the group's library has them "sent", or, where GPUs share memory, they are "read" by their peers.
     """
 
     transposed_y = True
@@ -150,9 +154,10 @@ class MaskedDenseLinear(TermParallelLinear):
 class PermutedDenseLinear(TermParallelLinear):
     """D, the honest strongest rival: a periodic mask's term as C dense blocks [N/C, K/2], one a class of rows.
 
-    The gather of x and dy and the scatter of y and dX take one pass each. `form`, of `forms`, says how y and dX are
-    multiplied (dW has one way, as a timed step's is compared): one product a class; one "batched"; or "transposed", y
-    into every fourth row of y^T, without a scatter. The same on all ranks.
+    No zeros are stored, no 2:4 kernel is needed. The gather of x and dy and the scatter of y and dX, one pass each, are
+    part of `local`, `local_dgrad` and `local_wgrad`: a model could fold them into its neighbours' weights.
+    `form`, of `forms`, says how y and dX are multiplied (dW has one way, as a timed step's is compared): one product a
+    class; one "batched"; or "transposed", y into every fourth row of y^T, without a scatter. The same on all ranks.
     """
 
     wgrad_by = "periodic"
@@ -189,6 +194,7 @@ class PermutedDenseLinear(TermParallelLinear):
         y = self.group.buffer(self.out_features, gathered.shape[1], gathered.dtype, gathered.device) if y is None else y
         y = gathered.new_empty(self.out_features, gathered.shape[1]) if y is None else y
         for (rows, _), x, w in zip(self.classes, gathered, self.weight, strict=True):
+            # Rows of one residue modulo 4 lie at one distance from each other, as a GEMM can write them.
             into = y.unflatten(0, (-1, 4))[:, rows].transpose(0, 1)  # [p, N/4, B]
             torch.bmm(w.unflatten(0, (-1, len(into))).transpose(0, 1), x.t().expand(len(into), -1, -1), out=into)
         return y
