@@ -5,42 +5,25 @@ import pandas as pd
 import pytest
 import torch
 
-from blockshock_lib import studies
-from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment
 from blockshock_lib.layers.gpt import training
 from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify import Sparse24, Unstructured, fake
-from blockshock_lib.params import load
 from blockshock_lib.studies.gallery import accuracy, losses, results
 from blockshock_lib.studies.gallery.methods import ARMS, DENSE, PRUNED, TRAINED
 from blockshock_lib.studies.gallery.params import columns, expand
 from tests.report.frames import row
+from tests.studies.gallery import cases
+from tests.studies.gallery.cases import ABOUT, STUDY, measured, opened, said
 from tests.studies.gpt.test_problem import data  # noqa: F401
 
-STUDY = studies.load("gallery")
 TINY = {"layers": 1, "heads": 2, "vocab": 32, "context": 16, "batch": 8, "tokens": 768, "validation_tokens": 256}
 TINY |= {"seeds": 1, "calibration": 32}
 
 
 def asked(*methods, **settings):
     settings = {f"accuracy.{name}": value for name, value in (TINY | settings).items()}
-    return load(STUDY, "gallery_accuracy", settings | {"methods": list(methods)}, choose={"hardware": "cpu"})
-
-
-def opened(params, case=0, state=None):
-    found = accuracy.opened(expand(params)[case], params, device=torch.device("cpu"), group=Group())
-    found.state = state
-    return found
-
-
-def measured(params, case=0, **how):
-    return pd.DataFrame(experiment.measure(opened(params, case), params, STUDY, **how))
-
-
-def said(rows, metric="check"):
-    rows = rows[rows["metric"].eq(metric)]
-    return {one.method: one.reason or one.status for one in rows.itertuples()}
+    return cases.asked("accuracy", settings | {"methods": list(methods)})
 
 
 @torch.no_grad()
@@ -140,8 +123,7 @@ def planted(gaps, seeds=6, width=384, run="a", heads=6, task="c0", took=1.0, den
     """
     case = {"pattern": "GPT", "n": width, "k": width, "batch": 64, "sparsity": 0.5, "block": 16, "layers": 12}
     about = columns(case | {"heads": heads, "vocab": 8192, "context": 512, "tokens": 64 * 512 * 10, "recipe": "a"})
-    about |= {"run": run, "phase": "gallery_accuracy", "code": "", "device": "cuda", "emulated": False, "group": 0}
-    about |= {"world_size": 1, "dtype": "bf16"}
+    about |= ABOUT | {"run": run, "phase": "gallery_accuracy", "group": 0}
     draw, found = np.random.default_rng(0), []
     for seed in range(seeds):
         base = dense + draw.normal(0, 0.1)

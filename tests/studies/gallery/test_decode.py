@@ -9,31 +9,25 @@ import torch
 from torch._functorch import config
 from torch.nn.attention import SDPBackend
 
-from blockshock_lib import studies
-from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment
 from blockshock_lib.layers import Linear24
-from blockshock_lib.params import load
 from blockshock_lib.report import verdicts
 from blockshock_lib.studies.gallery import decode, hypotheses, results
-from blockshock_lib.studies.gallery.accuracy import opened
 from blockshock_lib.studies.gallery.axes import AXES, TOKENS
 from blockshock_lib.studies.gallery.methods import DECODERS
-from blockshock_lib.studies.gallery.params import columns, expand
+from blockshock_lib.studies.gallery.params import columns
 from blockshock_lib.studies.gallery.report import decoded
 from tests.report.frames import row
-from tests.studies.gallery.test_training import said
+from tests.studies.gallery import cases
+from tests.studies.gallery.cases import ABOUT, QUICK, STUDY, opened, said
 
-STUDY = studies.load("gallery")
-QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01, "decode.batches": [2]}
 COMPILED = ("decode_compiled", "decode_searched_compiled", "decode_24_compiled")
 RUNS = ("decode_dense", "decode_searched", "decode_24", *COMPILED)  # on a CPU
 
 
 def problem(**more):
-    params = load(STUDY, "gallery_decode", QUICK | more, choose={"hardware": "cpu"})
-    case = expand(params)[0]
-    return opened(case, params, device=torch.device("cpu"), group=Group()), params
+    params = cases.asked("decode", QUICK | {"decode.batches": [2]} | more)
+    return opened(params), params
 
 
 def measured(**more):
@@ -214,8 +208,7 @@ def planted(speeds, device="cuda", metric="token_kernel", rival=4.0, **other):
     rng, found = np.random.default_rng(0), []
     for batch, speed in speeds.items():
         shape = {"pattern": "Llama", **hypotheses.LLAMA_8B, "batch": batch, "sparsity": 0.5, "block": 0} | other
-        about = columns(shape) | {"run": "a", "phase": "gallery_decode", "case": f"B={batch}", "seed": 0, "code": ""}
-        about |= {"device": device, "emulated": False, "world_size": 1, "dtype": "bf16"}
+        about = columns(shape) | ABOUT | {"phase": "gallery_decode", "case": f"B={batch}", "device": device}
         for group in range(3):
             every = {"decode_searched": 8.0, "twin": 8.0, "decode_dense": 8.0, "decode_24": 8 / speed}
             every |= dict(zip(COMPILED, (rival, 4.0, 4 / speed), strict=True))

@@ -1,23 +1,17 @@
 import pytest
 
-from blockshock_lib import studies
 from blockshock_lib.errors import ParamsError
 from blockshock_lib.kernels.patterns.table import KERNELS, PATTERNS
 from blockshock_lib.params import load
 from blockshock_lib.studies.gallery import hypotheses
 from blockshock_lib.studies.gallery.methods import METHODS
 from blockshock_lib.studies.gallery.params import expand
-
-STUDY = studies.load("gallery")
+from tests.studies.gallery import cases
+from tests.studies.gallery.cases import STUDY
 
 
 def asked(hardware="cpu", **settings):
-    return load(
-        STUDY,
-        "gallery_speed",
-        {f"sweep.{name}": value for name, value in settings.items()},
-        choose={"hardware": hardware},
-    )
+    return cases.asked("speed", {f"sweep.{name}": value for name, value in settings.items()}, hardware)
 
 
 def test_every_method_is_a_kernel_of_its_pattern_and_every_kernel_a_method():
@@ -29,8 +23,8 @@ def test_every_method_is_a_kernel_of_its_pattern_and_every_kernel_a_method():
 
 def test_a_pattern_is_asked_for_at_the_sparsities_and_blocks_that_it_can_have():
     every = ["unstructured", "blocks", "2:4", "2:4 in blocks", "rows"]
-    cases = expand(asked(patterns=every, sparsities=[0.25, 0.75], blocks=[64, 32], batches=[8]))
-    found = [(case.pattern, case.sparsity, case.block) for case in cases]
+    expanded = expand(asked(patterns=every, sparsities=[0.25, 0.75], blocks=[64, 32], batches=[8]))
+    found = [(case.pattern, case.sparsity, case.block) for case in expanded]
     assert found == [
         *(("unstructured", sparsity, 0) for sparsity in (0.25, 0.75)),
         *(("blocks", sparsity, block) for sparsity in (0.25, 0.75) for block in (64, 32)),
@@ -38,17 +32,17 @@ def test_a_pattern_is_asked_for_at_the_sparsities_and_blocks_that_it_can_have():
         *(("2:4 in blocks", 0.75, block) for block in (64, 32)),
         *(("rows", sparsity, 64) for sparsity in (0.25, 0.75)),
     ]
-    assert cases[0].methods == ("searched", "dense", "coo", "csr", "ust")
+    assert expanded[0].methods == ("searched", "dense", "coo", "csr", "ust")
 
 
 def test_the_sweep_of_a_gpu_times_every_kernel_of_unstructured_sparsity():
-    cases = expand(asked(hardware="cuda"))
-    (found,) = {case.methods for case in cases if case.pattern == "unstructured"}
+    expanded = expand(asked(hardware="cuda"))
+    (found,) = {case.methods for case in expanded if case.pattern == "unstructured"}
     assert {name for name, method in METHODS.items() if method.pattern == "unstructured"} <= set(found)
 
 
 def test_patterns_without_a_method_are_not_asked_for():
-    params = load(STUDY, "gallery_speed", {"methods": ["searched", "csr"]}, choose={"hardware": "cpu"})
+    params = cases.asked("speed", {"methods": ["searched", "csr"]})
     assert {case.pattern for case in expand(params)} == {"unstructured"}
 
 
@@ -65,6 +59,9 @@ def test_patterns_without_a_method_are_not_asked_for():
         ("decode", {"decode.kv_heads": 3}, "3 does not fit"),
         ("decode", {"decode.width": 100}, "decode.width"),
         ("decode", {"methods": ["step_t1"]}, "'step_t1' is not allowed"),
+        ("training", {"sweep.patterns": ["blocks"]}, "'blocks' is none of gallery_training"),
+        ("speed", {"sweep.patterns": ["GELU"]}, "'GELU' is none of gallery_speed"),
+        ("training", {"methods": ["csr"]}, "'csr' is not allowed"),
         ("accuracy", {"methods": ["wanda_24"]}, "every arm is held against 'trained_dense'"),
         ("accuracy", {"methods": ["trained_dense", "csr"]}, "'csr' is not allowed"),
         ("accuracy", {"methods": ["trained_dense"], "accuracy.block": 48}, "48 does not divide the width of 64"),
@@ -73,7 +70,7 @@ def test_patterns_without_a_method_are_not_asked_for():
 )
 def test_what_cannot_be_is_refused_before_anything_starts(phase, settings, match):
     with pytest.raises(ParamsError, match=match):
-        load(STUDY, f"gallery_{phase}", settings, choose={"hardware": "cpu"})
+        cases.asked(phase, settings)
 
 
 def test_the_headline_cells_are_twenty_and_those_of_the_shipped_sweeps():
@@ -91,7 +88,7 @@ def test_sparsegpt_is_given_as_many_rows_as_its_widest_layer_has_inputs():
     def model(*methods, calibration, batch=2):
         given = {"calibration": calibration, "batch": batch}  # of 32 tokens, for layers of up to 256 inputs
         settings = {"methods": list(methods)} | {f"accuracy.{name}": value for name, value in given.items()}
-        return load(STUDY, "gallery_accuracy", settings, choose={"hardware": "cpu"})
+        return cases.asked("accuracy", settings)
 
     with pytest.raises(ParamsError, match="6 sequences; allowed with SparseGPT at this size: at least 8"):
         model("trained_dense", "sparsegpt_24", calibration=6)

@@ -5,27 +5,22 @@ import pandas as pd
 import pytest
 import torch
 
-from blockshock_lib import studies
-from blockshock_lib.comm import Group
-from blockshock_lib.engine import experiment
-from blockshock_lib.params import load
 from blockshock_lib.studies.gallery import hypotheses, plots, report, results
 from blockshock_lib.studies.gallery.methods import METHODS
 from blockshock_lib.studies.gallery.params import columns, expand
-from blockshock_lib.studies.gallery.problem import GalleryProblem
 from tests.report.frames import row, title
+from tests.studies.gallery import cases
+from tests.studies.gallery.cases import ABOUT
 from tools import results as written
 
-STUDY = studies.load("gallery")
-QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01, "sweep.weights": [[128, 192]]}
+QUICK = cases.QUICK | {"sweep.weights": [[128, 192]]}
 
 
 def measured(pattern, sparsity=0.75, batch=8, **more):
     asked = {"sweep.patterns": [pattern], "sweep.sparsities": [sparsity], "sweep.batches": [batch]}
-    params = load(STUDY, "gallery_speed", QUICK | asked | more, choose={"hardware": "cpu"})
+    params = cases.asked("speed", QUICK | asked | more)
     (case,) = expand(params)
-    problem = GalleryProblem(case, params, device=torch.device("cpu"), group=Group())
-    return case, pd.DataFrame(experiment.measure(problem, params, STUDY))
+    return case, cases.measured(params)
 
 
 def planted(speeds, device="cuda", groups=3, linear=1.0, loose=0.0):
@@ -36,10 +31,8 @@ def planted(speeds, device="cuda", groups=3, linear=1.0, loose=0.0):
     for (method, (n, k), batch, sparsity, block), asked in speeds.items():
         speed, wide = asked if isinstance(asked, tuple) else (asked, False)
         case = dict(pattern=METHODS[method].pattern, n=n, k=k, batch=batch, sparsity=sparsity, block=block)
-        about = columns(case) | dict(
-            run="a", phase="gallery_speed", case=f"{n} {k} {batch} {sparsity} {block} {case['pattern']}"
-        )
-        about |= dict(seed=0, code="", device=device, emulated=False, world_size=1, dtype="bf16")
+        about = columns(case) | ABOUT | dict(phase="gallery_speed", device=device)
+        about["case"] = f"{n} {k} {batch} {sparsity} {block} {case['pattern']}"
         for group in range(groups):
             rows = []
             for name, ms in (("searched", 1.0), ("dense", linear), (method, np.exp(wide * loose * group) / speed)):
@@ -237,8 +230,7 @@ def test_what_has_no_dx_says_so_and_its_forward_is_timed():
 
 
 def test_the_dense_product_multiplies_the_whole_weight_and_the_others_what_is_kept():
-    params = load(STUDY, "gallery_speed", QUICK, choose={"hardware": "cpu"})
-    problem = GalleryProblem(expand(params)[0], params, device=torch.device("cpu"), group=Group())
+    problem = cases.opened(cases.asked("speed", QUICK))
     for method, weight in (("dense", problem.weight), ("csr", torch.where(problem.mask, problem.weight, 0))):
         truth, baseline = problem.expected(method, "forward")
         torch.testing.assert_close(truth, problem.x.double() @ weight.double().t())

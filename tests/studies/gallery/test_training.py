@@ -7,37 +7,27 @@ import pandas as pd
 import pytest
 import torch
 
-from blockshock_lib import studies
-from blockshock_lib.comm import Group
-from blockshock_lib.engine import experiment
-from blockshock_lib.errors import ParamsError
 from blockshock_lib.kernels.patterns import dense, two_four
 from blockshock_lib.kernels.sparse24 import compress, cslt, packing, pattern
 from blockshock_lib.kernels.sparse24.backends import BACKENDS
-from blockshock_lib.params import load
 from blockshock_lib.report import verdicts
 from blockshock_lib.studies.gallery import steps, training
-from blockshock_lib.studies.gallery.accuracy import opened
 from blockshock_lib.studies.gallery.methods import WAYS
-from blockshock_lib.studies.gallery.params import columns, expand
+from blockshock_lib.studies.gallery.params import columns
 from tests.report.frames import row
+from tests.studies.gallery import cases
+from tests.studies.gallery.cases import ABOUT, opened, said
 
-STUDY = studies.load("gallery")
-QUICK = {"timing.samples": 2, "timing.warmup": 1, "timing.min_sample_ms": 0.01, "sweep.weights": [[64, 128]]}
 RUNS = ("step_dense", "step_t1", "step_t3", "step_before", "step_after")  # on a CPU
 
 
-def measured(*methods, act="GELU", **more):
-    asked = QUICK | {"methods": list(methods), "sweep.patterns": [act]} | more
-    params = load(STUDY, "gallery_training", asked, choose={"hardware": "cpu"})
-    (case,) = expand(params)
-    problem = opened(case, params, device=torch.device("cpu"), group=Group())
-    return pd.DataFrame(experiment.measure(problem, params, STUDY))
+def asked(*methods, act="GELU"):
+    settings = cases.QUICK | {"sweep.weights": [[64, 128]], "sweep.patterns": [act]}
+    return cases.asked("training", settings | {"methods": list(methods)})
 
 
-def said(rows):
-    rows = rows[rows["metric"].eq("check") & rows["method"].ne("twin")]
-    return {one.method: one.reason or one.status for one in rows.itertuples()}
+def measured(*methods, **more):
+    return cases.measured(asked(*methods, **more))
 
 
 @pytest.mark.parametrize("act", ["GELU", "squared ReLU"])
@@ -51,8 +41,7 @@ def test_every_way_is_its_formulas_and_says_where_it_has_no_kernel(act):
 
 
 def test_autograd_gives_the_same_gradients():
-    params = load(STUDY, "gallery_training", QUICK | {"sweep.patterns": ["GELU"]}, choose={"hardware": "cpu"})
-    problem = opened(expand(params)[0], params, device=torch.device("cpu"), group=Group())
+    problem = opened(asked("step_before", "step_after"))
     for name in ("step_before", "step_after"):
         runner = problem.build(name)
         h, weight = (x.double().requires_grad_() for x in (problem.x, problem.weight))
@@ -110,22 +99,8 @@ def test_a_kept_weight_of_0_has_a_gradient(monkeypatch):
     assert said(measured("step_dense", "step_t1", "step_t3"))["step_t3"] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("phase", "settings", "match"),
-    [
-        ("gallery_training", {"sweep.patterns": ["blocks"]}, "'blocks' is none of gallery_training"),
-        ("gallery_speed", {"sweep.patterns": ["GELU"]}, "'GELU' is none of gallery_speed"),
-        ("gallery_training", {"methods": ["csr"]}, "'csr' is not allowed"),
-    ],
-)
-def test_patterns_and_methods_of_another_phase_are_refused(phase, settings, match):
-    with pytest.raises(ParamsError, match=match):
-        load(STUDY, phase, settings, choose={"hardware": "cpu"})
-
-
 def test_a_step_packs_as_its_operand_was_tuned_and_checks_no_mask(monkeypatch):
-    params = load(STUDY, "gallery_training", QUICK | {"sweep.patterns": ["GELU"]}, choose={"hardware": "cpu"})
-    runner = opened(expand(params)[0], params, device=torch.device("cpu"), group=Group()).build("step_after")
+    runner = opened(asked("step_after")).build("step_after")
     weights = torch.randn(2, 64, 128, dtype=torch.bfloat16)
     masks = [training.PATTERN.keep(one.abs(), 0.5, 0) for one in weights]
     monkeypatch.setattr(cslt, "require", lambda *what, **how: None)  # its bytes are made on a CPU too
@@ -151,24 +126,16 @@ def test_tiles_whose_product_is_of_other_places_are_refused(monkeypatch):
 
         return SimpleNamespace(prune_dense_static_sort=made)
 
-    for shift, said in ((0, ""), (1, "other places"), (4, "other places")):
+    for shift, words in ((0, ""), (1, "other places"), (4, "other places")):
         monkeypatch.setattr(training, "SparseSemiStructuredTensorCUSPARSELT", pack(shift))
         told = training.untrue_tiles.__wrapped__(torch.device("cpu"), torch.bfloat16)
-        assert said in told and bool(said) == bool(told)
+        assert words in told and bool(words) == bool(told)
 
 
 def planted(speeds, device="cuda", kernel=True, case="a"):
     """A GPU's records: way -> speed over the dense step of 1 ms; `kernel`: whether a graph holds it."""
     shape = {"pattern": "GELU", "n": 1024, "k": 4096, "batch": 8192, "sparsity": 0.5, "block": 0}
-    about = columns(shape) | {
-        "run": "a",
-        "phase": "gallery_training",
-        "case": case,
-        "seed": 0,
-        "code": "",
-        "device": device,
-    }
-    about |= {"emulated": False, "world_size": 1, "dtype": "bf16"}
+    about = columns(shape) | ABOUT | {"phase": "gallery_training", "case": case, "device": device}
     rng, found = np.random.default_rng(0), []
     for group in range(3):
         for name, speed in ({"step_dense": 1.0} | speeds).items():
