@@ -83,8 +83,13 @@ def weigh(places: tuple[Path, ...], study: Study) -> list[Source]:
 
 def join(sources: list[Source], study: Study) -> None:
     """Gives one setting to what counts and to other runs whose cases no one, or their own reference, has already; cases
-    of a portable phase stand by themselves."""
+    of a portable phase stand by themselves. A case of which no method could run is any other run's that has it.
+    """
     owners: dict[str, Source] = {}
+    checked = [frames.checks(one.frame) for one in sources]
+    made = [set(rows.loc[rows["outcome"].eq("passed"), "case"]) for rows in checked]
+    for one, own in zip(sources, made, strict=True):
+        one.frame = one.frame[~one.frame["case"].isin(set().union(*made) - own)]
     for one in sorted(sources, key=lambda one: (one.counts, one.frame["case"].nunique()), reverse=True):
         known = {case: owners[case] for case in one.frame["case"].unique() if case in owners}
         name = reference.name_of(one.manifest)

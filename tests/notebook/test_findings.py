@@ -104,9 +104,12 @@ def test_a_parameter_that_shares_a_columns_name_is_no_setting():
     assert findings._setting(facts, studies.load("gpt")) == "4x G, 4 ranks, bf16"
 
 
-def of_cases(use, setting, *cases, name="", phase="phase1"):
+def of_cases(use, setting, *cases, name="", phase="phase1", lack=()):
+    """A run of which no method could run the cases `lack`."""
     facts = {"reference": name or f"{use}{setting}{cases}", "phase": phase}
-    return findings.Source(files.ROOT, facts, use, setting, frames.make((256,)).iloc[: len(cases)].assign(case=cases))
+    rows = frames.make((256,)).iloc[: len(cases)].assign(case=cases, metric="check", status="ok", value=1.0)
+    rows.loc[rows["case"].isin(lack), "status"] = "unsupported"
+    return findings.Source(files.ROOT, facts, use, setting, rows)
 
 
 def test_a_training_that_another_run_has_too_leaves_the_runs_others_in():
@@ -115,6 +118,13 @@ def test_a_training_that_another_run_has_too_leaves_the_runs_others_in():
     findings.join(joined, studies.load("gpt"))
     assert [sorted(one.frame["case"]) for one in joined if one.counts] == [[1, 2, 3], [4]]
     assert joined[2].use.startswith("left out: cases of it count")
+
+
+def test_a_case_that_a_run_could_not_make_is_anothers_that_could():
+    run = partial(of_cases, phase="gpt_training")
+    joined = [run(COUNTS, "a", 1, 2, 3, lack=(2, 3)), run("left out: x counts", "a", 2, 4)]
+    findings.join(joined, studies.load("gpt"))
+    assert [sorted(one.frame["case"]) for one in joined if one.counts] == [[1, 3], [2, 4]]
 
 
 def test_phases_of_several_machines_are_joined_but_for_cases_that_a_larger_run_has():

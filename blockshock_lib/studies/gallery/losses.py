@@ -98,7 +98,7 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
             {
                 "arm": arm.label,
                 "seeds": own["seed"].nunique(),
-                "loss (nats)": round(own["value"].mean(), 4),
+                "loss (nats)": round(own.groupby("seed")["value"].mean().mean(), 4),
                 "lost (nats)": ABSENT if method == DENSE else str(lost(rows, method)),
                 "published at 124M": ABSENT if arm.published is None else f"{arm.published:+.3f}",
                 "pruned in (s)": round(seconds[method], 2) if method in seconds else ABSENT,
