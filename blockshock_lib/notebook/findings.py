@@ -83,13 +83,11 @@ def weigh(places: tuple[Path, ...], study: Study) -> list[Source]:
 
 def join(sources: list[Source], study: Study) -> None:
     """Gives one setting to what counts and to other runs whose cases no one, or their own reference, has already; cases
-    of a portable phase stand by themselves. A case of which no method could run is any other run's that has it.
-    """
+    of a portable phase stand by themselves, and a case that a run could not make is another's that could."""
     owners: dict[str, Source] = {}
-    checked = [frames.checks(one.frame) for one in sources]
-    made = [set(rows.loc[rows["outcome"].eq("passed"), "case"]) for rows in checked]
-    for one, own in zip(sources, made, strict=True):
-        one.frame = one.frame[~one.frame["case"].isin(set().union(*made) - own)]
+    passed = [set(frames.checks(one.frame).query("outcome == 'passed'")["case"]) for one in sources]
+    for one, own in zip(sources, passed, strict=True):
+        one.frame = one.frame[~one.frame["case"].isin(set().union(*passed) - own)]
     for one in sorted(sources, key=lambda one: (one.counts, one.frame["case"].nunique()), reverse=True):
         known = {case: owners[case] for case in one.frame["case"].unique() if case in owners}
         name = reference.name_of(one.manifest)
@@ -292,8 +290,7 @@ def open_findings(runs: Which = "all", *, study: str = "", run_dir: str = "", ou
 
 def execute(runs: Which = "all", study: str = "", out: Path = OUTPUTS) -> workbook.Outcome:
     """Runs the study's notebook into a dated folder, with its page; never raises for what the notebook does."""
-    found = open_findings(runs, study=study, out=out)
-    folder = found.folder
+    folder = (found := open_findings(runs, study=study, out=out)).folder
 
     def conclude() -> tuple[str, bool]:
         concluded = manifest.read(folder).get("verdict", "")
