@@ -62,12 +62,11 @@ class Bsr(Packed):
     """Blocks with a column each and where each row of blocks begins, int32."""
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int):
-        self.shape, self.dtype, self.block, self.chosen = tuple(weight.shape), weight.dtype, block, {}
+        self.block, self.chosen, kept = block, {}, kept_blocks(mask, block)
         self.guessed: dict[int, Setting] = {}
-        kept = kept_blocks(mask, block)
         crow = F.pad(kept.sum(1).cumsum(0), (1, 0)).int()
         values = torch.where(tiled(mask, block)[kept], tiled(weight, block)[kept], 0)
-        self.tensors = {"crow": crow, "columns": kept.nonzero()[:, 1].int(), "values": values}
+        super().__init__(weight, crow=crow, columns=kept.nonzero()[:, 1].int(), values=values)
 
     def matrix(self) -> Tensor:
         return torch.sparse_bsr_tensor(*self.tensors.values(), self.shape, check_invariants=False)
@@ -145,16 +144,12 @@ class Grouped(Packed):
     """
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int):
-        self.shape, self.dtype, self.block = tuple(weight.shape), weight.dtype, block
-        kept = kept_blocks(mask, block)
+        self.block, kept = block, kept_blocks(mask, block)
         kept[~kept.any(1), 0] = True
         values = torch.where(tiled(mask, block)[kept], tiled(weight, block)[kept], 0)
-        ends = (kept.sum(1).cumsum(0) * block).int()
-        self.tensors = {
-            "values": values.transpose(0, 1).flatten(1).contiguous(),  # [b, blocks b]
-            "columns": (kept.nonzero()[:, 1:] * block + torch.arange(block, device=mask.device)).flatten().int(),
-            "ends": ends,
-        }
+        values = values.transpose(0, 1).flatten(1).contiguous()  # [b, blocks b]
+        columns = (kept.nonzero()[:, 1:] * block + torch.arange(block, device=mask.device)).flatten().int()
+        super().__init__(weight, values=values, columns=columns, ends=(kept.sum(1).cumsum(0) * block).int())
 
     def multiply(self, x: Tensor) -> Tensor:
         values, columns, ends = (self.tensors[name] for name in ("values", "columns", "ends"))

@@ -16,14 +16,13 @@ class Blocks24(Packed):
     """
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int):
-        self.shape, self.dtype = tuple(weight.shape), weight.dtype
         self.lines, backend = [], choose("auto", weight.device)
         for row, kept in enumerate(blocks.kept_blocks(mask, block)):
             if bool(kept.any()):
                 at = (kept.nonzero() * block + torch.arange(block, device=mask.device)).flatten().int()
                 lines = slice(row * block, (row + 1) * block)
                 self.lines.append((lines, at, two_four.TwoFour(weight[lines, at], mask[lines, at], 0, backend)))
-        self.tensors = self.lines[0][2].tensors
+        super().__init__(weight, **self.lines[0][2].tensors)
 
     def multiply(self, x: Tensor) -> Tensor:
         y = x.new_zeros(x.shape[0], self.shape[0])

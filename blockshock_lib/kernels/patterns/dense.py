@@ -19,8 +19,7 @@ class Dense(Packed):
     """The masked weight as it is."""
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int = 0):
-        self.shape, self.dtype = tuple(weight.shape), weight.dtype
-        self.tensors = {"values": torch.where(mask, weight, 0).contiguous()}
+        super().__init__(weight, values=torch.where(mask, weight, 0).contiguous())
 
     def multiply(self, x: Tensor) -> Tensor:
         return F.linear(x, self.tensors["values"])

@@ -43,9 +43,8 @@ class Packed(ABC):
         tensors: name -> all that it stores, "values" among them: the kept weights, in the kernel's order.
     """
 
-    shape: tuple[int, int]
-    dtype: torch.dtype
-    tensors: dict[str, Tensor]
+    def __init__(self, weight: Tensor, **tensors: Tensor):
+        self.shape, self.dtype, self.tensors = tuple(weight.shape), weight.dtype, tensors
 
     def product(self, x: Tensor) -> Tensor:
         """x [B, K] times the weight transposed: [B, N], contiguous, in the weight's dtype. ValueError where x does not

@@ -15,11 +15,10 @@ class Shuffled(Packed):
     """A weight in shuffled order packed in blocks, and both orders: x's columns and y's are moved in every call."""
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int):
-        self.shape, self.dtype = tuple(weight.shape), weight.dtype
         rows, columns = order(mask, block), order(mask.t(), block)
         self.inner = blocks.Bsr(weight[rows][:, columns], mask[rows][:, columns], block)
-        own = {"rows": rows.argsort().int(), "columns": columns.int()}
-        self.tensors = self.inner.tensors | {f"{name}_order": one for name, one in own.items()}
+        own = {"rows_order": rows.argsort().int(), "columns_order": columns.int()}
+        super().__init__(weight, **self.inner.tensors, **own)
 
     def multiply(self, x: Tensor) -> Tensor:
         y = self.inner.multiply(x.index_select(1, self.tensors["columns_order"]))

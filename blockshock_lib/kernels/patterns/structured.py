@@ -14,9 +14,8 @@ class Smaller(Packed):
         rows, columns = mask.any(1), mask.any(0)
         if not torch.equal(mask, rows[:, None] & columns):
             raise ValueError("the mask does not keep whole rows and columns")
-        self.shape, self.dtype = tuple(weight.shape), weight.dtype
         places = {"rows": rows.nonzero().flatten().int(), "columns": columns.nonzero().flatten().int()}
-        self.tensors = {"values": weight[rows][:, columns].contiguous(), **places}
+        super().__init__(weight, values=weight[rows][:, columns].contiguous(), **places)
 
     def multiply(self, x: Tensor) -> Tensor:
         values, rows, columns = self.tensors.values()

@@ -20,9 +20,8 @@ class TwoFour(Packed):
     """A packed 2:4 weight with its backend."""
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int, backend: Backend):
-        self.shape, self.dtype, self.backend = tuple(weight.shape), weight.dtype, backend
-        self.packed = backend.pack(weight, mask)
-        self.tensors = {"values": self.packed.values}
+        self.backend, self.packed = backend, backend.pack(weight, mask)
+        super().__init__(weight, values=self.packed.values)
 
     def multiply(self, x: Tensor) -> Tensor:
         return self.backend.linear(x, self.packed)

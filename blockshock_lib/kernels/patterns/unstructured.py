@@ -19,8 +19,7 @@ class Coo(Packed):
     """Values with a row and a column each, int64, as PyTorch has them."""
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int = 0):
-        self.shape, self.dtype = tuple(weight.shape), weight.dtype
-        self.tensors = {"indices": mask.nonzero().t().contiguous(), "values": wide(weight[mask])}
+        super().__init__(weight, indices=mask.nonzero().t().contiguous(), values=wide(weight[mask]))
 
     def matrix(self) -> Tensor:
         given = self.tensors["indices"], self.tensors["values"], self.shape
@@ -37,9 +36,8 @@ class Csr(Coo):
     """Values with a column each and where each row begins, int32."""
 
     def __init__(self, weight: Tensor, mask: Tensor, block: int = 0):
-        self.shape, self.dtype = tuple(weight.shape), weight.dtype
         crow = F.pad(mask.sum(1).cumsum(0), (1, 0)).int()
-        self.tensors = {"crow": crow, "columns": mask.nonzero()[:, 1].int(), "values": wide(weight[mask])}
+        Packed.__init__(self, weight, crow=crow, columns=mask.nonzero()[:, 1].int(), values=wide(weight[mask]))
 
     def matrix(self) -> Tensor:
         return torch.sparse_csr_tensor(*self.tensors.values(), self.shape, check_invariants=False)

@@ -103,9 +103,9 @@ class Params(RunParams):
 
     @model_validator(mode="after")
     def _known_methods(self) -> "Params":
-        tables = {"gallery_accuracy": ARMS, "gallery_training": WAYS, "gallery_decode": DECODERS}
-        table = tables.get(self.phase, METHODS)
-        needed = {"gallery_accuracy": "accuracy", "gallery_decode": "decode"}.get(self.phase, "sweep")
+        asked = {"accuracy": ARMS, "decode": DECODERS, "training": WAYS, "speed": METHODS}
+        table = asked[word := self.phase.removeprefix("gallery_")]
+        needed = word if word in ("accuracy", "decode") else "sweep"
         if getattr(self, needed) is None:
             raise wrong(needed, f"{self.phase} asks for it")
         if PHASES[self.phase].timed and self.hardware.world_size > 1:
@@ -164,7 +164,7 @@ def expand(params: Params) -> tuple[Case, ...]:
     """By pattern as listed: 2:4 at one half alone, inside blocks from there on; rows and columns in multiples of the
     first block. A case holds the dense methods and those of its pattern, if there are any.
     """
-    if params.accuracy and params.phase == "gallery_accuracy":
+    if params.phase == "gallery_accuracy":
         return _trainings(params)
     sweep, cases = params.sweep, {}
     general = {"phase": params.phase, "dtype": params.dtype, "seed": params.seed}
