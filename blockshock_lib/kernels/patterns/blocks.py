@@ -210,5 +210,5 @@ PATTERN = Pattern(
         Kernel("bsr_shipped", Shipped, bsr_bytes, bsr),
         Kernel("bsr", Bsr, bsr_bytes, bsr),
     ),
-    "the side of a block",
+    blocks=True,
 )

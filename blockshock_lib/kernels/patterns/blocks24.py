@@ -63,9 +63,4 @@ def keep(scores: Tensor, sparsity: float, block: int) -> Tensor:
     return inside & blocks.keep(scores * inside, 2 * sparsity - 1, block)
 
 
-PATTERN = Pattern(
-    "2:4 in blocks",
-    keep,
-    (Kernel("blocks24", Blocks24, weight_bytes, unsupported),),
-    blocks.PATTERN.size,
-)
+PATTERN = Pattern("2:4 in blocks", keep, (Kernel("blocks24", Blocks24, weight_bytes, unsupported),), True)

@@ -111,13 +111,13 @@ class Pattern:
     Attributes:
         keep: (scores [N, K], sparsity, block) -> mask; `mask` checks before.
         kernels: those that multiply it; the first runs on any device.
-        size: what `block` is to it; "" where it has none.
+        blocks: whether it takes a `block`: the side of one, or the rows or columns that go together in number.
     """
 
     name: str
     keep: Callable[[Tensor, float, int], Tensor]
     kernels: tuple[Kernel, ...]
-    size: str = ""
+    blocks: bool = False
 
     def mask(self, scores: Tensor, sparsity: float, block: int = 0) -> Tensor:
         """bool [N, K]: the largest of scores [N, K], which are finite and at least 0, in this pattern; so many that the
@@ -160,8 +160,8 @@ class Pattern:
         raise UnsupportedError(f"{self.name}: " + "; ".join(f"{one}: {reason}" for one, reason in why.items()))
 
     def _check_block(self, shape: tuple[int, int], block: int) -> None:
-        if bool(block) != bool(self.size):
-            raise ValueError(f"{self.name} takes {'a' if self.size else 'no'} block, not {block}")
+        if bool(block) != self.blocks:
+            raise ValueError(f"{self.name} takes {'a' if self.blocks else 'no'} block, not {block}")
         if block < 0 or (block and any(side % block for side in shape)):
             raise ValueError(f"blocks of {block} do not divide {shape[0]}x{shape[1]}; allowed: a divisor of both")
 

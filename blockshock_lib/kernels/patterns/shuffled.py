@@ -59,9 +59,4 @@ def keep(scores: Tensor, sparsity: float, block: int) -> Tensor:
     return kept
 
 
-PATTERN = Pattern(
-    "shuffled blocks",
-    keep,
-    (Kernel("bsr_shuffled", Shuffled, weight_bytes, blocks.bsr),),
-    blocks.PATTERN.size,
-)
+PATTERN = Pattern("shuffled blocks", keep, (Kernel("bsr_shuffled", Shuffled, weight_bytes, blocks.bsr),), True)

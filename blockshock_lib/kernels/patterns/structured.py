@@ -1,5 +1,7 @@
 """Whole rows or columns: what is left is a smaller dense product."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,12 +42,8 @@ def _keep(scores: Tensor, sparsity: float, block: int, side: int) -> Tensor:
     return kept.unsqueeze(1 - side).expand(scores.shape).clone()
 
 
-ROWS, COLUMNS = (
-    Pattern(
-        name,
-        lambda scores, sparsity, block, side=side: _keep(scores, sparsity, block, side),
-        (Kernel(f"smaller_{name}", Smaller, weight_bytes),),
-        "so many are kept or left out together in number, wherever they lie",
-    )
-    for side, name in enumerate(("rows", "columns"))
-)
+def _pattern(name: str, side: int) -> Pattern:
+    return Pattern(name, partial(_keep, side=side), (Kernel(f"smaller_{name}", Smaller, weight_bytes),), True)
+
+
+ROWS, COLUMNS = _pattern("rows", 0), _pattern("columns", 1)

@@ -25,6 +25,6 @@ def test_the_pictures_are_of_the_masks():
     found = list(re.finditer(r"\S+( \S+)*", names))
     assert len(found) == 6
     for name, at in ((one[0], one.start()) for one in found):
-        mask = PATTERNS[name].mask(scores, 0.75 if name == "2:4 in blocks" else 0.5, 4 * bool(PATTERNS[name].size))
+        mask = PATTERNS[name].mask(scores, 0.75 if name == "2:4 in blocks" else 0.5, 4 * PATTERNS[name].blocks)
         picture = ["".join(".#"[kept] for kept in row) for row in mask.tolist()]
         assert [line[at : at + 12] for line in drawn] == picture, name

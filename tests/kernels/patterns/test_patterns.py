@@ -20,7 +20,7 @@ SPARSITY = {"dense": 0.0, "2:4": 0.5, "2:4 in blocks": 0.8}
 def made(name, shape=SHAPE, dtype=torch.float32, sparsity=None, seed=0):
     """(pattern, weight, mask, block)."""
     pattern, draw = PATTERNS[name], torch.Generator().manual_seed(seed)
-    block = 64 if name == "2:4 in blocks" else 16 if pattern.size else 0
+    block = 64 if name == "2:4 in blocks" else 16 if pattern.blocks else 0
     weight = torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype)
     sparsity = SPARSITY.get(name, 0.75) if sparsity is None else sparsity
     return pattern, weight, pattern.mask(weight.abs(), sparsity, block), block

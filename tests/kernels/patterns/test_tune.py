@@ -65,9 +65,7 @@ def test_the_fastest_right_setting_is_found_kept_and_found_again(probed):
         assert tune.choice(blocks.STORE, ways, packed, x, {"block": 32}) == ways[0]
 
 
-def test_what_was_found_here_ships_and_is_what_a_weight_that_nobody_tuned_is_multiplied_by(
-    probed, monkeypatch, tmp_path
-):
+def test_what_was_found_here_ships_and_multiplies_a_weight_that_nobody_tuned(probed, monkeypatch, tmp_path):
     pattern, draw = PATTERNS["blocks"], torch.Generator().manual_seed(0)
     weight, x = (torch.randn(size, generator=draw) for size in ((64, 64), (64, 64)))
     packed, guess = Faked(weight, pattern.mask(weight.abs(), 0.5, 16), 16), blocks.settings(64, 16)[0]

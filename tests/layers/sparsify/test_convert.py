@@ -25,9 +25,8 @@ TOKENS = torch.arange(30).view(2, 15)
 def test_a_model_is_pruned_by_magnitude_in_place_and_its_report_says_what_became_of_each_layer():
     model, dense = Model().eval(), Model().eval()
     report = sparsify_(model, Sparse24())
-    assert report.converted == ALL and report.refused == {
-        "head": "it shares a parameter with embed: give it one of its own first"
-    }
+    why = "it shares a parameter with embed: give it one of its own first"
+    assert report.converted == ALL and report.refused == {"head": why}
     for name, module in dense.named_modules():
         if name in ALL:
             weight = module.weight.detach()

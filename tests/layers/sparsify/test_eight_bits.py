@@ -178,8 +178,6 @@ def test_what_cannot_be_is_refused_by_name_and_leaves_the_model_as_it_was(monkey
         with pytest.raises(ValueError, match=words):
             make()
     monkeypatch.setattr(eight_bits, "by_library", lambda device: True)
-    with pytest.raises(
-        UnsupportedError, match=r"none of 9 layers.*blocks.0.q: cuSPARSELt does not multiply 2:4 in torch.int8"
-    ):
+    with pytest.raises(UnsupportedError, match=r"none of 9.*q: cuSPARSELt does not multiply 2:4 in torch.int8"):
         sparsify_(model, Sparse24(dtype="int8"))
     assert same(model, before)

@@ -74,9 +74,8 @@ def is_the_pruned_model(group):
     model.load_state_dict({name: value * (1 if "odd" in name else 2) for name, value in state.items()})
     torch.testing.assert_close(whole(model)["down.weight"], 2 * dense.down.weight.detach())
     model.load_state_dict(state)
-    assert dense_(model).converted == one.converted and all(
-        isinstance(model.get_submodule(n).weight, DTensor) for n in SPLIT
-    )
+    assert dense_(model).converted == one.converted
+    assert all(isinstance(model.get_submodule(name).weight, DTensor) for name in SPLIT)
     like(model, dense, group.rank)
     sparsify_(model, Sparse24("given"), lambda name, _: name != "odd")
     assert isinstance(model.down, ParallelLinear24)

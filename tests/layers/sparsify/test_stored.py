@@ -90,9 +90,7 @@ def test_states_of_sparse_models_are_dense_for_our_checkpoints_and_torchs(writte
     dcp.save(model.state_dict(), checkpoint_id=tmp_path / "torchs", no_dist=True)
     other = Model(seed=5)
     sparsify_(other, Sparse24())
-    with pytest.raises(
-        RuntimeError, match=r"blocks.0.q.weight could not be loaded: W\[\d+, \d+\] is not zero but pruned"
-    ):
+    with pytest.raises(RuntimeError, match=r"q.weight could not be loaded: W\[\d+, \d+\] is not zero but pruned"):
         checkpoint.load(tmp_path / "ours", other)
     found = {key: torch.empty_like(value) for key, value in model.state_dict().items()}
     dcp.load(found, checkpoint_id=tmp_path / "torchs", no_dist=True)

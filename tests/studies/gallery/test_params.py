@@ -15,9 +15,8 @@ def asked(hardware="cpu", **settings):
 
 
 def test_every_method_is_a_kernel_of_its_pattern_and_every_kernel_a_method():
-    assert {method.kernel: method.pattern for method in METHODS.values()} == {
-        name: pattern.name for name, (pattern, _) in KERNELS.items()
-    }
+    kernels = {name: pattern.name for name, (pattern, _) in KERNELS.items()}
+    assert {method.kernel: method.pattern for method in METHODS.values()} == kernels
     assert {method.pattern for method in METHODS.values()} == PATTERNS.keys()
 
 

@@ -19,10 +19,15 @@ def timed(width=384, ranks=4, link="fast", step=FASTER, device="cuda", batch=BAT
     """Forwards of two lengths whose time is compute and sums, and steps of 10 ms times `step`; two groups."""
     rows = []
     for work, length in (("prefill", 16), ("prefill", 2048), ("step", batch * CONTEXT)):
-        about = (
-            GENERAL | ABOUT | {"phase": "gpt_latency", "world_size": ranks, "device": device, "run": "t1", "seed": 0}
-        )
-        about |= {"work": work, "length": length, "link": link, "width": width, "ranks": ranks, "trained": 0}
+        about = GENERAL | ABOUT | {"phase": "gpt_latency", "world_size": ranks, "device": device}
+        about |= {"run": "t1", "seed": 0} | {
+            "work": work,
+            "length": length,
+            "link": link,
+            "width": width,
+            "ranks": ranks,
+            "trained": 0,
+        }
         about |= {"batch": batch if work == "step" else 1, "recipe": "", "case": f"{work}{length}{width}{link}"}
         for method, count in (("tensor_parallel", 24), ("spd", 12), ("grouped_2", 6), ("ladder", 23)):
             sums = count * (ALPHA + BETA * length * width * 2)
