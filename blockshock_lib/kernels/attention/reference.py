@@ -37,7 +37,8 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
             parts.append(_softmax(queries[at], k[at][:, keys], v[at][:, keys], bits, lost_k[at][:, keys], scale))
         made.append([torch.cat(each)[back] for each in zip(*parts, strict=True)])
     out, lse = (torch.cat(each, 1).unflatten(0, (batch, heads)) for each in zip(*made, strict=True))
-    return out.masked_fill(lost_q.view(batch, heads, -1, 1), math.nan).to(call.q.dtype), lse
+    lost_q = lost_q.view(lse.shape) & (lse > -math.inf)  # what sees nothing is 0, whatever it asks
+    return out.masked_fill(lost_q[..., None], math.nan).to(call.q.dtype), lse
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -53,6 +54,9 @@ def backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | 
     lse = lse.flatten(0, 1).to(q.dtype)
     delta = (dout * out).sum(-1) - (0 if dlse is None else dlse.flatten(0, 1))
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+    # 0 times NaN is NaN: what is not finite counts as 0 in a sum, and as NaN in the weights of who sees it.
+    lost = ~dout.isfinite().all(-1)
+    in_q, in_k, in_dout = (x.masked_fill(~x.isfinite().all(-1, keepdim=True), 0) for x in (q, k, dout))
     plane, rows = lists.plane.expand(batch, heads).flatten(), torch.arange(lists.q_len, device=q.device)
     for number, (row, places) in itertools.product(range(lists.planes), enumerate(rows.split(lists.block))):
         keys, bits = _seen(lists, number * lists.q_blocks + row)
@@ -61,10 +65,10 @@ def backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | 
         at, seen = (mine, places), (mine, keys)  # of [B * H, S, D]
         scores = q[at] @ k[seen].mT * call.scale
         weights = (scores - lse[at][..., None]).exp().masked_fill(~bits, 0)
-        dscores = weights * (dout[at] @ v[seen].mT - delta[at][..., None]) * call.scale
-        dq[at] = dscores @ k[seen]
-        dk[seen] += dscores.mT @ q[at]
-        dv[seen] += weights.mT @ dout[at]
+        dscores = (weights * (dout[at] @ v[seen].mT - delta[at][..., None]) * call.scale).masked_fill(~bits, 0)
+        dq[at] = dscores @ in_k[seen]
+        dk[seen] += dscores.mT @ in_q[at]
+        dv[seen] += weights.masked_fill(bits & lost[at][..., None], math.nan).mT @ in_dout[at]
     dk, dv = (x.unflatten(0, (batch, call.k.shape[1], -1)).sum(2) for x in (dk, dv))
     return tuple(x.to(call.q.dtype) for x in (dq.unflatten(0, (batch, heads)), dk, dv))
 

@@ -68,11 +68,14 @@ def wanted(q, k, v, dout, dlse, mask, scale):
     return out.detach(), lse.detach(), *torch.autograd.grad(loss, leaves)
 
 
-def measured(q, k, v, dout, dlse, lists, scale, cuts=kernels.UNTUNED, splits=None):
+def measured(q, k, v, dout, dlse, lists, scale, cuts=kernels.UNTUNED, splits=None, by=kernels):
     q, k, v, dout, dlse = (x.to(DEVICE) for x in (q, k, v, dout, dlse))
-    call = Call(q, k, v, None, lists, scale)
-    out, lse = kernels.forward(call, cuts, splits)
-    return [x.cpu() for x in (out, lse, *kernels.backward(call, dout, out, lse, dlse, cuts))]
+    call, own = Call(q, k, v, None, lists, scale), (cuts,) if by is kernels else ()
+    out, lse = by.forward(call, *own, *((splits,) if own else ()))
+    return [x.cpu() for x in (out, lse, *by.backward(call, dout, out, lse, dlse, *own))]
+
+
+either = pytest.mark.parametrize("by", [kernels, reference])
 
 
 def wrong(got, want, dtype=torch.float32):
@@ -122,7 +125,8 @@ def test_of_what_a_faster_kernel_made_only_the_bad_is_computed_again():
     assert torch.equal(again, torch.where(here[..., None], out, 7)) and torch.equal(level, torch.where(here, lse, 7))
 
 
-def test_what_is_masked_out_may_hold_anything():
+@either
+def test_what_is_masked_out_may_hold_anything(by):
     mask = some_mask(1, 70, 100)
     mask[:, :, 7] = mask[:, :, 99] = False
     mask[:, 40] = False
@@ -131,7 +135,7 @@ def test_what_is_masked_out_may_hold_anything():
     q, k, v, dout, _ = inputs
     for x, at in ((k, 7), (v, 7), (k, 99), (v, 99), (q, 40), (dout, 40)):
         x[:, :, at] = math.inf if at == 99 else math.nan
-    assert not wrong(measured(*inputs, lists, 0.3), want)
+    assert not wrong(measured(*inputs, lists, 0.3, by=by), want)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -146,12 +150,13 @@ def test_a_value_that_is_no_number_is_seen_where_it_is_attended_and_nowhere_else
     torch.testing.assert_close(out[:, :, ~mask[0, :, 3]], want[0].float()[:, :, ~mask[0, :, 3]])
 
 
-def test_a_gradient_that_is_no_number_reaches_what_was_attended_and_nothing_else():
+@either
+def test_a_gradient_that_is_no_number_reaches_what_was_attended_and_nothing_else(by):
     mask = some_mask(1, 70, 100)
     inputs = some_inputs(1, 1, 1, 70, 100, 16)
     want = wanted(*inputs, mask, 0.3)
     inputs[3][:, :, 68] = math.nan
-    _, _, dq, dk, dv = measured(*inputs, lists_of(mask), 0.3)
+    _, _, dq, dk, dv = measured(*inputs, lists_of(mask), 0.3, by=by)
     assert dq.isnan().any(-1).nonzero().tolist() == [[0, 0, 68]]
     for got, grad in ((dk, want[3]), (dv, want[4])):
         assert torch.equal(got.isnan().any(-1)[0], mask[:, 68])

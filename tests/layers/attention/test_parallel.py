@@ -1,5 +1,6 @@
 """Attention over ranks equals attention on one, forward and backward, by every strategy and placement."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +59,17 @@ def agree(pattern, ranks, made, run=local.run, **options):
 @pytest.mark.parametrize("name", PATTERNS)
 def test_ranks_equal_one(name, strategy):
     agree(PATTERNS[name], 2, drawn(), strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", parallel.STRATEGIES)
+def test_a_key_that_is_no_number_is_seen_by_ranks_where_it_is_attended_and_nowhere_else(strategy):
+    made = drawn()
+    right, at = whole(attention.causal(), *made), LENGTH // 2
+    made[1][:, :, at] = math.nan
+    for mine in local.run(2, lambda group: shared(group, attention.causal(), *made, strategy=strategy)):
+        for got, want in zip(mine[:2], right[:2], strict=True):  # out and dq
+            torch.testing.assert_close(got[:, :, :at], want[:, :, :at], atol=1e-10, rtol=0)
+        assert mine[0][:, :, at:].isnan().all()
 
 
 @pytest.mark.parametrize("where", placement.PLACEMENTS)
