@@ -21,6 +21,9 @@ from blockshock_lib.runs import rules
 
 RESULTS = ROOT / "docs" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+ASIDE = re.compile(
+    r" \((?:[^()\s]+\s){2,}[^()]+\)"
+)  # in brackets, of more than two words: README leaves it to the page
 NOTHING = "Not answered: no run on a GPU is shipped yet."
 HOW = """\
 [a, b] is a 99% interval: of times over whole runs, of a single run over its fresh groups of processes, over several
@@ -49,14 +52,16 @@ def written() -> dict[Path, str | Figure]:
                 of = [one for one in found.sources if one.counts and one.setting == found.setting]
                 machines = ", ".join(sorted({one.manifest["machine"]["title"] for one in of}))
                 gpu = set(found.main["device"]) - {"cpu"}
-                said = f"{found.sentence} Measured on {machines}." if gpu else NOTHING
+                said = f"{ASIDE.sub('', found.sentence)} Measured on {machines}." if gpu else NOTHING
             text = f"# Results of the study {name}\n\n**{study.question}**\n\n{HOW}\n\n{source}"
             pages[RESULTS / f"{name}.md"] = text
             rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {said} |")
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     if BEGIN in text:
-        table = "\n".join(["| study | question | answer |", "| --- | --- | --- |", *rows])
+        table = "\n".join(
+            ["| study | question | answer; its conditions: the study's page |", "| --- | --- | --- |", *rows]
+        )
         pages[readme] = re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{table}\n{END}", text, flags=re.DOTALL)
     return pages
 

@@ -55,3 +55,8 @@ def test_a_page_says_of_a_run_its_rules_what_it_can_claim_and_what_it_lacks():
     differ = results.note(own | {"verdict": "x · runs differ, by no more: time: outputs/x -3%"}, study, few)
     assert "runs differ, by no more: time: one run -3%" in differ
     assert results.note(own | {"rules": {"digest": "x"}}, study, frame).startswith("judged by other rules")
+
+
+def test_readme_leaves_long_conditions_to_the_page_and_keeps_short_ones():
+    said = "Down to 4 (track 3) for +0.0454 (1 seed) nats (384 wide, 100M tokens), 1.3x [1.1, 1.4] (faster; as called)."
+    assert results.ASIDE.sub("", said) == "Down to 4 (track 3) for +0.0454 (1 seed) nats, 1.3x [1.1, 1.4]."

@@ -1,7 +1,5 @@
 """Tables and sentences of the gpt study, from its records."""
 
-from itertools import takewhile
-
 import numpy as np
 import pandas as pd
 
@@ -100,15 +98,20 @@ def answer(frame: pd.DataFrame) -> str:
         return f"Not answered with fewer than {gaps.LEAST} seeds: {costs}"
     if all(row.gap.low > 0 for row in told):
         return f"None for nothing: {costs}"
-    # Of as many syncs the schedule with the least upper end counts; with more of them each count must pass, too.
+    # Of as many syncs the schedule with the least upper end counts; a count above the fewest that fails is told.
     counts = sorted({row.syncs for row in told}, reverse=True)
     each = [min((row for row in told if row.syncs == count), key=lambda row: row.gap.high) for count in counts]
-    passed, of = list(takewhile(lambda row: row.gap.high < COST, each)), gaps.syncs(gaps.BASELINE)
+    passed, of = [row for row in each if row.gap.high < COST], gaps.syncs(gaps.BASELINE)
     if passed:
         few = passed[-1]
         what = what.replace(f"up to {rows['seed'].nunique()}", f"{len(few.seeds)}")
-        return f"Down to {few.syncs} of {of} for less than {COST} nats: {AXES.short(few.method)} {few.gap} ({what})."
+        fails = [
+            f"{row.syncs} ({AXES.short(row.method)})" for row in each if row.syncs > few.syncs and row not in passed
+        ]
+        but = f", not shown for {' and '.join(fails)}" if fails else ""
+        return (
+            f"Down to {few.syncs} of {of} for less than {COST} nats{but}: {AXES.short(few.method)} {few.gap} ({what})."
+        )
     most, last = max(each, key=lambda row: row.gap.high), counts[-1]
-    sure = [f"{row.syncs} ({AXES.short(row.method)})" for row in each if row.gap.high < COST]
     held = f"Down to {last} of {of} for at most {most.gap.high:.2g} nats, the 99% end of {AXES.short(most.method)}'s"
-    return f"{held} {most.gap}; less than {COST} is shown for {' and '.join(sure) or 'no count'} ({what})."
+    return f"{held} {most.gap}; less than {COST} is shown for no count ({what})."

@@ -202,7 +202,8 @@ def test_the_page_and_the_row_of_readme_say_tokens_and_the_machine(monkeypatch):
     monkeypatch.setattr(written.studies, "names", lambda: ["gallery"])
     page, readme = written.written().values()
     assert page.count("A whole model, a") == readme.count("A whole model, a") == 1
-    assert "tokens before); fastest dense: " in readme and ". Measured on 1x NVIDIA H" in readme
+    assert "tokens before); fastest dense: " in page and "; fastest dense: " in readme and "tokens before" not in readme
+    assert ". Measured on 1x NVIDIA H" in readme
 
 
 @pytest.mark.parametrize("pattern", ["unstructured", "shuffled blocks", "rows"])

@@ -198,7 +198,11 @@ def test_tables_say_gaps_in_nats_and_bits_and_the_smallest_that_shows():
     [
         ({"spd": 0.0, "grouped_2": 0.07}, 0.001, "Down to 12 of 24 for less than 0.01 nats: SPD "),
         ({"spd": -0.05, "grouped_2": -0.03}, 0.001, "Down to 6 of 24 for less than 0.01 nats: track 2 -0.029"),
-        ({"spd": 0.07, "grouped_2": 0.0}, 0.001, "Down to 6 of 24 for at most 0.073 nats, the 99% end of SPD's"),
+        (
+            {"spd": 0.07, "grouped_2": 0.0},
+            0.001,
+            "Down to 6 of 24 for less than 0.01 nats, not shown for 12 (SPD): ",
+        ),
         ({"spd": 0.0, "grouped_2": 0.0}, 0.3, "Down to 6 of 24 for at most"),  # what no seed tells is no claim
         ({"spd": 0.07, "parallel": 0.0}, 0.001, "Down to 12 of 24 for less than 0.01 nats: parallel "),
     ],
