@@ -99,19 +99,14 @@ def answer(frame: pd.DataFrame) -> str:
     if all(row.gap.low > 0 for row in told):
         return f"None for nothing: {costs}"
     # Of as many syncs the schedule with the least upper end counts; a count above the fewest that fails is told.
-    counts = sorted({row.syncs for row in told}, reverse=True)
-    each = [min((row for row in told if row.syncs == count), key=lambda row: row.gap.high) for count in counts]
-    passed, of = [row for row in each if row.gap.high < COST], gaps.syncs(gaps.BASELINE)
+    best = {row.syncs: row for row in sorted(told, key=lambda row: -row.gap.high)}
+    passed, of = [count for count in sorted(best) if best[count].gap.high < COST], gaps.syncs(gaps.BASELINE)
     if passed:
-        few = passed[-1]
+        few, more = best[passed[0]], [count for count in sorted(best) if count > passed[0] and count not in passed]
         what = what.replace(f"up to {rows['seed'].nunique()}", f"{len(few.seeds)}")
-        fails = [
-            f"{row.syncs} ({AXES.short(row.method)})" for row in each if row.syncs > few.syncs and row not in passed
-        ]
-        but = f", not shown for {' and '.join(fails)}" if fails else ""
-        return (
-            f"Down to {few.syncs} of {of} for less than {COST} nats{but}: {AXES.short(few.method)} {few.gap} ({what})."
-        )
-    most, last = max(each, key=lambda row: row.gap.high), counts[-1]
-    held = f"Down to {last} of {of} for at most {most.gap.high:.2g} nats, the 99% end of {AXES.short(most.method)}'s"
-    return f"{held} {most.gap}; less than {COST} is shown for no count ({what})."
+        but = " and ".join(f"{count} ({AXES.short(best[count].method)})" for count in more)
+        held = f"Down to {few.syncs} of {of} for less than {COST} nats{', not shown for ' * bool(more)}{but}"
+        return f"{held}: {AXES.short(few.method)} {few.gap} ({what})."
+    most = max(best.values(), key=lambda row: row.gap.high)
+    end = f"the 99% end of {AXES.short(most.method)}'s {most.gap}; less than {COST} is shown for no count"
+    return f"Down to {min(best)} of {of} for at most {most.gap.high:.2g} nats, {end} ({what})."
