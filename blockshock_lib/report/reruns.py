@@ -59,17 +59,17 @@ def sentences(frame: pd.DataFrame, axes: Axes) -> list[str]:
                 found[words if own else f"{words}, speed over {axes.short(axes.over)}"] = several
     if not found:
         return []
-    ends = [
-        [(m.high / m.ratio, f.high / f.ratio) for m, f in interval.intervals(several)] for several in found.values()
-    ]
-    mean, further = np.median([np.median(one, axis=0) for one in ends], axis=0) - 1
-    caught = {kind: [] for kind in ("kernel", "call")}
-    for words, several in found.items():
-        caught[words.partition(" ")[0]] += interval.caught(several)
-    told = [f"{sum(one)} of {len(one)} {kind} times ({np.mean(one):.1%})" for kind, one in caught.items() if one]
-    runs = max(len(cell) for several in found.values() for cell in several)
-    said = f"{over_text(runs)}: means are known within {mean:.1%}, a further run within {further:.1%} (99%); "
-    said += f"the others predicted {' and '.join(told)} of a run" if told else "single groups predict no run"
+    runs, told = max(len(cell) for several in found.values() for cell in several), []
+    for kind in ("kernel", "call"):
+        alike = [several for words, several in found.items() if words.startswith(kind)]
+        ends = [[(m.high / m.ratio, f.high / f.ratio) for m, f in interval.intervals(several)] for several in alike]
+        if ends:
+            mean, further = np.median([np.median(one, axis=0) for one in ends], axis=0) - 1
+            caught = [hit for several in alike for hit in interval.caught(several)]
+            counts = f"the others predicted {sum(caught)} of {len(caught)} ({np.mean(caught):.1%})" if caught else ""
+            counts = counts or "single groups predict no run"
+            told.append(f"{kind} times known within {mean:.1%}, of a further run within {further:.1%} (99%), {counts}")
+    said = f"{over_text(runs)}: {'; '.join(told)}"
     return [said, *_drift(found)]
 
 

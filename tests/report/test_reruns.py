@@ -44,12 +44,20 @@ def test_a_verdict_of_three_runs_is_over_runs_and_of_one_as_it_was(three):
 def test_the_last_line_says_how_well_a_run_is_foretold_and_nothing_of_a_single_run(three):
     assert reruns.sentences(three[three["run"].eq("a")], SORTING) == reruns.sentences(three.iloc[:0], SORTING) == []
     line = verdicts.one_line(three, SORTING, {}, own=three[three["run"].eq("c")])
-    said = r"3 runs: means are known within (.+)%, a further run within (.+)% .* predicted (.+) of 48 kernel"
-    said = re.search(said + " .* and (.+) of 48 call", line)
-    mean, further, *caught = map(float, said.groups())
-    assert 1 < mean < further < 8 and min(caught) >= 45 and "checks: 32 passed" in line, (
-        "two methods, 8 cells, 2 groups"
+    known = r" times known within (.+?)%, of a further run within (.+?)% \(99%\), the others predicted (.+?) of 48 "
+    said = [re.search(f"{kind}{known}", line).groups() for kind in ("3 runs: kernel", "; call")]
+    for mean, further, caught in [map(float, one) for one in said]:
+        assert 1 < mean < further < 8 and caught >= 45, "two methods, 8 cells, 2 groups"
+    assert "checks: 32 passed" in line
+
+
+def test_kernel_times_are_not_said_to_be_as_uncertain_as_calls(three):
+    calls = three["metric"].str.endswith("_call")
+    odd = three.assign(
+        value=three["value"].where(~calls, three["value"] ** three["run"].map({"a": 1, "b": 1.5, "c": 0.7}))
     )
+    sure, loose = (reruns.sentences(frame, SORTING)[0] for frame in (three, odd))
+    assert sure.partition("; ")[0] == loose.partition("; ")[0] and sure.partition("; ")[2] != loose.partition("; ")[2]
 
 
 @pytest.mark.parametrize(

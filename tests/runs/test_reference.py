@@ -46,7 +46,7 @@ def test_a_further_run_has_the_parameters_of_the_first_and_is_linked_with_it_and
     checks = len(second.cases[0].methods)  # tables weigh all runs, and a run's own checks are its own
     assert set(third.frame["run"]) == {first.name, second.name, third.name} and set(third.own["run"]) == {third.name}
     assert f"checks: {checks} passed" in noted[2]["verdict"] and not third.lost()
-    assert [" 3 runs: means are known within" in one["verdict"] for one in noted] == [False, False, True]
+    assert [" 3 runs: kernel times known within" in one["verdict"] for one in noted] == [False, False, True]
     drawn = open_run("phase0", redraw=str(first.folder), out=first.folder.parents[1])
     assert len(drawn.frame) == len(third.frame), "the first one drawn again weighs those that came later"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import StrictUndefined, Template
 
-from blockshock_lib.report import tables, verdicts
+from blockshock_lib.report import reruns, tables, verdicts
 from blockshock_lib.report.axes import TWIN
 from blockshock_lib.report.plots import fastest, fastest_words
 from blockshock_lib.report.tables import markdown
@@ -31,6 +31,7 @@ def page(frame: pd.DataFrame) -> str:
         before_forms=[words for work, words in _OF.items() if _before_forms(law.rows_of(frame, work))],
         b2_over_b1=_count(forward, B1, _B2, "B1"),
         undecided=_undecided(forward),
+        reruns=next(iter(reruns.sentences(forward, AXES)), "one run, foretold by none"),
         eagerly=_called(frame, "forward_call"),
         by_graph=_called(frame, "forward_graph_call"),
         steps={name: _span(verdicts.ratio(step, AXES, *pair, "step_kernel")["ratio"]) for name, pair in pairs.items()},
