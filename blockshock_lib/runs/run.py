@@ -195,7 +195,9 @@ class Run:
     def lost(self) -> str:
         """What is missing from the records, as the end of a verdict's line."""
         wanted, missing = len(self._wanted), self._missing()
-        return f" · {missing} of {wanted} records damaged or missing" if missing > 0 else ""
+        whole = len(list(self.source.glob("records/*.json"))) <= wanted - missing
+        why = "not measured" if whole else "damaged or missing"
+        return f" · {missing} of {wanted} records {why}" if missing > 0 else ""
 
     def _missing(self) -> int:
         return len(self._wanted) - len(self.own[["case", "group"]].drop_duplicates())

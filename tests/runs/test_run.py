@@ -63,7 +63,7 @@ def test_a_run_that_its_listener_interrupts_says_so_and_measuring_again_goes_on_
     with files.locked(half.folder, 0):
         pass  # it is free
     before = {path: path.stat().st_mtime_ns for path in half.folder.glob("records/*.json")}
-    assert len(before) == 2 and half.lost()
+    assert len(before) == 2 and half.lost() == " · 2 of 4 records not measured"
     line = half.conclude()
     assert line.startswith("phase0: INCOMPLETE 2 of 4 · ") and "PASS" not in line
     assert manifest.read(half.folder)["status"] == "interrupted"
@@ -140,6 +140,8 @@ def test_a_record_that_does_not_stand_is_measured_again(why, outputs, quick):
     assert run.finished() == {(c.id, g) for c in run.cases for g in (0, 1)} - {(case, int(group))}
 
     before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in kept}
+    lost = {"damaged": "damaged or missing", "missing": "not measured"}
+    assert lost.get(why, "") in workbook.open_run("phase0", redraw=run.name, out=outputs).lost()
     if why in ("cut off", "of a killed rank"):
         run.stopped = ""
         run.conclude()
