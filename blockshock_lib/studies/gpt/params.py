@@ -92,8 +92,8 @@ class Latency(Frozen):
 
 class Params(RunParams):
     """`data`: a folder of shards, in the format of nanoGPT or llm.c, from the project's root on where it is no whole
-    path; "": the corpus of all packages that are installed, or the small one of a few. `tracks`: the ranks that a
-    training case plays on one device. `seeds`: how many, from `seed` on.
+    path; "": the corpus of all packages that are installed, or the small one of a few. `corpus_digest`: which it must
+    be, "" for any. `tracks`: the ranks that a training case plays on one device. `seeds`: how many, from `seed` on.
     """
 
     study: Literal["gpt"] = "gpt"
@@ -102,6 +102,7 @@ class Params(RunParams):
     size: Annotated[Size, BeforeValidator(by_name("size", SIZES))]
     data: str = ""
     corpus: Literal["packages", "nano"] = "packages"
+    corpus_digest: str = ""
     tracks: Annotated[int, Field(strict=True, ge=2, le=8)] = 4
     seeds: Count = 1
     training: Training

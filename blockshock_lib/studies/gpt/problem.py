@@ -12,7 +12,7 @@ from blockshock_lib.engine import roofline
 from blockshock_lib.engine.case_run import CaseRun
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.engine.timing import Timer
-from blockshock_lib.errors import first_line
+from blockshock_lib.errors import DataError, first_line
 from blockshock_lib.files import seed
 from blockshock_lib.layers.gpt import GPT, GPTConfig, Schedule, corpus, named
 from blockshock_lib.layers.gpt.training import Trainer
@@ -50,6 +50,8 @@ class GPTProblem(Problem):
         self.model.to(self.device)  # each method copies it
         if self.trained:
             self.corpus = corpus.chosen(params.data, params.corpus, params.size.vocab)
+            if params.corpus_digest not in ("", here := self.corpus.digest):
+                raise DataError(f"corpus_digest: {params.corpus_digest} is wanted, what lies here is corpus {here}")
         else:
             draw = torch.Generator().manual_seed(seed(case.seed, "tokens", self.repeat))
             made = torch.randint(case.vocab, (case.batch, case.context + 1), generator=draw).to(self.device)

@@ -304,3 +304,11 @@ def test_a_training_does_not_go_on_with_another_corpus(tmp_path):
     task.digest = "bbbb"
     with pytest.raises(DataError, match="stopped on corpus aaaa, this is bbbb"):
         trainer.load(tmp_path / "state")
+
+
+def test_arms_are_trained_on_the_corpus_that_is_asked_for_or_on_none(data):
+    rows = trained(data, "tensor_parallel")
+    (digest,) = {row["detail"] for row in rows if row["metric"] == "corpus"}
+    assert len(trained(data, "tensor_parallel", corpus_digest=digest)) == len(rows)
+    with pytest.raises(DataError, match=f"corpus_digest: be77a1af6bf8 is wanted, what lies here is corpus {digest}"):
+        trained(data, "tensor_parallel", corpus_digest="be77a1af6bf8")
