@@ -41,7 +41,7 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
         trained = trained[trained["repeat"].eq(trained["repeat"].max())]
         for row in gaps.table(rows).itertuples():
             ratio = base["repeat"].max() / gaps.steps_to(base[base["seed"].isin(row.seeds)], row.loss)
-            own, told = row.method == gaps.BASELINE, not np.isnan(row.gap.low)
+            own, told = row.method == gaps.BASELINE or not len(row.seeds), not np.isnan(row.gap.low)
             ends = f" [{row.gap.low * per_byte:+.4f}, {row.gap.high * per_byte:+.4f}]" if told else ""
             shows = row.gap.half * (1 + np.divide(*(t_quantile(p, len(row.seeds) - 1) for p in POWER))) if told else 0
             found.append(

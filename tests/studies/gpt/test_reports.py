@@ -81,6 +81,8 @@ def test_losses_of_two_corpora_or_recipes_are_never_compared(differs):
     two = pd.concat([records({"tensor_parallel": 0}, **{differs: "c0"}), records({"spd": -1}, **{differs: "c1"})])
     assert set(gaps.setting(gaps.finals(two))[differs]) == {"c0"}
     assert report.answer(two).startswith("Not answered")
+    alone = report.losses(two).xs(METHODS["spd"].label, level="schedule").filter(regex="gap|base").astype(str)
+    assert set(alone.to_numpy().flat) == {"–"}, "an arm without its baseline has no gap, and none is written as NaN"
 
 
 def test_the_setting_of_most_arms_with_enough_seeds_comes_first_and_an_arm_cut_off_is_left_out():
