@@ -13,11 +13,12 @@ from matplotlib.figure import Figure
 
 from blockshock_lib import files, studies
 from blockshock_lib.engine.study import Study
-from blockshock_lib.files import ROOT
+from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import terminal
 from blockshock_lib.notebook.findings import Findings
 from blockshock_lib.report import figures
-from blockshock_lib.runs import rules
+from blockshock_lib.report.tables import markdown
+from blockshock_lib.runs import compare, reference, rules
 
 RESULTS = ROOT / "docs" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -46,7 +47,7 @@ def written() -> dict[Path, str | Figure]:
                 if study.picture:
                     pages[RESULTS / f"{name}.png"] = drawn = study.figures[study.picture](found.main)
                     source = f"{source}\n\n![{drawn.alt}]({name}.png)"
-                source = f"{source}\n\n{study.results(found.main)}\n{_runs(found)}"
+                source = f"{source}\n\n{study.results(found.main)}\n{_before(found)}{_runs(found)}"
                 of = [one for one in found.sources if one.counts and one.setting == found.setting]
                 machines = ", ".join(sorted({one.manifest["machine"]["title"] for one in of}))
                 gpu = set(found.main["device"]) - {"cpu"}
@@ -62,6 +63,25 @@ def written() -> dict[Path, str | Figure]:
         )
         pages[readme] = re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{table}\n{END}", text, flags=re.DOTALL)
     return pages
+
+
+def _before(found: Findings) -> str:
+    """How many times as long a method's kernels take now, of each run that has an older one, `<name>-before`, beside it
+    and of its further runs; "" where none has.
+    """
+    tables = []
+    for source in (one for one in found.sources if one.counts and one.setting == found.setting):
+        old = source.folder.with_name(f"{source.folder.name}-before")
+        runs = [source.folder, *reference.others(source.folder, source.manifest)] if old.is_dir() else []
+        rows = [compare.compare(old, run, allow=("hardware", "dirty")).rows for run in runs]
+        if rows and len(times := pd.concat(rows).query("what == 'kernel time' and ratio.notna()")):
+            ratio = times.groupby("method")["ratio"]
+            made = pd.DataFrame({"median": ratio.median(), "least": ratio.min(), "most": ratio.max()}).round(3)
+            made.insert(0, "method", [found.study.axes.label(name) for name in made.index])
+            cases = ratio.size().max() // len(runs)
+            lead = f"Kernel time now over that of {shown(old)}, of {cases} cases in {len(runs)} runs:"
+            tables += ["", "## The new runs over the one before", "", lead, "", *markdown(made), ""]
+    return "\n".join(tables)
 
 
 def _runs(found: Findings) -> str:

@@ -1,10 +1,14 @@
 """README and docs/results say what the records say."""
 
+from types import SimpleNamespace
+
+import pandas as pd
 import pytest
 
 from blockshock_lib import studies
 from blockshock_lib.notebook import terminal
 from blockshock_lib.runs import rules
+from blockshock_lib.runs.manifest import REFERENCE
 from tests.studies.gpt.test_saved import timed
 from tools import results
 
@@ -60,3 +64,15 @@ def test_a_page_says_of_a_run_its_rules_what_it_can_claim_and_what_it_lacks():
 def test_readme_leaves_long_conditions_to_the_page_and_keeps_short_ones():
     said = "Down to 4 (track 3) for +0.0454 (1 seed) nats (384 wide, 100M tokens), 1.3x [1.1, 1.4] (faster; as called)."
     assert results.ASIDE.sub("", said) == "Down to 4 (track 3) for +0.0454 (1 seed) nats, 1.3x [1.1, 1.4]."
+
+
+def test_a_run_that_has_an_older_one_beside_it_is_set_against_it(monkeypatch):
+    source = SimpleNamespace(counts=True, setting="x", folder=REFERENCE / "phase1-cuda", manifest={})
+    found = SimpleNamespace(setting="x", sources=[source], study=studies.load("linear"))
+    monkeypatch.setattr(results.reference, "others", lambda *_: [REFERENCE / "phase1-cuda-2"])
+    rows = pd.DataFrame({"what": ["kernel time", "kernel time", "weight"], "method": "dense", "ratio": [1.1, 1.3, 9]})
+    monkeypatch.setattr(results.compare, "compare", lambda old, *_, **__: SimpleNamespace(rows=rows))
+    assert "2 cases in 2 runs:\n\n| method | median | least | most |" in (said := results._before(found))
+    assert "| A dense | 1.2 | 1.1 | 1.3 |" in said
+    source.folder = REFERENCE / "phase1-cpu"
+    assert results._before(found) == ""

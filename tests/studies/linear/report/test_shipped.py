@@ -14,12 +14,11 @@ from tools.drawn import plain
 
 PHASES = [f"phase{number}-{device}" for device in ("cpu", "cuda") for number in range(4)]
 BEFORE = "phase1-cuda-before"  # schema 1, five groups
-AGAIN = {"phase1-cuda": ["phase1-cuda", "phase1-cuda-2"]}  # of a reference of several runs, by its first
 ASKED = re.compile(r'\.(table|figure)\("([^"]+)"(, run\.source)?\)')
 
 
 def loaded(*runs):
-    return records.load(*(REFERENCE / one for run in runs for one in AGAIN.get(run, [run])))
+    return records.load(*(one for run in runs for one in (REFERENCE / run, *sorted(REFERENCE.glob(f"{run}-[0-9]")))))
 
 
 def cells(folder):
