@@ -58,9 +58,8 @@ def written() -> dict[Path, str | Figure]:
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     if BEGIN in text:
-        table = "\n".join(
-            ["| study | question | answer; its conditions: the study's page |", "| --- | --- | --- |", *rows]
-        )
+        head = "| study | question | answer; its conditions: the study's page |\n| --- | --- | --- |"
+        table = "\n".join([head, *rows])
         pages[readme] = re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{table}\n{END}", text, flags=re.DOTALL)
     return pages
 
@@ -77,7 +76,8 @@ def _before(found: Findings) -> str:
         if rows and len(times := pd.concat(rows).query("what == 'kernel time' and ratio.notna()")):
             ratio = times.groupby("method")["ratio"]
             made = pd.DataFrame({"median": ratio.median(), "least": ratio.min(), "most": ratio.max()}).round(3)
-            made.insert(0, "method", [found.study.axes.label(name) for name in made.index])
+            made = made.loc[(axes := found.study.axes).ordered(made.index)]
+            made.insert(0, "method", [axes.label(name) for name in made.index])
             cases = ratio.size().max() // len(runs)
             lead = f"Kernel time now over that of {shown(old)}, of {cases} cases in {len(runs)} runs:"
             tables += ["", "## The new runs over the one before", "", lead, "", *markdown(made), ""]
