@@ -135,8 +135,8 @@ def run(
         alone = [case for case in left if case.world_size == 1 and not study.phases[case.phase].timed]
         lanes = min(len(alone), hardware.processes) if group is WorkerGroup else 0
         with contextlib.ExitStack() as stack:
-            lane(iter([case for case in left if lanes < 2 or case.world_size > 1]), index, stack, hardware.processes)
-        if lanes < 2:
+            lane(iter([case for case in left if not lanes or case.world_size > 1]), index, stack, hardware.processes)
+        if not lanes:
             continue
         rest = iter(alone)  # that of a list may be shared by threads
         with ThreadPoolExecutor(lanes) as pool, contextlib.ExitStack() as stack:

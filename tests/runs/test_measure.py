@@ -65,6 +65,11 @@ def test_untimed_cases_of_one_rank_run_side_by_side_and_one_that_dies_ends_no_ot
     assert "kill at" in "".join((tmp_path / "logs" / f"rank{device}.log").read_text() for device in (0, 1))
 
 
+def test_one_case_of_one_rank_is_measured_by_one_worker_where_there_are_more_devices(tmp_path):
+    frame, _ = run(tmp_path, lone("raise"), processes=2)
+    assert set(frame["reason"]) == {"rank 0: ValueError: planted"}, "two would write the same files"
+
+
 def test_what_stops_one_lane_stops_all_and_leaves_no_worker_and_no_record_of_what_was_running(tmp_path):
     before, events = set(multiprocessing.active_children()), []
 
