@@ -22,7 +22,7 @@ from blockshock_lib.errors import CheckpointError, UnsupportedError, first_line
 from blockshock_lib.files import sha256, write_atomic
 from blockshock_lib.layers import ShardedLinear
 from blockshock_lib.layers.guards import ENTRYWISE
-from blockshock_lib.layers.parts import laid_as
+from blockshock_lib.layers.parts import Share, laid_as
 
 SUMMARY, TENSORS = "checkpoint.json", "tensors.pt"
 SCHEMA = 2
@@ -145,6 +145,10 @@ class _State:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None):
         self.model = {f"model.{key}": _tensor(f"model.{key}", value) for key, value in model.state_dict().items()}
+        if share := next((name for name, module in model.named_modules() if isinstance(module, Share)), ""):
+            raise UnsupportedError(
+                f"{share} holds one rank's part of a GPT's weight: save what gathered() returns, deal it out by of()"
+            )
         self.optimizer = optimizer
         self.parameters = dict(model.named_parameters())
         layers = {f"{name}.weight".lstrip("."): m for name, m in model.named_modules() if isinstance(m, ShardedLinear)}

@@ -9,6 +9,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from blockshock_lib.comm import Group
 from blockshock_lib.layers import autograd
+from blockshock_lib.layers.parts import refuse_unsummed
 
 get_total_norm = getattr(get_total_norm, "__wrapped__", get_total_norm)  # which layers.guards keeps from users
 
@@ -20,8 +21,10 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type=2.0, error_if_n
     is equal on all ranks and counts once.
 
     Returns the norm before clipping, a float64 scalar. ValueError for a norm_type that is not over 0; RuntimeError, on
-    every rank and before a gradient has changed, for a NaN or infinite norm if `error_if_nonfinite`.
+    every rank and before a gradient has changed, for a NaN or infinite norm if `error_if_nonfinite`; UnsupportedError
+    where a GPT's gradients await its sum_gradients().
     """
+    refuse_unsummed(model.parameters())
     p = float(norm_type)
     if not p > 0:
         raise ValueError(f"norm_type must be over 0 or inf, not {norm_type}")

@@ -2,6 +2,8 @@
 
 import gc
 import sys
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -134,3 +136,15 @@ def cut(whole: nn.Linear, group: Group, dim: int) -> Share:
     autograd.register(linear)
     linear.weight, linear.bias = (nn.Parameter(x.clone(memory_format=torch.contiguous_format)) for x in (weight, bias))
     return linear
+
+
+unsummed: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose gradients are parts since their last backward
+
+
+def refuse_unsummed(parameters: Iterable[nn.Parameter]) -> None:
+    held = set(map(id, parameters))
+    if any(id(parameter) in held for model in unsummed for parameter in model.parameters()):
+        raise UnsupportedError(
+            "each rank has its own part of the gradients of embeddings, norms and biases: call the GPT's "
+            "sum_gradients() after the backward, or its ranks would drift apart"
+        )

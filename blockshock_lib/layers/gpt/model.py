@@ -2,7 +2,6 @@
 
 import copy
 import math
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from blockshock_lib.layers.gpt.schedules import named
 from blockshock_lib.layers.gpt.streams import Streams
 from blockshock_lib.layers.gpt.tracks import column, row
 from blockshock_lib.layers.guards import refuse_unequal
-from blockshock_lib.layers.parts import ReadLinear, Share, cut
+from blockshock_lib.layers.parts import ReadLinear, Share, cut, refuse_unsummed, unsummed
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class GPT(nn.Module):
         self.schedule = named(schedule, config.layers) if isinstance(schedule, str) else schedule
         if self.schedule.layers != config.layers:
             raise ValueError(f"schedule {self.schedule.name} has {self.schedule.layers} layers, not {config.layers}")
-        self.group, self.tracks = Group(), tracks
+        self.group, self.tracks, self._summed = Group(), tracks, 0
         if group is not None and tracks > 1:
             raise ValueError(f"{tracks} tracks are computed on one device: give tracks or a group, not both")
         ranks = group.world_size if group else tracks
@@ -196,22 +195,29 @@ class GPT(nn.Module):
         return streams.read()
 
     def _before_backward(self, grad: Tensor) -> Tensor:
-        _unsummed.add(self)
+        kept = self._whole_gradients()[-1:] if self._summed else []
+        if any(one.data_ptr() == self._summed and bool(one.any()) for one in kept):  # neither zeroed nor dropped
+            raise UnsupportedError("these gradients are summed: call sum_gradients() once, after the last backward")
+        self._summed = 0
+        unsummed.add(self)
         return grad / self.group.world_size  # each rank's loss is 1 / n of the one that all have
 
     @torch.no_grad()
     def sum_gradients(self) -> None:
         """Adds up over the ranks the gradients of what each holds whole, in one all-reduce. A collective, to be called
-        once before a step and before gradients are clipped.
+        after the last backward before a step and before gradients are clipped; UnsupportedError where another follows.
         """
-        if self.group.world_size == 1:
-            return
-        _unsummed.discard(self)
+        grads = self._whole_gradients()
+        if self in unsummed and grads:
+            summed = self.group.all_reduce(torch.cat([grad.flatten() for grad in grads]))
+            for grad, part in zip(grads, summed.split([grad.numel() for grad in grads]), strict=True):
+                grad.copy_(part.view_as(grad))
+        unsummed.discard(self)
+        self._summed = grads[-1].data_ptr() if grads else 0
+
+    def _whole_gradients(self) -> list[Tensor]:
         split = self._split()
-        grads = [p.grad for p in self.parameters() if id(p) not in split and p.grad is not None]
-        summed = self.group.all_reduce(torch.cat([grad.flatten() for grad in grads]))
-        for grad, part in zip(grads, summed.split([grad.numel() for grad in grads]), strict=True):
-            grad.copy_(part.view_as(grad))
+        return [p.grad for p in self.parameters() if id(p) not in split and p.grad is not None]
 
     def _split(self) -> dict[int, int]:
         """By the ids of the parameters of which each rank holds a part, the dimension that is dealt out."""
@@ -237,16 +243,8 @@ class GPT(nn.Module):
         self.group, self.tracks = group, 1
 
 
-_unsummed: weakref.WeakSet[GPT] = weakref.WeakSet()  # whose gradients are parts since their last backward
-
-
 def _before_step(optimizer: Optimizer, *_: object) -> None:
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if any(id(parameter) in held for model in _unsummed for parameter in model.parameters()):
-        raise UnsupportedError(
-            "each rank has its own part of the gradients of embeddings, norms and biases: call the GPT's "
-            "sum_gradients() after the backward, or its ranks would drift apart"
-        )
+    refuse_unsummed(parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 register_optimizer_step_pre_hook(_before_step)

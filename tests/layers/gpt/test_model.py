@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from blockshock_lib import clip_grad_norm_, gpt
+from blockshock_lib import checkpoint, clip_grad_norm_, gpt
 from blockshock_lib.comm import Group, Pending, local
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.gpt import streams
@@ -131,9 +131,24 @@ def alike(group):
         each(*batch()).backward()
     with pytest.raises(UnsupportedError, match=r"call the GPT's sum_gradients\(\) after the backward"):
         torch.optim.SGD(mine.parameters(), lr=0.1).step()
+    with pytest.raises(UnsupportedError, match=r"call the GPT's sum_gradients\(\) after the backward"):
+        clip_grad_norm_(mine, 0.5)
     mine.sum_gradients()
+    mine.sum_gradients()  # nothing is left to add
     norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.5)
     torch.testing.assert_close(clip_grad_norm_(mine, 0.5), norm)
+    right = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    torch.testing.assert_close(mine.gathered(lambda parameter: parameter.grad), right)
+    with pytest.raises(UnsupportedError, match=r"call sum_gradients\(\) once, after the last backward"):
+        mine(*batch()).backward()
+    with pytest.raises(UnsupportedError, match=r"one rank's part of a GPT's weight: save what gathered\(\) returns"):
+        checkpoint.save("nowhere", mine)
+    mine.zero_grad(set_to_none=False)
+    for _ in range(2):  # accumulated
+        mine(*batch()).backward()
+    mine.sum_gradients()
+    whole.zero_grad()
+    (2 * whole(*batch())).backward()
     right = {name: parameter.grad for name, parameter in whole.named_parameters()}
     torch.testing.assert_close(mine.gathered(lambda parameter: parameter.grad), right)
     torch.manual_seed(3)
