@@ -166,10 +166,17 @@ class Trained(Runner):
 
 
 def untold(run: CaseRun, every: Iterable[Sample], done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
-    """Those of which `done` holds no row. Refused where a loss is not finite."""
+    """Those of which `done` holds no row. Refused where a loss is not finite. DataError where `done` is of another
+    corpus: a curve of two, or a loss by the other's name, would follow.
+    """
     told = {(row["metric"], row["repeat"], row["detail"]) for row in done}
+    had = {detail for metric, _, detail in told if metric == "corpus"}
     try:
-        yield from (one for one in every if (one.metric, one.step, one.detail) not in told)
+        for one in every:
+            if one.metric == "corpus" and had - {one.detail}:
+                raise DataError(f"the training was begun on corpus {min(had)}, this is {one.detail}: begin a new run")
+            if (one.metric, one.step, one.detail) not in told:
+                yield one
     except ArithmeticError as error:
         run.refuse(str(error))
 

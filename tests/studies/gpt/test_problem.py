@@ -312,3 +312,9 @@ def test_arms_are_trained_on_the_corpus_that_is_asked_for_or_on_none(data):
     assert len(trained(data, "tensor_parallel", corpus_digest=digest)) == len(rows)
     with pytest.raises(DataError, match=f"corpus_digest: be77a1af6bf8 is wanted, what lies here is corpus {digest}"):
         trained(data, "tensor_parallel", corpus_digest="be77a1af6bf8")
+
+
+def test_a_stopped_training_does_not_go_on_with_another_corpus_before_its_first_checkpoint(data):
+    said = [row | ({"detail": "aaaa"} if row["metric"] == "corpus" else {}) for row in trained(data, "spd")]
+    with pytest.raises(DataError, match="begun on corpus aaaa, this is "):
+        trained(data, "spd", done=said)
