@@ -18,7 +18,7 @@ PLAIN = "time of plain calls"  # what a kernel time is on a CPU: it has no CUDA 
 # What "allow" lifts: a case may then find its like among those that differ in these.
 LOOSE = {"hardware": ("device", "emulated"), "dtype": ("dtype",)}
 _NUMBERS = ("a", "b", "ratio", "low", "high")
-_CHECK = dict.fromkeys(_NUMBERS, np.nan) | dict(what="check", unit="", work="", groups_a=0, groups_b=0)
+_CHECK = dict.fromkeys(_NUMBERS, np.nan) | dict(what="check", unit="", part="", groups_a=0, groups_b=0)
 
 
 class Compared(NamedTuple):
@@ -33,8 +33,16 @@ def _key(axes: Axes) -> list[str]:
 
 
 def cases(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
-    """The cases of a run, a row each: `case`, the phase and the case's own columns."""
-    return frames.complete(frame, axes).drop_duplicates("case")[["case", *_key(axes)]].reset_index(drop=True)
+    """The cases of a run, a row each: `case`, the phase and the case's own columns; `arm`, methods and seed where these
+    alone tell cases apart, as those that are trained.
+    """
+    rows = frames.complete(frame, axes)
+    methods = rows.groupby("case")["method"].agg(lambda found: " ".join(axes.ordered(found)))
+    rows = rows.drop_duplicates("case").reset_index(drop=True)
+    arm = (rows["case"].map(methods) + " " + rows["seed"].astype(str)).where(
+        rows.duplicated(_key(axes), keep=False), ""
+    )
+    return rows[["case", *_key(axes)]].assign(arm=arm)
 
 
 def pairs(a: pd.DataFrame, b: pd.DataFrame, loose: Iterable[str] = ()) -> dict[str, str]:
@@ -91,13 +99,13 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, loose: Iterable[str] =
         for metric, (words, unit, work) in metrics.items():
             key = case, method, metric
             words = words.replace("kernel time", PLAIN) if cell["device"] == "cpu" else words
-            row, x, y = cell | _CHECK | dict(what=words, unit=unit, work=work), groups[0].get(key), groups[1].get(key)
+            row, x, y = cell | _CHECK | dict(what=words, unit=unit, part=work), groups[0].get(key), groups[1].get(key)
             if x and y:
                 found = _bytes(x, y) if unit == "B" else _time(x, y, each, between[metric])
                 rows.append(row | {"note": "", "groups_a": len(x), "groups_b": len(y)} | found)
             elif x and key in missing[1]:
                 rows.append(row | {"outcome": REGRESSION, "note": f"in b: {missing[1][key]}"})
-    columns = ["outcome", "what", "work", "method", *_key(axes), "unit", *_NUMBERS, "groups_a", "groups_b", "note"]
+    columns = ["outcome", "what", "part", "method", *_key(axes), "unit", *_NUMBERS, "groups_a", "groups_b", "note"]
     table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(_NUMBERS, float))
     bare, regressed = table["ratio"].isna(), table["outcome"].eq(REGRESSION)
     table["place"] = np.select([regressed & bare, regressed, ~bare], [0, 1, 2], 3)

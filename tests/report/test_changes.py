@@ -117,5 +117,5 @@ def test_a_training_step_is_guarded_beside_its_forward_and_each_part_of_its_memo
         "optimizer state": ["row_parallel"],
         "packed copies": ["row_parallel"] * 2,
     }
-    assert set(rows.loc["packed copies", "note"]) == {"0 B → 512 B"} and set(rows["work"]) == {"step", ""}
+    assert set(rows.loc["packed copies", "note"]) == {"0 B → 512 B"} and set(rows["part"]) == {"step", ""}
     assert bad(a, a).empty

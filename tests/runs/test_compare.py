@@ -207,3 +207,10 @@ def test_a_run_is_judged_by_all_the_runs_of_a_reference_but_itself_and_a_slower_
     said = capsys.readouterr().out
     assert f"compare {old} with {slow}: " in said and "first kernel time of Block-Shock at" in said
     assert "1.29x [" in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(path.name for path in REFERENCE.glob("*-cpu")))
+def test_a_shipped_run_beside_itself_is_the_same_of_whatever_study(name):
+    found = compare(REFERENCE / name, REFERENCE / name)
+    assert found.ok and len(found.rows) and not len(found.found.only) and found.text()
