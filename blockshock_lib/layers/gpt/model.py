@@ -197,7 +197,7 @@ class GPT(nn.Module):
     def _before_backward(self, grad: Tensor) -> Tensor:
         kept = self._whole_gradients()[-1:] if self._summed else []
         if any(one.data_ptr() == self._summed and bool(one.any()) for one in kept):  # neither zeroed nor dropped
-            raise UnsupportedError("these gradients are summed: call sum_gradients() once, after the last backward")
+            raise UnsupportedError("summed gradients are there: zero them, or call sum_gradients() once, at last")
         self._summed = 0
         unsummed.add(self)
         return grad / self.group.world_size  # each rank's loss is 1 / n of the one that all have
@@ -207,13 +207,13 @@ class GPT(nn.Module):
         """Adds up over the ranks the gradients of what each holds whole, in one all-reduce. A collective, to be called
         after the last backward before a step and before gradients are clipped; UnsupportedError where another follows.
         """
-        grads = self._whole_gradients()
-        if self in unsummed and grads:
+        grads = self._whole_gradients() if self in unsummed else []  # on one device never
+        unsummed.discard(self)
+        if grads:
             summed = self.group.all_reduce(torch.cat([grad.flatten() for grad in grads]))
             for grad, part in zip(grads, summed.split([grad.numel() for grad in grads]), strict=True):
                 grad.copy_(part.view_as(grad))
-        unsummed.discard(self)
-        self._summed = grads[-1].data_ptr() if grads else 0
+            self._summed = grads[-1].data_ptr()
 
     def _whole_gradients(self) -> list[Tensor]:
         split = self._split()

@@ -166,9 +166,7 @@ class Trained(Runner):
 
 
 def untold(run: CaseRun, every: Iterable[Sample], done: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
-    """Those of which `done` holds no row. Refused where a loss is not finite. DataError where `done` is of another
-    corpus: a curve of two, or a loss by the other's name, would follow.
-    """
+    """Those of which `done` holds no row; DataError: it is of another corpus. Refused where a loss is not finite."""
     told = {(row["metric"], row["repeat"], row["detail"]) for row in done}
     had = {detail for metric, _, detail in told if metric == "corpus"}
     try:
