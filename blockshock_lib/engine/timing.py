@@ -63,6 +63,7 @@ class Work:
     traced: bool = False
     aside: bool = False  # a line beside the method's own: where it is wrong, it alone has no time
     owners: list[Any] = field(default_factory=list)  # objects whose attributes are put back after a capture
+    kept: list[dict] = field(default_factory=list)  # of an eager one what its owners had: graphs read it to the end
     release: Call | None = None  # frees what the calls made for themselves, once all is timed
     begin: Call = lambda: None  # of a method's first: says that it is the method's turn, before it leads in
     active: bool = True
@@ -99,6 +100,8 @@ class Timer:
         if work.eager:
             turn = itertools.cycle(work.calls)
             work.fn = lambda: next(turn)()
+            # A step packs the weights anew, and would free those that graphs of the same layer were captured with.
+            work.kept = [dict(vars(own)) for own in work.owners]
             return
         self._capture(work, 1)
         # One round of the rotation says how many make a graph of GRAPH_MS; all ranks must agree on it.
@@ -132,7 +135,7 @@ class Timer:
     def release(self, work: Work) -> None:
         if isinstance(work.fn, Graph):
             work.fn.release()
-        work.fn = None
+        work.fn, work.kept = None, []
 
     def output(self, work: Work) -> object:
         if not work.active:

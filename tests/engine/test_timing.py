@@ -2,6 +2,7 @@
 
 import math
 import time
+import weakref
 from types import SimpleNamespace
 from unittest import mock
 
@@ -168,6 +169,19 @@ def test_a_capture_leaves_what_it_found_and_makes_nothing_that_the_first_calls_h
     owner, made = SimpleNamespace(copy="its own", lazy=None), []
     Timer(CPU, Group())._capture(Work("ms", [call], owners=[owner]), 2)
     assert vars(owner) == {"copy": "its own", "lazy": "lazy"} and made == ["lazy"]
+
+
+def test_what_an_eager_call_replaces_lives_on_for_the_graphs_that_read_it():
+    class Packed:
+        pass
+
+    owner, timer = SimpleNamespace(packed=Packed()), Timer(CPU, Group())
+    first = weakref.ref(owner.packed)
+    timer.ready(step := Work("ms", [lambda: vars(owner).update(packed=Packed())], eager=True, owners=[owner]))
+    timer.sample(step)
+    assert first() is not None and first() is not owner.packed
+    timer.release(step)
+    assert first() is None
 
 
 def test_the_fastest_is_taken_by_its_median(monkeypatch):
