@@ -172,12 +172,9 @@ def test_a_capture_leaves_what_it_found_and_makes_nothing_that_the_first_calls_h
 
 
 def test_what_an_eager_call_replaces_lives_on_for_the_graphs_that_read_it():
-    class Packed:
-        pass
-
-    owner, timer = SimpleNamespace(packed=Packed()), Timer(CPU, Group())
+    owner, timer = SimpleNamespace(packed=torch.ones(1)), Timer(CPU, Group())
     first = weakref.ref(owner.packed)
-    timer.ready(step := Work("ms", [lambda: vars(owner).update(packed=Packed())], eager=True, owners=[owner]))
+    timer.ready(step := Work("ms", [lambda: vars(owner).update(packed=torch.ones(1))], eager=True, owners=[owner]))
     timer.sample(step)
     assert first() is not None and first() is not owner.packed
     timer.release(step)

@@ -10,9 +10,11 @@ import functools
 import json
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ PLACE = ROOT / "outputs" / "corpus"
 SUMMARY, SOURCES, VOCABULARY = "corpus.json", "sources.json", "vocabulary.json"
 END = "<|endoftext|>"  # token 0, before each file
 BATCH = 256  # files encoded at a time
+EVERY = 8  # seconds from one line of the command to the next, whatever takes long
 OVERLAP = 0.1  # share of the validation's shingles in the training, above which shards are refused
 
 say = functools.partial(print, flush=True)
@@ -96,7 +99,7 @@ def chosen(data: str, kind: str, vocab: int) -> Corpus:
     """The user's shards in `data`, or a corpus of the packages that are installed here, built where there is none, of
     the `kind` "packages" or "nano".
     """
-    return given(ROOT / data, vocab) if data else ready(NANO if kind == "nano" else Recipe(vocab=vocab))
+    return given(ROOT / data, vocab) if data else ready(replace(NANO if kind == "nano" else Recipe(), vocab=vocab))
 
 
 def _alone(made: str, make: Callable[[], Corpus]) -> Corpus:
@@ -242,12 +245,21 @@ def main(words: Sequence[str] = ()) -> int:
     parser.add_argument("--vocab", type=int, help=f"tokens; {Recipe().vocab}, of --data GPT-2's 50257")
     parser.add_argument("--data", default="", help="a folder of your own shards, as nanoGPT or llm.c write them")
     asked = parser.parse_args(words)
-    vocab = asked.vocab or (50257 if asked.data else Recipe().vocab)
+    vocab = (50257 if asked.data else Recipe().vocab) if asked.vocab is None else asked.vocab
+    over, began = threading.Event(), time.monotonic()
+
+    def beat() -> None:
+        while not over.wait(EVERY):
+            say(f"{time.monotonic() - began:.0f} s")
+
+    threading.Thread(target=beat, daemon=True).start()
     try:
         found = chosen(asked.data and str(Path(asked.data).absolute()), "packages", vocab)
     except BlockShockError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    finally:
+        over.set()
     per = f", {found.bytes_per_token:.3f} bytes a token" if found.bytes_per_token else ""
     print("{train} tokens to train on, {val} held out".format(**found.tokens) + per)
     print(f"corpus {found.digest} in {shown(found.folder)}")

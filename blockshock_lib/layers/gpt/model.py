@@ -111,9 +111,7 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig, schedule: Schedule | str, tracks: int = 1, group: Group | None = None):
         super().__init__()
         self.config = config
-        self.schedule = named(schedule, config.layers) if isinstance(schedule, str) else schedule
-        if self.schedule.layers != config.layers:
-            raise ValueError(f"schedule {self.schedule.name} has {self.schedule.layers} layers, not {config.layers}")
+        self.schedule = schedule
         self.group, self.tracks, self._summed = Group(), tracks, 0
         if group is not None and tracks > 1:
             raise ValueError(f"{tracks} tracks are computed on one device: give tracks or a group, not both")
@@ -149,6 +147,17 @@ class GPT(nn.Module):
         return found
 
     @property
+    def schedule(self) -> Schedule:
+        return self._schedule
+
+    @schedule.setter
+    def schedule(self, given: Schedule | str) -> None:
+        schedule = named(given, self.config.layers) if isinstance(given, str) else given
+        if schedule.layers != self.config.layers:
+            raise ValueError(f"schedule {schedule.name} has {schedule.layers} layers, not {self.config.layers}")
+        self._schedule = schedule
+
+    @property
     def ranks(self) -> int:
         return max(self.tracks, self.group.world_size)
 
@@ -158,12 +167,14 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """tokens [B, S] -> logits [B, S, vocab]; with targets [B, S] the mean cross-entropy, in nats, equal on all
-        ranks. With a cache they are the next S tokens of what it holds. ValueError for another shape, or more positions
+        ranks. With a cache they are the next S tokens of what it holds. ValueError for other shapes, or more positions
         than the context or the cache has.
         """
         start, room = (cache.length, min(cache.positions, self.config.context)) if cache else (0, self.config.context)
         if tokens.dim() != 2 or tokens.shape[1] > room - start:
             raise ValueError(f"tokens are [batch, at most {room - start} positions], not {list(tokens.shape)}")
+        if targets is not None and targets.shape != tokens.shape:
+            raise ValueError(f"targets are shaped as tokens, {list(tokens.shape)}, not {list(targets.shape)}")
         x = self.streamed(self.tokens(tokens) + self.positions.weight[start : start + tokens.shape[1]], cache)
         out = F.linear(self.norm(x), self.tokens.weight)
         if targets is not None:

@@ -45,7 +45,8 @@ class Sync:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A Step for each sublayer. ValueError names the sublayer whose partial result never lands or comes too early.
+    """A Step for each sublayer. ValueError names the sublayer whose partial result never lands, or comes too early, or
+    at no whole number.
 
     `syncs`: the all-reduces of a forward in the order in which they start; a backward has as many.
     `operations`: what a forward does, in order. ("land", i) waits for the sum of syncs[i] and adds it; ("show", t) adds
@@ -64,6 +65,8 @@ class Schedule:
         together: dict[int, list[int]] = {}
         for s, step in enumerate(self.steps):
             what = f"schedule {self.name}: the partial result of sublayer {s}"
+            if {type(step.own), type(step.lands)} != {int}:
+                raise ValueError(f"{what} is read at {step.own} and lands at {step.lands}: sublayers are whole numbers")
             if step.lands > self.end:
                 raise ValueError(f"{what} never lands: sublayer {step.lands} is beyond the end, {self.end}")
             if not s < step.own <= step.lands:

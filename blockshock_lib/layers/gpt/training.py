@@ -7,6 +7,7 @@ linear rise, a cosine's fall to a tenth, gradients clipped at norm 1, bf16 produ
 import contextlib
 import math
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -120,8 +121,11 @@ class Trainer:
         os.replace(part, path)
 
     def load(self, path: Path) -> None:
-        """DataError where it was trained on another corpus."""
-        state = torch.load(path, map_location=self.device, weights_only=True)
+        """DataError where it was trained on another corpus, or is damaged."""
+        try:
+            state = torch.load(path, map_location=self.device, weights_only=True)
+        except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+            raise DataError(f"{path} cannot be read: remove it, and the training begins anew") from error
         if (was := state["corpus"]) != self.task.digest:
             raise DataError(f"the training was stopped on corpus {was}, this is {self.task.digest}: begin a new run")
         self.model.load_state_dict(state["model"])

@@ -23,6 +23,7 @@ from blockshock_lib.layers.gpt.ranks import Silent, Sum
 from blockshock_lib.layers.gpt.schedule import Step
 from blockshock_lib.studies.gpt import truth
 from blockshock_lib.studies.gpt.methods import METHODS
+from blockshock_lib.studies.gpt.need import unfit
 from blockshock_lib.studies.gpt.params import Case, Params, Training
 from blockshock_lib.studies.gpt.problem import CHECKED, DTYPES, LOOSER, GPTProblem
 
@@ -59,6 +60,9 @@ class LatencyProblem(Problem):
         self.shares: dict[tuple[int, int], GPT] = {}
         self.optimizers: dict[tuple[int, int], torch.optim.Optimizer] = {}
         self._made: dict[tuple[str, int], tuple] = {}
+
+    def unsupported(self, method: str) -> str:
+        return unfit(method, self.case)
 
     def model(self, method: str, at: int) -> GPT:
         """By the method's schedule, of the weights of copy `at`. The first one is a collective."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from blockshock_lib.engine import study
+from blockshock_lib.errors import DataError
 from blockshock_lib.files import ROOT, canonical, sha256
 from blockshock_lib.params.models import Count, Flag, Frozen, NotNegative, Positive, RunParams, by_name, known, wrong
 from blockshock_lib.studies.gpt.methods import METHODS
@@ -124,12 +125,23 @@ class Params(RunParams):
             if not (heads := _timed(self, *row)["heads"]) or heads % ranks:
                 keys = "latency.head|latency.widths|latency.step|hardware.world_size"
                 raise wrong(keys, f"heads of {head} in {row[1]} cannot be dealt whole to {ranks} ranks")
+            if row[0] == "step" and row[2] % (count := _timed(self, *row)["batch"]):
+                raise wrong("latency.step", f"{row[2]} tokens are no {count} sequences of one length")
         if self.phase == "gpt_latency" and not self.latency.rows():
             raise wrong("latency", "nothing is asked: name widths, and lengths of prefill, decode or step")
         return self
 
     def lacks(self) -> str:
-        return f"data: no folder {self.data} is there" if self.data and not (ROOT / self.data).is_dir() else ""
+        if not self.data:
+            return ""
+        from blockshock_lib.layers.gpt import shards  # brings torch
+
+        try:
+            for path in (path for some in shards.named(ROOT / self.data).values() for path in some):
+                shards.read(path)
+        except DataError as error:
+            return f"data: {error}"
+        return ""
 
     @property
     def ranks(self) -> int:

@@ -201,6 +201,12 @@ def test_too_little_to_hold_out_or_to_make_a_vocabulary_of_is_refused(site, monk
             Recipe(vocab=vocab)
 
 
+def test_the_small_corpus_has_as_many_tokens_as_are_asked_for(site, monkeypatch):
+    monkeypatch.setattr(corpus, "NANO", Recipe(("elm", "fir", "alder", "birch", "cedar"), 320))
+    vocabulary = json.loads((corpus.chosen("", "nano", 300).folder / corpus.VOCABULARY).read_text())
+    assert len(vocabulary["model"]["vocab"]) == 300
+
+
 def test_a_limit_takes_files_of_every_package_in_proportion(site):
     found = sources.packages()[0]
     some = sources.sample(found, sum(one.size for one in found) // 2)
@@ -289,10 +295,12 @@ def test_the_command_says_the_digest_or_what_is_wrong(site, own, capsys, monkeyp
     capsys.readouterr()
     assert corpus.main(["--data", str(own), "--vocab", "5000"]) == 0
     assert "5000 tokens to train on, 5000 held out\n" in (said := capsys.readouterr().out) and "corpus " in said
+    monkeypatch.setattr(corpus, "EVERY", 1e-3)
     assert corpus.main(["--vocab", "300"]) == 0
-    assert " bytes a token" in capsys.readouterr().out
-    assert corpus.main(["--vocab", "256"]) == 1
-    assert "error: vocab: 256" in capsys.readouterr().err
+    assert " bytes a token" in (said := capsys.readouterr().out) and "\n0 s\n" in said
+    for few in ("256", "0"):
+        assert corpus.main(["--vocab", few]) == 1
+        assert f"error: vocab: {few}" in capsys.readouterr().err
 
 
 def test_a_process_waits_for_another_that_makes_one(site):

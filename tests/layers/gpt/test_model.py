@@ -271,6 +271,11 @@ def test_bad_shapes_and_parts_are_refused():
         ("schedule spd has 3 layers, not 4", lambda: gpt.GPT(CONFIG, gpt.named("spd", 3))),
         ("layer 4 is out of range: 0 to 3", lambda: gpt.GPT(CONFIG, "selective(4)")),
         ("2 tracks is shared by as many ranks, not by 4", lambda: gpt.GPT.of(drawn("spd", 2), Group(0, 4))),
+        ("schedule spd has 3 layers, not 4", lambda: setattr(drawn("spd", 2), "schedule", gpt.named("spd", 3))),
+        (
+            r"targets are shaped as tokens, \[3, 2\], not \[2, 3\]",
+            lambda: drawn("spd", 2)(*(torch.zeros(shape, dtype=torch.long) for shape in ((3, 2), (2, 3)))),
+        ),
         (r"at most 7 positions\], not \[1, 8\]", lambda: drawn("spd", 2)(torch.zeros(1, 8, dtype=torch.long))),
     ):
         with pytest.raises(ValueError, match=words):

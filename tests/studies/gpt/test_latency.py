@@ -10,6 +10,7 @@ from blockshock_lib.errors import ParamsError
 from blockshock_lib.layers.gpt import ranks
 from blockshock_lib.params import load
 from blockshock_lib.studies.gpt import latency
+from blockshock_lib.studies.gpt.need import need
 from blockshock_lib.studies.gpt.params import COLUMNS
 from tests.layers.gpt.test_model import CONFIG, drawn
 
@@ -49,6 +50,16 @@ def test_each_schedule_and_the_bound_are_checked_and_timed(work, monkeypatch):
     for name in names:
         parts = () if name == "no_sync" else ("compute_kernel", "sums_kernel")
         assert {metric for method, metric in timed if method == name} == {f"{kind}_kernel", f"{kind}_call", *parts}
+
+
+def test_a_schedule_that_has_no_such_number_of_layers_is_left_out_and_the_others_are_timed():
+    params = asked("prefill", "tensor_parallel", "selective", **{"latency.layers": 2})
+    (case,) = STUDY.expand(params)
+    why = need(case, {}).unsupported
+    assert why == {"tensor_parallel": "", "selective": "layer 2 is out of range: 0 to 1"}
+    rows = experiment.measure(latency.opened(case, params, device=torch.device("cpu"), group=Group()), params, STUDY)
+    said = {row["method"]: (row["status"], row["reason"]) for row in rows if row["metric"] == "check"}
+    assert said["tensor_parallel"] == ("ok", "") and said["selective"] == ("unsupported", why["selective"])
 
 
 def test_a_step_of_a_trained_width_is_of_that_gpt():
@@ -121,6 +132,7 @@ def test_a_slow_link_starts_ranks_without_peer_access(monkeypatch):
         ("latency", {"hardware.link": "slow"}, "'slow' is a link between GPUs"),
         ("latency", {"latency.head": 16, "latency.widths": [16]}, "heads of 16 in 16 cannot be dealt whole to 2 ranks"),
         ("latency", {f"latency.{work}": [] for work in ASKED}, "nothing is asked"),
+        ("latency", {"latency.step": [[64, 1025]]}, "1025 tokens are no 17 sequences of one length"),
         ("training", {"dtype": "fp16"}, "gradients vanish in fp16, and no loss is scaled"),
         ("correctness", {"methods": ["no_sync"]}, "'no_sync' is a bound of time"),
     ],

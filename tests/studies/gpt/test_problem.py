@@ -1,5 +1,6 @@
 """Correctness and training: right schedules pass, planted faults are refused, a stopped training goes on as it was."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -185,9 +186,12 @@ def test_arms_of_another_recipe_are_other_cases():
 
 
 def test_a_folder_of_shards_that_is_not_there_is_refused_before_anything_starts(data):
-    machine.admit(asked("gpt_training", data=str(data)), {"gpus": [], "unsupported": {}})
-    with pytest.raises(ParamsError, match="data: no folder /nowhere/fineweb is there"):
+    machine.admit(asked("gpt_training", data=data), {"gpus": [], "unsupported": {}})
+    with pytest.raises(ParamsError, match="data: /nowhere/fineweb is not there"):
         machine.admit(asked("gpt_training", data="/nowhere/fineweb"), {"gpus": [], "unsupported": {}})
+    Path(data, "val.bin").write_bytes(b"odd")
+    with pytest.raises(ParamsError, match=r"val\.bin has an odd size"):
+        machine.admit(asked("gpt_training", data=data), {"gpus": [], "unsupported": {}})
 
 
 @pytest.mark.long
@@ -304,6 +308,10 @@ def test_a_training_does_not_go_on_with_another_corpus(tmp_path):
     task.digest = "bbbb"
     with pytest.raises(DataError, match="stopped on corpus aaaa, this is bbbb"):
         trainer.load(tmp_path / "state")
+    for left in (b"", b"PK", (tmp_path / "state").read_bytes()[:-100]):
+        (tmp_path / "state").write_bytes(left)
+        with pytest.raises(DataError, match="state cannot be read: remove it, and the training begins anew"):
+            trainer.load(tmp_path / "state")
 
 
 def test_arms_are_trained_on_the_corpus_that_is_asked_for_or_on_none(data):
