@@ -31,5 +31,8 @@ __all__ = sorted(_WHERE)
 def __getattr__(name: str):
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-    module = importlib.import_module(f"{__name__}.{_WHERE[name]}")
+    try:
+        module = importlib.import_module(f"{__name__}.{_WHERE[name]}")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{name} needs {error.name}: pip install 'blockshock-lib[workbook]'") from error
     return getattr(module, name, module)  # "checkpoint" is a module

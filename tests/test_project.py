@@ -91,6 +91,12 @@ def test_what_is_imported_loads_no_more_than_it_needs(code, absent):
     assert not done.returncode, done.stderr
 
 
+def test_what_the_layers_alone_lack_is_named_with_the_extra_that_brings_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "blockshock_lib.runs.records", None)
+    with pytest.raises(ImportError, match=r"load needs .*records: pip install 'blockshock-lib\[workbook\]'"):
+        blockshock_lib.load  # noqa: B018
+
+
 def test_a_wheel_holds_every_file_of_the_library():
     (patterns,) = SETUPTOOLS["package-data"].values()
     for path in (path for path in LIBRARY.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")):

@@ -31,7 +31,7 @@ def time_over_density(frame: pd.DataFrame, work: str = "forward") -> Figure:
     evens = {k: (m, one) for k, m, one in zip(best["k_len"], best["method"], best["law"], strict=True)}
     no_claim, last = frames.no_claim(table), evens[lengths[-1]]
     if not no_claim and last[1].even.low > 0:
-        where = "at every density measured" if last[1].even.low >= 1 else f"below a density of {even_text(last[1])}"
+        where = "at every density measured" if last[1].even.low >= 1 else f"up to a density of {even_text(last[1])}"
         title = f"At {lengths[-1]} keys a {work} beats the best dense kernel {where}"
     columns = min(3, len(lengths))
     words = [f"{k} keys: d* = {even_text(even)} of {AXES.label(method)}." for k, (method, even) in evens.items()]

@@ -132,10 +132,10 @@ def span_text(of: tuple[float, float, float]) -> str:
 
 
 def even_text(one: Law) -> str:
-    """d*, where it is a density: "0.93 [0.91, 0.95]", "0.97 or more"; and how many groups of processes have none."""
+    """d*, where it is a density: "0.93 [0.91, 0.95]", "at least 0.97"; and how many groups of processes have none."""
     even, text = one.even, span_text(one.even)
     if (even.high if even.low else even.ratio) >= 1:
-        text = f"{min(even.low, 1.0):.2f} or more" if even.low else "1.00 or more [no interval]"
+        text = f"at least {min(even.low, 1.0):.2f}" if even.low else "at least 1.00 [no interval]"
     return text + f" ({one.lacks} groups have none)" * bool(one.lacks)
 
 
@@ -150,7 +150,7 @@ def answer(frame: pd.DataFrame) -> str:
     said = {True: [], False: []}  # whether it is decided: what is said of a length
     for row, cells in judged:
         one, faster = row["law"], cells["outcome"].eq(FASTER)
-        words = "below a density of " * (one.even.low > 0) + even_text(one)
+        words = "up to a density of " * (one.even.low > 0) + even_text(one)
         if row["nowhere"]:
             words = "at no density measured"
         elif one.even.low >= 1:

@@ -97,16 +97,16 @@ class Arm(Look):
     published: float | None = None
 
 
-DENSE = "trained_dense"
+DENSE, FREE = "trained_dense", "unstructured"
 # Published: logs of the perplexities over the dense 29.95 in the README of thu-ml/Adaptive-Sparse-Trainer.
 _ARMS = (
     Arm("Dense", "dense", "#000000", "s", DENSE),
     Arm("2:4, magnitude", "2:4 magnitude", "#882255", "o", "magnitude_24", "2:4", "magnitude"),
     Arm("2:4, Wanda", "2:4 Wanda", "#882255", "^", "wanda_24", "2:4", "wanda", published=1.351),
     Arm("2:4, SparseGPT", "2:4 SparseGPT", "#882255", "D", "sparsegpt_24", "2:4", "sparsegpt", published=0.514),
-    Arm("Unstructured, magnitude", "any, magnitude", "#D55E00", "o", "magnitude_any", "unstructured", "magnitude"),
-    Arm("Unstructured, Wanda", "any, Wanda", "#D55E00", "^", "wanda_any", "unstructured", "wanda"),
-    Arm("Unstructured, SparseGPT", "any, SparseGPT", "#D55E00", "D", "sparsegpt_any", "unstructured", "sparsegpt"),
+    Arm("Unstructured, magnitude", f"{FREE} magnitude", "#D55E00", "o", "magnitude_any", FREE, "magnitude"),
+    Arm("Unstructured, Wanda", f"{FREE} Wanda", "#D55E00", "^", "wanda_any", FREE, "wanda"),
+    Arm("Unstructured, SparseGPT", f"{FREE} SparseGPT", "#D55E00", "D", "sparsegpt_any", FREE, "sparsegpt"),
     Arm("Blocks, magnitude", "blocks magnitude", "#0072B2", "o", "magnitude_blocks", "blocks", "magnitude"),
     Arm("Blocks, Wanda", "blocks Wanda", "#0072B2", "^", "wanda_blocks", "blocks", "wanda"),
     Arm("Blocks, SparseGPT", "blocks SparseGPT", "#0072B2", "D", "sparsegpt_blocks", "blocks", "sparsegpt"),

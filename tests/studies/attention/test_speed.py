@@ -179,14 +179,14 @@ def test_one_group_of_one_run_has_no_intervals_and_refutes_nothing():
     one = frame[frame["group"].eq(0)]
     assert hypotheses.a1(one).verdict == "undecided"
     said = "lock-sparse attention is faster than the fastest dense kernel that ran (SDPA dense)"
-    assert report.answer(frame).startswith(f"B{said} below a density of 0.72 [")
+    assert report.answer(frame).startswith(f"B{said} up to a density of 0.72 [")
     assert report.answer(one).startswith(
         f"It is undecided whether b{said}, by points of the density below which it is: "
     )
     assert "0.72 [no interval] at 4096 keys (FA4, batch 1, 6 densities), 0.72 [no interval] at 1" in report.answer(one)
     assert report.answer(planted(slope=0.8, overhead=0.005)).count("at every density measured") == 3
     close = report.answer(planted(slope=0.98, overhead=0.005, noise=0.03))
-    assert "below a density of 0.99 or more at 65536 keys" in close and "1.0" not in close, "its interval holds 1"
+    assert "up to a density of at least 0.99 at 65536 keys" in close and "1.0" not in close, "its interval holds 1"
     some = pd.concat([planted(slope=1.25, overhead=1.5, lengths=(4096,)), planted(overhead=0.1, lengths=(16384,))])
     assert "at no density measured at 4096 keys (each kernel, " in report.answer(some)
     assert not report.answer(some).startswith("It is undecided")
@@ -202,7 +202,7 @@ def test_there_are_at_most_twenty_headline_cells_and_a_sweep_of_a_gpu_measures_t
 def test_figures_and_tables_say_what_was_planted_and_stand_without_records():
     frame = planted(slope=1.25, overhead=0.1)
     drawn = plots.time_over_density(frame)
-    assert "below a density of 0.72" in title(drawn) and len(drawn.axes) == 3
+    assert "up to a density of 0.72" in title(drawn) and len(drawn.axes) == 3
     assert "no claim" in drawn.alt or "d* = 0.72" in drawn.alt
     assert set(report.break_even(frame)["d*"].str[:4]) == {"0.72"}
     assert report.answer(frame).count("0.72 [0.72, 0.72] at ") == 3
@@ -259,7 +259,7 @@ def test_what_is_promised_is_read_from_records_and_the_page_stands_without_them(
     assert set(promises.shares(pd.concat([frame, tuned]))["cells"]) == {5}
     page = promises.page(frame)
     assert (
-        "d* = 1.00 or more at 4096 keys (" in page
+        "d* = at least 1.00 at 4096 keys (" in page
         and "| 4096 | blocks 1 |" in page
         and "no case holds valid times of it" in page
     )

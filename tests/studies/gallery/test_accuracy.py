@@ -172,7 +172,7 @@ def test_losses_are_paired_by_seed_and_shown_beside_what_was_published():
     assert "trained 2:4, gradual, +0.1" in losses.answer(frame) and "least" not in losses.answer(frame), "one of each"
     arms = {"wanda_24": 0.5, "sparsegpt_24": 0.1, "wanda_any": 0.1005}
     said = losses.answer(planted(arms))
-    assert "undecided which loses least: 2:4 SparseGPT, +0.0998" in said and " or any, Wanda, +0.1" in said
+    assert "undecided which loses least: 2:4 SparseGPT, +0.0998" in said and " or unstructured Wanda, +0.1" in said
     assert "2:4 Wanda" not in said and "undecided" in losses.answer(planted(arms | {"wanda_any": 9.0}, seeds=3))
     assert "least is lost by 2:4 SparseGPT, +0.0998" in losses.answer(planted(arms | {"wanda_any": 0.2}))
     assert "shows that the code runs" in losses.answer(planted({"wanda_24": 1.0}, width=64))
