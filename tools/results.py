@@ -99,9 +99,9 @@ def _runs(found: Findings) -> str:
                 note(source.manifest, found.study, source.frame),
             ]
             lines.append(f"| {' | '.join(about)} |")
-    return "\n".join(
-        [*lines, "", "Times of runs of other code or versions are not to be compared with each other.", ""]
-    )
+    lines += ["", "Times of runs of other code or versions are not to be compared with each other.", ""]
+    lines += [f"{shown(one.folder)} is {one.use}.\n" for one in found.sources if not one.counts]
+    return "\n".join(lines)
 
 
 def note(facts: Mapping[str, Any], study: Study, frame: pd.DataFrame) -> str:
