@@ -1,6 +1,6 @@
 """Two records frames in; what became wrong, slower or larger from the one to the other out, as a table."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,17 +32,19 @@ def _key(axes: Axes) -> list[str]:
     return ["phase", *axes.case_columns[1:]]
 
 
-def cases(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
-    """The cases of a run, a row each: `case`, the phase and the case's own columns; `arm`, methods and seed where these
-    alone tell cases apart, as those that are trained.
+def cases(runs: Sequence[pd.DataFrame], axes: Axes) -> list[pd.DataFrame]:
+    """The cases of each run, a row each: `case`, the phase and the case's own columns; `arm`, methods and seed where in
+    one of the runs these alone tell such cases apart, as those that are trained.
     """
-    rows = frames.complete(frame, axes)
-    methods = rows.groupby("case")["method"].agg(lambda found: " ".join(axes.ordered(found)))
-    rows = rows.drop_duplicates("case").reset_index(drop=True)
-    arm = (rows["case"].map(methods) + " " + rows["seed"].astype(str)).where(
-        rows.duplicated(_key(axes), keep=False), ""
-    )
-    return rows[["case", *_key(axes)]].assign(arm=arm)
+    found = []
+    for frame in runs:
+        rows = frames.complete(frame, axes)
+        methods = rows.groupby("case")["method"].agg(lambda found: " ".join(axes.ordered(found)))
+        rows = rows.drop_duplicates("case").reset_index(drop=True)
+        found.append(rows[["case", *_key(axes)]].assign(arm=rows["case"].map(methods) + " " + rows["seed"].astype(str)))
+    keys = [one[_key(axes)].apply(lambda row: str([*row]), axis=1) for one in found]
+    several = {key for one in keys for key in one[one.duplicated()]}
+    return [one.assign(arm=one["arm"].where(key.isin(several), "")) for one, key in zip(found, keys, strict=True)]
 
 
 def pairs(a: pd.DataFrame, b: pd.DataFrame, loose: Iterable[str] = ()) -> dict[str, str]:
@@ -66,7 +68,7 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, loose: Iterable[str] =
     most in `a`, a time whose interval lies above 1: where `a` is several runs, that which predicts a further one; of
     one interval.welch_interval, none with one group on a side. All intervals together hold at LEVEL (Bonferroni).
     """
-    known = cases(a, axes), cases(b, axes)
+    known = cases((a, b), axes)
     alike, b = pairs(*known, loose), frames.complete(b, axes)
     # From here a case of b has the name of its like in a.
     b, other = (side.assign(case=[alike.get(case, f"{case} of b") for case in side["case"]]) for side in (b, known[1]))

@@ -139,7 +139,7 @@ def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
     names, axes = f"a = {one.name} and b = {other.name}", one.study.axes
     if one.study is not other.study:
         raise CompareError(f"{names} share no case: they are of {one.study.name} and {other.study.name}")
-    known = [changes.cases(side.frame, axes).set_index("case", drop=False) for side in sides]
+    known = [found.set_index("case", drop=False) for found in changes.cases([side.frame for side in sides], axes)]
     phases = [set(found["phase"]) for found in known]
     if not phases[0] & phases[1]:
         raise CompareError(f"{names} share no case: they are of {' and '.join(sorted(phases[0] | phases[1]))}")

@@ -6,8 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from blockshock_lib import studies
+from blockshock_lib import load, studies
 from blockshock_lib.layers.gpt import GPT, GPTConfig
+from blockshock_lib.report import changes
+from blockshock_lib.runs.manifest import REFERENCE
 from blockshock_lib.studies.gpt import gaps, hypotheses, plots, report
 from blockshock_lib.studies.gpt.methods import METHODS
 from blockshock_lib.studies.gpt.params import weights
@@ -235,3 +237,10 @@ def test_figures_say_what_they_show_and_an_empty_frame_says_so():
 def test_labels_say_how_many_syncs_twelve_layers_make():
     for name, method in METHODS.items():
         assert re.search(rf"\b{gaps.syncs(name)}\b", method.label), method.label
+
+
+def test_an_arm_finds_its_like_in_a_run_of_more_seeds():
+    many = load(REFERENCE / "gpt_training-cuda-later")
+    for own in ("tensor_parallel", "spd"):
+        few = many[many["seed"].eq(8) & many["method"].eq(own)]
+        assert changes.pairs(*changes.cases((many, few), STUDY.axes)) == dict.fromkeys(few["case"], few["case"].iloc[0])
