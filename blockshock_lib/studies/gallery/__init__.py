@@ -2,7 +2,7 @@
 
 from blockshock_lib.engine.study import Study
 from blockshock_lib.report import late
-from blockshock_lib.studies.gallery.axes import AXES, SPEEDS, TOKENS
+from blockshock_lib.studies.gallery.axes import AXES, SPEEDS
 from blockshock_lib.studies.gallery.methods import ARMS, DECODERS, METHODS, WAYS
 from blockshock_lib.studies.gallery.params import PRESETS, Case, Params, columns, expand
 from blockshock_lib.studies.gallery.phases import METRICS, PHASES
@@ -66,7 +66,7 @@ STUDY = Study(
         "fastest": late("studies.gallery.plots:fastest"),
         "time over floor": late("studies.gallery.plots:time_over_floor"),
         "break-even": late("studies.gallery.steps:break_even"),
-        "tokens": late("report.plots:ratio_heatmap", TOKENS),
+        "tokens": late("studies.gallery.plots:tokens"),
         "nats lost": late("studies.gallery.losses:nats_lost"),
     },
 )

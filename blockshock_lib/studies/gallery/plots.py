@@ -1,4 +1,6 @@
-"""Figures of the gallery: speed over dense against sparsity, the fastest by batch and sparsity, time over floor."""
+"""Figures of the gallery: speed over dense against sparsity, the fastest by batch and sparsity, time over floor, tokens
+a second.
+"""
 
 import numpy as np
 import pandas as pd
@@ -8,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from blockshock_lib.report import figures, frames, plots
-from blockshock_lib.report.figures import INK, MUTED
+from blockshock_lib.report.figures import INK, MUTED, PAPER
 from blockshock_lib.studies.gallery import report
-from blockshock_lib.studies.gallery.axes import AXES
+from blockshock_lib.studies.gallery.axes import AXES, TOKENS
 
 _DASHED = (0, (4, 3))
 _MOST = 6  # panels
@@ -131,4 +133,40 @@ def time_over_floor(frame: pd.DataFrame) -> Figure:
         ax.set_xlabel("time / floor")
         _times(ax.xaxis)
         figures.lines(ax, [AXES.label(method) for method in methods])
+    return fig
+
+
+def tokens(frame: pd.DataFrame) -> Figure:
+    """Tokens a second of each model in a CUDA graph, a bar, and as called, a mark; a panel a context and batch."""
+    title, chosen, setting = "Tokens a second", *frames.focus(frame, TOKENS)
+    table = frames.medians(chosen, TOKENS, graph="token_kernel", call="token_call").dropna(subset=["graph"])
+    if table.empty:
+        return figures.empty(title, "no case holds valid times")
+    if not (no_claim := frames.no_claim(table)):
+        title = report.decoded(chosen).partition(" (")[0]
+    rates = 1e3 * table[["graph", "call"]].rdiv(table["batch"].astype(float), axis=0)
+    cells = [*table.assign(graph=rates["graph"], called=rates["call"]).groupby(["context", "batch"])][:_MOST]
+    said = [
+        f"{TOKENS.label(row.method)} {row.graph:.0f} (called {row.called:.0f}) at B={batch}.".replace(
+            " (called nan)", ""
+        )
+        for (_, batch), own in cells
+        for row in own.itertuples()
+    ]
+    methods = TOKENS.ordered(table["method"])[::-1]
+    with figures.drawing(
+        *(3.0 + 2.6 * len(cells), 0.8 + 0.3 * len(methods), title, no_claim, setting),
+        alt=" ".join(said),
+        note="Bar and number: in a CUDA graph, on a CPU plain calls; white mark: as called. A greedy token a sequence.",
+        columns=len(cells),
+        sharey=True,
+    ) as (fig, grid):
+        for ax, ((context, batch), own) in zip(grid[0], cells, strict=True):
+            for row in own.itertuples():
+                y = methods.index(row.method)
+                ax.barh(y, row.graph, color=TOKENS.look(row.method).colour, height=0.7)
+                ax.plot(row.called, y, marker="o", color=PAPER, markeredgecolor=INK, markersize=5)
+                ax.text(np.nanmax([row.graph, row.called]), y, f"  {row.graph:.0f}", va="center")
+            ax.set(title=f"B={batch}, after {context} tokens", xlabel="tokens/s", xlim=(0, 1.15 * rates.max(axis=None)))
+        figures.lines(grid[0, 0], [TOKENS.label(method) for method in methods])
     return fig
