@@ -92,6 +92,8 @@ def main(argv: list[str] | None = None) -> int:
     quiet = not verb or os.environ.get("RANK", "0") != "0"  # of a job, rank 0 speaks
     try:
         with contextlib.nullcontext() if quiet else terminal.working(said):
+            if verb in ("run", "tune", "findings") and not (ROOT / "params").is_dir():
+                raise ParamsError(f"{verb} needs params/ and notebooks/: call it in a clone of the project")
             args = parser(verb).parse_args(words)
             done = args.do(args)
         sys.stdout.flush()
@@ -101,6 +103,10 @@ def main(argv: list[str] | None = None) -> int:
         return DONE
     except (BlockShockError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
+        return REFUSED
+    except ModuleNotFoundError as error:
+        extra = "pip install 'blockshock-lib[workbook]', or make setup in a clone"
+        print(f"error: {error.name} is missing: {extra}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -1,6 +1,6 @@
 """A small GPT whose MLPs are Block-Shock on two ranks, trained beside its dense twin, saved and loaded.
 
-torchrun --standalone --nproc-per-node 2 examples/own_model.py
+torchrun --standalone --nproc-per-node 2 examples/own_model.py   # it saves into the folder gpt/ where it is called
 """
 
 import copy

@@ -98,6 +98,14 @@ def test_a_misspelt_folder_is_answered_with_the_nearest_run(capsys, monkeypatch,
         load("outputs/reference/phase1-cpu")
 
 
+def test_an_installation_without_the_workbook_or_without_a_clone_is_told_what_it_lacks(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("blockshock_lib.__main__.ROOT", tmp_path)
+    assert main(["findings"]) == 2
+    assert "error: findings needs params/ and notebooks/: call it in a clone" in capsys.readouterr().err
+    monkeypatch.setattr("blockshock_lib.__main__._list", mock.Mock(side_effect=ModuleNotFoundError(name="pandas")))
+    assert main(["list"]) == 2 and "error: pandas is missing: pip install 'blockshock-lib[workbook]'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "flags, words",
     [

@@ -51,7 +51,12 @@ def written() -> dict[Path, str | Figure]:
                 of = [one for one in found.sources if one.counts and one.setting == found.setting]
                 machines = ", ".join(sorted({one.manifest["machine"]["title"] for one in of}))
                 gpu = set(found.main["device"]) - {"cpu"}
-                said = f"{ASIDE.sub('', found.sentence)} Measured on {machines}." if gpu else NOTHING
+                told = " ".join(one.manifest.get("verdict", "") for one in of)
+                tells = sorted(re.findall(r"smallest difference to claim: ([\d.]+)%", told), key=float)
+                apart = (
+                    f"; their controls tell apart {' to '.join(dict.fromkeys([tells[0], tells[-1]]))}%" if tells else ""
+                )
+                said = f"{ASIDE.sub('', found.sentence)} Measured on {machines}{apart}." if gpu else NOTHING
             text = f"# Results of the study {name}\n\n**{study.question}**\n\n{HOW}\n\n{source}"
             pages[RESULTS / f"{name}.md"] = text
             rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {said} |")

@@ -67,6 +67,13 @@ def sentence(
     return " ".join([*faults, said(frame) if passed else "Not answered: no check passed."])
 
 
+def failure(own: pd.DataFrame, axes: Axes) -> str:
+    """The first check that failed, and why; "" where none did."""
+    rows = frames.checks(own)
+    rows = rows[rows["outcome"].isin(["failed", "timeout"])].to_dict("records")
+    return f"first failure: {axes.short(rows[0]['method'])}, {rows[0]['reason']}" if rows else ""
+
+
 def html(text: str, frame: pd.DataFrame, rules: Rules, figure: str = "", own: pd.DataFrame | None = None) -> str:
     """The beginning of a notebook: the sentence, its figure, the checks as a chip, and each hypothesis in words with
     its verdict in a colour of its own: a check says that numbers are right, not that a hypothesis is.

@@ -209,7 +209,7 @@ class Run:
         about = study.axes, study.hypotheses, study.summary
         line = verdicts.one_line(self.frame, *about, good=state, own=self.own) + lost
         other = rules.changed(manifest.read(self.source), study, self.frame)
-        line += f" · {other}" * bool(other)
+        line += "".join(f" · {one}" for one in (answer.failure(self.own, study.axes), other) if one)
         facts = {} if other else {"verdicts": verdicts.by_name(self.frame, study.hypotheses)}
         facts |= {"verdict": line, "weighed": [shown(folder) for folder in self.others()] or None}
         facts |= {"answer": self.sentence, "ended": now(), "figures": self._save_figures()}

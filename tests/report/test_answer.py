@@ -52,6 +52,8 @@ def test_cases_without_times_of_both_are_said_and_times_of_calls_are_named():
 def test_what_failed_or_is_missing_comes_first_and_nothing_is_said_without_a_check():
     frame = faster()
     failed = frames.fail(frame, "block_shock", n=4096)
+    assert answer.failure(failed.assign(reason="why"), AXES) == "first failure: Block-Shock, why"
+    assert answer.failure(frame, AXES) == ""
     failed = answer.sentence(failed, STUDY.answers["phase1"], " · 4 of 35 records missing")
     assert failed.startswith("6 of 36 checks failed. 4 of 35 records missing. Never here: slower than ")
     none = answer.sentence(frame[frame["metric"].ne("check")], STUDY.answers["phase1"])
