@@ -12,10 +12,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.once import once
 
 _layers: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
 _handles = itertools.count(1)
@@ -62,8 +63,14 @@ def linear(layer: nn.Module, x: Tensor) -> Tensor:
         return _Compiled.apply(x, weight, bias, layer.handle, *layout)
     if torch._C._are_functorch_transforms_active():
         raise UnsupportedError("torch.func transforms no packed layer: give it a batch, or transform its to_linear()")
+    if forward_ad._current_level >= 0 and any(map(_dual, (x, weight, bias))):
+        raise UnsupportedError("a packed layer takes no forward-mode derivative: take that of its to_linear()")
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or getattr(bias, "requires_grad", 0))
     return _apply(layer, x, weight, bias) if wanted else _forward(layer, x)
+
+
+def _dual(tensor: Tensor | None) -> bool:
+    return tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def _forward(layer: nn.Module, x: Tensor) -> Tensor:
@@ -125,7 +132,7 @@ class _Linear(torch.autograd.Function):
         return _forward(layer, x)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, dy):
         if torch._C._functorch.is_batchedtensor(dy):
             raise UnsupportedError("vmap cannot map over a packed layer's gradient: map over that of its to_linear()")

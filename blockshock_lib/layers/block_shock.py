@@ -262,6 +262,7 @@ class BlockShockLinear(TermParallelLinear):
         return self.__dict__ | {"_seen": None}
 
     @torch.no_grad()
+    @torch.inference_mode(False)  # else what is made here could not be trained later
     def _relink(self) -> None:
         """Packs the weight where it is now, into storage of its own, of which it becomes a view unless it is lent."""
         weight, keep = self.weight, self.pattern.mask().to(self.weight.device)

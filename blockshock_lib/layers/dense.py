@@ -3,8 +3,12 @@
 A GEMM reads a transposed view at the same cost; an elementwise operation with a row-major tensor, across its rows.
 """
 
+import weakref
+
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockshock_lib.comm import Pending
 from blockshock_lib.errors import UnsupportedError
@@ -14,6 +18,7 @@ from blockshock_lib.layers import autograd
 from blockshock_lib.layers.classes import classes_of, gather, products, scatter
 from blockshock_lib.layers.parts import Part, equal_shard, term_mask
 from blockshock_lib.layers.sharded import ShardedLinear
+from blockshock_lib.layers.watch import describe
 
 
 class DenseLinear(ShardedLinear):
@@ -110,12 +115,27 @@ class TermParallelLinear(ShardedLinear):
         return dx
 
 
+_masked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def _note_step(*_: object) -> None:
+    for layer in _masked:
+        layer.stepped = autograd.state(layer.weight)[1]
+
+
+register_optimizer_step_post_hook(_note_step)
+
+
 class MaskedDenseLinear(TermParallelLinear):
     """C: a term as a dense matrix, zeros in the holes, in dW too: shows what the 2:4 kernels alone are worth."""
+
+    pattern: Pattern | None = None
+    stepped = -1  # the weight's version behind an optimizer's latest step, which leaves the holes as they are
 
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
         super().shard(weight, keep, part)
         self.pattern = None if self.frozen else Pattern.of(term_mask(keep, part))
+        _masked.add(self)
         self._noted = autograd.state(self.weight)
 
     def prepare(self, always: bool = False) -> None:
@@ -125,12 +145,22 @@ class MaskedDenseLinear(TermParallelLinear):
             return
         if (now := autograd.state(weight)) == self._noted:
             return
-        (_, version, steps, _), (_, before, counted, _) = now, self._noted
-        if version != before and steps == counted:
+        (place, version, steps, _), (before, known, counted, _) = now, self._noted
+        if place != before or (version not in (known, self.stepped) if steps != counted else version != known):
             masked = self.pattern.masked(weight.detach())
             if not torch.equal(masked, weight):
                 weight.detach().copy_(masked)
         self._noted = autograd.state(weight)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        plain = name == "weight" and isinstance(value, nn.Parameter) and not isinstance(value, DTensor)
+        like = plain and self.pattern is not None and self.weight is not None and value.shape == self.weight.shape
+        if like and value.device == self.weight.device and bool(value[~self.pattern.mask()].any()):
+            raise UnsupportedError(f"{describe(self)} cannot be tied to a dense weight: load_dense() copies its part")
+        super().__setattr__(name, value)
+
+    def part_dense(self, tensor: Tensor) -> Tensor:
+        return tensor if self.pattern is None else self.pattern.masked(tensor)
 
     def hold_bytes(self) -> dict[str, int]:
         return super().hold_bytes() | {"pattern": self.pattern.nbytes if self.pattern else 0}

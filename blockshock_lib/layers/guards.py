@@ -1,10 +1,11 @@
 """What other parts of PyTorch would do wrong, without a word, to a layer that several ranks share: refused by name.
 
-Importing this hooks all modules, and torch's clip_grad_norm_, GradScaler, model averaging and add_param_group.
+Importing this changes torch's DistributedDataParallel, clip_grad_norm_, GradScaler, model averaging, add_param_group.
 """
 
 import functools
 import os
+import statistics
 import sys
 import traceback
 import warnings
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.algorithms.model_averaging import utils as averaging
 from torch.distributed.tensor import DTensor, Replicate
-from torch.nn.modules.module import _has_any_global_hook, register_module_module_registration_hook
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
@@ -25,6 +26,7 @@ from torch.optim import Optimizer
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import autograd, watch
+from blockshock_lib.layers.parts import wrapped
 from blockshock_lib.layers.watch import describe
 
 _NAMES = "Adadelta Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD"
@@ -61,6 +63,12 @@ def before_set(layer: nn.Module, weight: object) -> bool:
     """Whether FSDP2 gathers the weight that is set; UnsupportedError where over the layer's own ranks."""
     if "weight" not in layer._parameters:  # prune, and weight_norm and spectral_norm of torch.nn.utils, took it out
         _refuse_made_anew(layer)
+    held, plain = layer._parameters.get("weight"), type(weight) in (Tensor, nn.Parameter) and not layer.gathered
+    if plain and held is not None and held.shape != weight.shape:
+        raise UnsupportedError(
+            f"{describe(layer)} holds its part of the weight as {list(held.shape)} and takes none of "
+            f"{list(weight.shape)}, as a tie to another module's is: load_dense() copies its part of a whole weight"
+        )
     if not layer.gathered and isinstance(weight, DTensor):
         refuse_same_ranks(layer, "FSDP2", weight.device_mesh.mesh.flatten().tolist())
         return True
@@ -124,9 +132,11 @@ def before_pass(layer: nn.Module, what: str, x: Tensor) -> None:
         sample = [0.0] if _asked_for_shapes() else values[:: -(-values.numel() // 64)].tolist()
         given = {"shape of x": x.shape, "form": getattr(layer, "form", ""), "chunks": layer.chunks}
         (given, first), *others = layer.group.gather_objects((given, sample))
-        near = max(map(abs, first)) / 10  # what comes before may round otherwise on another rank
+        sizes = sorted(map(abs, first))
+        usual = statistics.mean(sizes[: -(-9 * len(sizes) // 10)])  # of all but a few large channels
+        near = [(abs(a) + usual) / 10 + sizes[-1] / 1000 for a in first]  # another rank may round otherwise before it
         for rank, (other, found) in enumerate(others, 1):
-            unlike = any(abs(a - b) > near for a, b in zip(first, found, strict=False))
+            unlike = any(abs(a - b) > c for a, b, c in zip(first, found, near, strict=False))
             if odd := next((name for name in given if given[name] != other[name]), "x" * unlike):
                 how = "all ranks of a layer pass it the same batch, with one seed for all that comes before it"
                 how = how if odd[-1] == "x" else f"set layer.{odd} to the same on all ranks"
@@ -179,9 +189,9 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
     return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
 
 
-def _before_wrapped(wrapper: nn.Module, _: str, model: nn.Module | None) -> None:
-    if not isinstance(wrapper, DistributedDataParallel) or model is None:
-        return
+def _before_wrapped(wrapper: DistributedDataParallel, name: str, model: nn.Module) -> None:
+    if name != "module":
+        return nn.Module.__setattr__(wrapper, name, model)
     names = {id(module): name for name, module in model.named_modules()}
     given = {id(parameter) for parameter in model.parameters()}  # all that torch's replicate passes on
     for layer in autograd.layers():
@@ -189,6 +199,8 @@ def _before_wrapped(wrapper: nn.Module, _: str, model: nn.Module | None) -> None
             layer.path = max(layer.path, names.get(id(layer), ""), key=len)
             ranks = dist.get_process_group_ranks(wrapper.process_group)
             refuse_same_ranks(layer, "DistributedDataParallel", ranks)
+    nn.Module.__setattr__(wrapper, name, model)
+    wrapped.add(wrapper)
 
 
 def _judged(own: Callable, optimizer: Optimizer, param_group: dict) -> None:
@@ -279,7 +291,7 @@ def _around(own: Callable, how: Callable) -> Callable:
     return functools.wraps(own)(lambda *args, **kwargs: how(own, *args, **kwargs))
 
 
-register_module_module_registration_hook(_before_wrapped)
+DistributedDataParallel.__setattr__ = _before_wrapped
 averaging.average_parameters = _around(averaging.average_parameters, _not_over_parts)
 Optimizer.add_param_group = _around(Optimizer.add_param_group, _judged)
 GradScaler._unscale_grads_ = _around(GradScaler._unscale_grads_, _skipping_alike)

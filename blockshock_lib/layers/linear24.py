@@ -7,7 +7,7 @@ from blockshock_lib.comm import Group
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers.block_shock import BlockShockLinear
-from blockshock_lib.layers.parts import Part, refuse_lost, require_plain, whole
+from blockshock_lib.layers.parts import Part, refuse_lost, refuse_wrapped, require_plain, train_as, whole
 
 PRUNED = Mask(name="pruned", family="random")  # for a given mask: nothing but 2:4 along K is taken for granted
 
@@ -36,12 +36,15 @@ class Linear24(BlockShockLinear):
         """
         require_plain(linear)
         refuse_lost(linear)
+        refuse_wrapped(linear)
         weight, keep = linear.weight.detach(), None
         mask = Mask.named(mask) if isinstance(mask, str) else mask
         if not isinstance(mask, Mask):
             keep, mask = nonzero_places(weight) if mask is None else mask.to(weight.device), PRUNED
         bias = None if linear.bias is None else linear.bias.detach()
-        return cls(weight, bias, mask=mask, keep=keep, group=Group(), **options)
+        layer = cls(weight, bias, mask=mask, keep=keep, group=Group(), **options)
+        train_as(layer, linear)
+        return layer
 
     @classmethod
     def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:

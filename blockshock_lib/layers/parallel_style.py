@@ -11,7 +11,7 @@ from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import BlockShockLinear, autograd
 from blockshock_lib.layers.guards import called, model_around, refuse_unequal
-from blockshock_lib.layers.parts import require_plain
+from blockshock_lib.layers.parts import leave, refuse_wrapped, require_plain
 
 
 class BlockShockParallel(ParallelStyle):
@@ -33,6 +33,7 @@ class BlockShockParallel(ParallelStyle):
         model, name = model_around(module)
         require_plain(module, name)
         try:
+            refuse_wrapped(module)
             layer = self._convert(module, device_mesh, model)
         except (UnsupportedError, ValueError) as error:
             raise type(error)(f"{name}: {error}" if name else str(error)) from error
@@ -49,6 +50,7 @@ class BlockShockParallel(ParallelStyle):
         layer = BlockShockLinear(weight, bias, mask=self.mask, group=group, frozen=frozen, **self.options)
         if bias is not None:
             layer.bias.requires_grad_(module.bias.requires_grad)
+        leave(module, model_around(module)[1])
         vars(module).update({k: v for k, v in vars(layer.train(module.training)).items() if "_hook" not in k})
         module.__class__ = BlockShockLinear
         module.register_forward_pre_hook(called)

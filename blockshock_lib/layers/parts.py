@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
@@ -80,6 +81,52 @@ def refuse_lost(linear: nn.Linear) -> None:
             f"another module holds the {name} of this {linear}, and the tie would be lost: give it one of its own "
             f"first, as in linear.{name} = nn.Parameter(linear.{name}.detach().clone())"
         )
+
+
+wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # every DistributedDataParallel
+
+
+def refuse_wrapped(linear: nn.Module) -> None:
+    """UnsupportedError where DistributedDataParallel averages the module's gradients: it would know no new weight."""
+    own = {id(parameter) for parameter in linear.parameters()}
+    if own and any(own & set(map(id, wrapper.parameters())) for wrapper in wrapped):
+        raise UnsupportedError(
+            "DistributedDataParallel holds this layer already and would leave the one made of it out: convert the "
+            "model first and wrap it then, or convert a copy.deepcopy of the module"
+        )
+
+
+_conversions = 0
+
+
+def leave(module: nn.Module, path: str) -> None:
+    """Notes that nothing reads the module's parameters any more."""
+    global _conversions
+    _conversions += 1
+    for parameter in module.parameters(recurse=False):
+        parameter.left = path or type(module).__name__
+
+
+def _refuse_left(optimizer: Optimizer, *_: object) -> None:
+    if vars(optimizer).get("_looked", 0) == _conversions:
+        return
+    for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+        if path := getattr(parameter, "left", ""):
+            raise UnsupportedError(
+                f"this {type(optimizer).__name__} holds the parameters that {path} had before it was converted, and "
+                "would not train it: make the optimizer after the conversion"
+            )
+    optimizer._looked = _conversions
+
+
+register_optimizer_step_pre_hook(_refuse_left)
+
+
+def train_as(layer: nn.Module, linear: nn.Linear) -> None:
+    """What is not trained of `linear` is not of the layer made of it."""
+    for name, parameter in linear._parameters.items():
+        if parameter is not None and not parameter.requires_grad and layer._parameters[name] is not None:
+            layer._parameters[name].requires_grad_(False)
 
 
 def _others_hold(linear: nn.Linear, name: str) -> bool:

@@ -82,11 +82,11 @@ class PatternLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {self.words}"
 
 
-def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A frozen layer of this very weight [N, K] and bias."""
+def linear_of(weight: Tensor, bias: Tensor | None, like: nn.Module | None = None) -> nn.Linear:
+    """A layer of this very weight [N, K] and bias, of which is trained what is of `like`: frozen without one."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    linear.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+    linear.weight = nn.Parameter(weight, like is not None and like.weight.requires_grad)
+    linear.bias = None if bias is None else nn.Parameter(bias, like is not None and like.bias.requires_grad)
     return linear
 
 

@@ -15,7 +15,7 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import autograd, guards
 from blockshock_lib.layers.dense_state import DenseState
 from blockshock_lib.layers.graphed import Graphed
-from blockshock_lib.layers.parts import Part, part_of, refuse_lost, require_plain
+from blockshock_lib.layers.parts import Part, part_of, refuse_lost, refuse_wrapped, require_plain, train_as
 
 ROWS = 8  # a chunk of the batch is a multiple of: what cuSPARSELt takes without padding
 
@@ -96,11 +96,14 @@ class ShardedLinear(DenseState):
         """
         require_plain(linear)
         refuse_lost(linear)
+        refuse_wrapped(linear)
         mask, group = Mask.named(mask) if isinstance(mask, str) else mask, Group.of(process_group)
         weight, bias = (None if p is None else p.detach() for p in (linear.weight, linear.bias))
         if check:
             guards.refuse_unequal(group, f"{cls.__name__}.from_linear", weight=weight, bias=bias, mask=mask, **options)
-        return cls(weight, bias, mask=mask, group=group, **options)
+        layer = cls(weight, bias, mask=mask, group=group, **options)
+        train_as(layer, linear)
+        return layer
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)

@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import forward_ad
 from torch.distributed import checkpoint as dcp
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.checkpoint.state_dict import (
@@ -308,6 +309,12 @@ def ddp_same_ranks(method):
     raise UnsupportedError(said)
 
 
+@composition("a model that DDP has wrapped, converted then")
+def ddp_before(method):
+    run = DistributedDataParallel(dense(), process_group=square()["dp"].get_group())
+    layer_of(run.module[0], method)
+
+
 # Optimizers, clipping, and torch's own checkpoint of an optimizer
 
 
@@ -450,6 +457,13 @@ def unequal_masks(method):
     layer_of(dense()[0], method, mask=names[dist.get_rank() == 2])
 
 
+@composition("an optimizer made before the conversion, by BlockShockParallel", STYLED)
+def optimizer_before(method):
+    model = dense()
+    optimizer = sgd(model)
+    train(styled(method, lambda: model), optimizer)
+
+
 @composition("another seed on each rank: BlockShockParallel, which sends rank 0's weights", STYLED)
 def unequal_seeds(method):
     for compiled in (False, True):  # eagerly, and in one graph
@@ -468,6 +482,13 @@ def unequal_before(method):
 
 
 composition("another batch of the same size on each rank", SHARED)(lambda way: twins(way)[1](batch(dist.get_rank())[0]))
+
+
+@composition("another batch on each rank, of which one channel is large on all", SHARED)
+def outlier(method):
+    x = torch.randn(BATCH, FEATURES, dtype=F64, generator=torch.Generator().manual_seed(dist.get_rank()))
+    x[:, 0] = 60
+    twins(method)[1](x)
 
 
 @composition("a batch of another size on one rank: at the first forward, or at any with BLOCKSHOCK_CHECK=1", SHARED)
@@ -676,6 +697,61 @@ def written_by_data(method):
             one[2].weight.data.mul_(2)
     torch.testing.assert_close(model.seen, plain.seen, **CLOSE)
     alike(model, plain)
+
+
+@composition("a dense weight set in the place of a layer's")
+def set_dense(method):
+    twins(method)[1][0].weight = nn.Parameter(dense(1)[0].weight.detach())
+
+
+@composition("weights written in place behind a step, as noise is")
+def noisy(method):
+    plain, model = twins(method)
+    train(model, sgd(model), steps=range(1))
+    for layer in (model[0], model[2]):
+        with torch.no_grad():
+            layer.weight.add_(1)
+    x = batch(1)[0]
+    y = model(x)
+    plain.load_state_dict(weights(model))
+    torch.testing.assert_close(y, plain(x), **CLOSE)
+
+
+@composition("a weight or bias that is not trained, of what is converted")
+def partly_frozen(method):
+    plain = dense()
+    plain[0].weight.requires_grad_(False)
+    plain[2].bias.requires_grad_(False)
+    model = converted(plain, method)
+    assert [one.requires_grad for one in model.parameters()] == [one.requires_grad for one in plain.parameters()]
+    if method != "Linear24":  # which prunes
+        trains_alike(model, plain)
+
+
+@composition("a forward in inference mode of a copy, and training it then")
+def inferred(method):
+    plain, model = twins(method)
+    model = copy.deepcopy(model)
+    with torch.inference_mode():
+        model(batch(0)[0])
+    trains_alike(model, plain)
+
+
+@composition("a gradient's gradient, of torch.autograd.grad(create_graph=True)")
+def twice(method):
+    x = batch(0)[0].requires_grad_()
+    torch.autograd.grad(twins(method)[1](x).sum(), x, create_graph=True)
+
+
+@composition("torch.autograd.forward_ad, with and without a backward to come")
+def forward_mode(method):
+    model, x = twins(method)[1], batch(0)[0]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        with torch.no_grad():
+            said = said_by(model, dual)
+        assert said == said_by(model, dual)
+    raise UnsupportedError(said)
 
 
 @composition("torch.nn.utils.prune, weight_norm, spectral_norm, parametrize")

@@ -245,7 +245,7 @@ def test_a_hook_of_each_kind_is_called_also_one_of_all_modules(kind, everywhere)
 def test_a_gradient_of_the_gradient_is_refused(backend):
     (layer, _), x = pruned(), draw(B, K).requires_grad_()
     layer = torch.compile(layer, backend=backend) if backend else layer
-    with pytest.raises((UnsupportedError, RuntimeError), match=r"gradient of its gradient|once_differentiable|double"):
+    with pytest.raises((UnsupportedError, RuntimeError), match=r"gradient of|double"):
         (dx,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
         dx.square().sum().backward()
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.attention.pattern import Pattern
+from blockshock_lib.kernels.once import once
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class _Attend(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, dout, dlse):
         q, k, v, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.pattern import Pattern, causal, full
+from blockshock_lib.kernels.once import once
 from blockshock_lib.layers.attention.sparse import call_of
 
 CAUSAL, FULL = causal(), full()  # their lists are kept from call to call
@@ -118,7 +118,7 @@ class _Pairs(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, dout: Tensor | None, dlse: Tensor | None) -> tuple:
         q, k, v, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout

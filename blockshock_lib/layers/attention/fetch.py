@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from blockshock_lib.comm.pull import Rows
 from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.merge import absorb, wide
+from blockshock_lib.kernels.once import once
 from blockshock_lib.layers.attention.placement import Placement
 
 
@@ -83,7 +83,7 @@ class Fetch(torch.autograd.Function):
         return _start(k, v, layer)().unbind()
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         return *_start_back(torch.stack(grads), ctx.layer)().to(grads[0].dtype), None
 
@@ -108,7 +108,7 @@ class Beside(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, grad: Tensor) -> tuple:
         q, k, v, others, out, lse = ctx.saved_tensors
         layer, dq = ctx.layer, torch.zeros_like(q, dtype=torch.promote_types(q.dtype, torch.float32))

@@ -10,11 +10,11 @@ import copy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import allowed
 from blockshock_lib.kernels.attention.pattern import Pattern
+from blockshock_lib.kernels.once import once
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers.attention.sparse import sparse_attention
 from blockshock_lib.layers.block_shock import BlockShockLinear
@@ -34,7 +34,7 @@ class Sum(torch.autograd.Function):
         return summed(x, group) if here else x.view_as(x)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad if ctx.here else summed(grad, ctx.group), None, None
 

@@ -15,7 +15,6 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
@@ -26,6 +25,7 @@ from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.attention.merge import absorb, wide
 from blockshock_lib.kernels.attention.pattern import Pattern
+from blockshock_lib.kernels.once import once
 from blockshock_lib.layers.attention.fetch import Beside, Fetch, Routes, routes
 from blockshock_lib.layers.attention.placement import placed
 from blockshock_lib.layers.attention.sparse import SparseAttention
@@ -188,7 +188,7 @@ class _Heads(torch.autograd.Function):
         return _exchanged(layer, xs, gather)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, *grads: Tensor) -> tuple:
         return None, None, *_exchanged(ctx.layer, grads, not ctx.gather)
 
@@ -222,7 +222,7 @@ class _Ring(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, grad: Tensor) -> tuple:
         q, k, v, out, lse = ctx.saved_tensors
         layer, last, dq, moving, come = ctx.layer, ctx.layer.group.world_size - 1, None, None, lambda: None

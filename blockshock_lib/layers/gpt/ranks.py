@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from blockshock_lib.comm import Group, Pending
+from blockshock_lib.kernels.once import once
 
 
 class Silent(Group):
@@ -56,7 +56,7 @@ class _Start(torch.autograd.Function):
         return one.begin(x.detach())
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         ctx.one.wait()
         return grad, None
@@ -70,6 +70,6 @@ class _Land(torch.autograd.Function):
         return started.view_as(started)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.one.begin(grad.clone(memory_format=torch.contiguous_format)), None

@@ -100,7 +100,7 @@ class Sparse24(Config):
             given = eight_bits.quantized(torch.where(keep, weight, 0), eight_bits.DTYPES[self.dtype])
             return of_eight_bits(*given, weight.dtype, linear.bias)
         how = {"product": self.product, "frozen": self.frozen}
-        return Linear24.from_linear(linear_of(weight, linear.bias), mask=keep, **how)
+        return Linear24.from_linear(linear_of(weight, linear.bias, linear), mask=keep, **how)
 
 
 def of_eight_bits(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None) -> PatternLinear:

@@ -10,6 +10,7 @@ from torch import nn
 
 from blockshock_lib.errors import DataError, UnsupportedError
 from blockshock_lib.layers.linear24 import Linear24
+from blockshock_lib.layers.parts import leave
 from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify.calibrate import moments, survey
 from blockshock_lib.layers.sparsify.configs import CALIBRATED, Config, Sparse24
@@ -51,7 +52,7 @@ def sparsify_(
             rows[name] = replace(rows[name], refused="no batch of calibration reaches it")
         if not (groups := called):
             raise UnsupportedError("no batch of calibration reaches a layer that could be converted")
-    made = {}
+    made, left = {}, {}
     with contextlib.ExitStack() as undo:
         for names, once in groups.items():
             given = moments(model, names[0], once, batches, full) if batches else None
@@ -61,13 +62,15 @@ def sparsify_(
                     new = config.layer(part_of(old, config) if split(old) else as_linear(old), given)
                 except (DataError, UnsupportedError, ValueError) as error:
                     raise type(error)(f"{name}: {error}") from error
-                made[name] = converted(new, old, name)
+                made[name], left[name] = converted(new, old, name), old
                 rows[name] = replace(rows[name], after=held(new), made=type(new).__name__)
                 # Calibration passes through it many times, which a slow pattern would dominate.
                 put(undo, model, name, new.to_linear() if batches and isinstance(new, PatternLinear) else new)
         for name, new in made.items():
             put(undo, model, name, new)
         undo.pop_all()
+    for name, old in left.items() if not getattr(config, "frozen", True) else ():
+        leave(old, name)
     return Report(tuple(rows.values()))
 
 

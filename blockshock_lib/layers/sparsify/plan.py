@@ -102,10 +102,10 @@ def conv1d_of(module: nn.Module) -> type | None:
 def as_linear(module: nn.Module) -> nn.Linear:
     """The layer itself; of a Conv1D an nn.Linear with a copy of its weight, of a FakeSparse with what it multiplies."""
     if isinstance(module, FakeSparse):
-        return linear_of(module.effective().detach().contiguous(), module.bias)
+        return linear_of(module.effective().detach().contiguous(), module.bias, module)
     if not is_conv1d(module) or not isinstance(module.weight, nn.Parameter) or "forward" in vars(module):
         return module
-    return linear_of(module.weight.detach().t().contiguous(), module.bias)
+    return linear_of(module.weight.detach().t().contiguous(), module.bias, module)
 
 
 def _is_linear(module: nn.Module) -> bool:

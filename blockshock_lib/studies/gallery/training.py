@@ -95,7 +95,9 @@ class TrainingRunner(GalleryRunner):
         self.layer, self.operand, self.searched = None, None, dense.Products()
         if self.way.operand == "weight":
             how = {"update": self.way.update, "product": self.way.kernel, "frozen": False}
-            self.layer = Linear24.from_linear(linear_of(problem.weight, None), mask="transposable_random", **how)
+            self.layer = Linear24.from_linear(
+                linear_of(problem.weight, None).requires_grad_(), mask="transposable_random", **how
+            )
         self.operand = self.run("sparsify")
 
     @cached_property

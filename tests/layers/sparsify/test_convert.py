@@ -87,6 +87,19 @@ def test_frozen_layers_have_no_gradient_and_others_train():
         assert layer.frozen is frozen and (layer.weight.grad is None) is frozen
 
 
+def test_what_was_frozen_stays_so_and_an_optimizer_of_before_is_refused():
+    model = Model()
+    model.blocks[0].up.weight.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    sparsify_(model, Sparse24(frozen=False), lambda name, module: isinstance(module, Conv1D))
+    assert not model.blocks[0].up.weight.requires_grad and model.blocks[0].up.bias.requires_grad
+    model(TOKENS).sum().backward()
+    torch.optim.AdamW(model.parameters()).step()
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match=r"holds the parameters that blocks\.0\.\w+ had before"):
+            optimizer.step()
+
+
 def planted():
     """(why it is left, the layer) for each kind of layer that cannot be converted."""
     hooked, patched, pruned, normed = (nn.Linear(64, 64) for _ in range(4))
