@@ -53,9 +53,8 @@ def written() -> dict[Path, str | Figure]:
                 gpu = set(found.main["device"]) - {"cpu"}
                 told = " ".join(one.manifest.get("verdict", "") for one in of)
                 tells = sorted(re.findall(r"smallest difference to claim: ([\d.]+)%", told), key=float)
-                apart = (
-                    f"; their controls tell apart {' to '.join(dict.fromkeys([tells[0], tells[-1]]))}%" if tells else ""
-                )
+                ends = " to ".join(dict.fromkeys([*tells[:1], *tells[-1:]]))
+                apart = f"; smallest difference that their controls tell: {ends}%" * bool(ends)
                 said = f"{ASIDE.sub('', found.sentence)} Measured on {machines}{apart}." if gpu else NOTHING
             text = f"# Results of the study {name}\n\n**{study.question}**\n\n{HOW}\n\n{source}"
             pages[RESULTS / f"{name}.md"] = text

@@ -1,5 +1,6 @@
 """The study's answer and its page in Markdown, of the shipped records of one machine."""
 
+import numpy as np
 import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
@@ -44,10 +45,12 @@ def products(frame: pd.DataFrame) -> str:
         best, spans = report.fastest(part), []
         for name, of in (("sparsity", "{}"), ("batch", "B of {}")):
             spans.append(of.format(" to ".join(f"{end:g}" for end in sorted({best[name].min(), best[name].max()}))))
-        wins, left = best.loc[best["outcome"].eq(FASTER), "ratio"], best["outcome"].eq(UNDECIDED).sum()
+        wins, open_ = best.loc[best["outcome"].eq(FASTER), "ratio"], best[best["outcome"].eq(UNDECIDED)]
+        blind = open_["high"].eq(np.inf).sum()  # of one group of processes
+        left = {"undecided": len(open_) - blind, "without an interval": blind}
         by = " to ".join(sorted({f"{end:.2f}" for end in (wins.min(), wins.max())})) if len(wins) else ""
         words = [f"{pattern} ({', '.join(spans)}) at {len(wins)} of {len(best)}" + f", by {by}x" * bool(by)]
-        each.append(" and ".join([*words, *[f"{left} undecided"] * bool(left)]))
+        each.append(", ".join([*words, *(f"{count} {how}" for how, count in left.items() if count)]))
     lacks = report.beaten(frame, table, report.DENSE)[1:]  # the table of times names the fastest dense one
     return f"Places where a product beats the best dense one: {'; '.join([*each, *lacks])}."
 
