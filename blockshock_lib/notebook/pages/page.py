@@ -118,23 +118,20 @@ class _Outline:
 
 
 def _links(notebook: Path, alone: bool) -> list[tuple[str, str]]:
-    """Where a reader can go from the page of a run, to all runs, the findings and the files beside it: (word, link)
-    relative to the page; `alone`: only to files of the run, as a zip holds them.
+    """Where a reader can go from the page of a run, to all runs, its study's findings and the files beside it: (word,
+    link) relative to the page; `alone`: only to files of the run, as a zip holds them.
     """
     folder = notebook.resolve().parent
-    found = {}
+    found, facts = {}, _facts(folder)
     home = next((one for one in folder.parents if (one / "index.html").is_file() or one == OUTPUTS.resolve()), None)
     if home is not None and not alone:
         shipped = [place / "findings" / "findings.html" for place in (home, home / "reference")]
         every = [path for path in (*shipped, *sorted(home.glob("*/*-findings/findings.html"))) if path.is_file()]
+        every = [path for path in every if _facts(path.parent).get("study") == facts.get("study")]
         found["Runs"] = home / "index.html"
         found |= {"Findings": every[-1]} if every and every[-1].parent != folder else {}
     found["Notebook"] = folder / notebook.name
-    try:
-        facts = manifest.read(folder)
-    except RecordError:
-        facts = {}
-    else:
+    if facts:
         source = ROOT / facts["redrawn_from"] if facts.get("redrawn_from") else folder
         if facts["phase"] != "findings" and not (alone and source != folder):
             # A run that ends well packs its records once its page is made.
@@ -146,10 +143,15 @@ def _links(notebook: Path, alone: bool) -> list[tuple[str, str]]:
     return [(word, quote(Path(os.path.relpath(path, folder)).as_posix())) for word, path in found.items()]
 
 
-def _verdict(folder: Path) -> dict[str, object]:
+def _facts(folder: Path) -> dict:
     try:
-        found = manifest.read(folder)
+        return manifest.read(folder)
     except RecordError:
+        return {}
+
+
+def _verdict(folder: Path) -> dict[str, object]:
+    if not (found := _facts(folder)):
         return dict(verdict=[], tone="", state="", about="")
     line, status = str(found.get("verdict") or ""), found["status"]
     redrawn = f" · redrawn from {found['redrawn_from']}" if found.get("redrawn_from") else ""
