@@ -125,7 +125,7 @@ nbval: setup ## re-run the committed notebooks on the CPU and compare their dete
 nbval-update: setup ## re-execute the committed notebooks, show what changed in their tables; COMMIT=1 commits them
 	$(VENV)/bin/python -m tools.update_notebooks $(if $(COMMIT),--commit) notebooks/*.ipynb
 
-CODE = benchmarks blockshock_lib examples notebooks tests tools
+CODE = benchmarks blockshock_lib examples tests tools
 lint: setup ## ruff, which an environment made from a wheelhouse lacks
 	@test -e $(VENV)/.offline || $(VENV)/bin/ruff check --quiet $(CODE)
 	@test -e $(VENV)/.offline || $(VENV)/bin/ruff format --check --quiet $(CODE)
