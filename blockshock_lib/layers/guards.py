@@ -4,8 +4,6 @@ Importing this changes torch's DistributedDataParallel, clip_grad_norm_, GradSca
 """
 
 import functools
-import os
-import statistics
 import sys
 import traceback
 import warnings
@@ -25,7 +23,7 @@ from torch.optim import Optimizer
 
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.layers import autograd, watch
+from blockshock_lib.layers import autograd
 from blockshock_lib.layers.parts import wrapped
 from blockshock_lib.layers.watch import describe
 
@@ -33,7 +31,6 @@ _NAMES = "Adadelta Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD"
 ENTRYWISE = {getattr(torch.optim, name) for name in _NAMES.split()}
 # Of torch: they need norms or factors of a whole weight, or send one rank's weights to the others.
 WHOLE = {"LBFGS", "Muon", "Adafactor", "ZeroRedundancyOptimizer"}
-CHECK = os.environ.get("BLOCKSHOCK_CHECK") == "1"  # the ranks compare x in each forward: slow
 
 
 def model_around(module: nn.Module) -> tuple[nn.Module, str]:
@@ -115,39 +112,6 @@ def before_forward(layer: nn.Module, x: Tensor) -> Tensor:
     if x.shape[-1] != layer.in_features:
         raise ValueError(f"x has {x.shape[-1]} features, the layer {layer.in_features}")
     return x
-
-
-def before_pass(layer: nn.Module, what: str, x: Tensor) -> None:
-    """Counts a pass of ranks that share a layer; before the first two forwards, all with CHECK, a collective compares
-    their x: its shape alone where a pipeline asks for shapes, for such an x is uninitialised.
-    """
-    if not (layer.collective and layer.group.connected):
-        return
-    compared = (layer.met < 2 or CHECK) and what == "forward"
-    compared = compared and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
-    # All ranks refuse a compared pass at once: the watch, which one rank may hear before another, keeps silent of it.
-    watch.count(layer, what, () if compared else x.shape)
-    if compared:
-        layer.met, values = layer.met + 1, x.detach().reshape(-1)
-        sample = [0.0] if _asked_for_shapes() else values[:: -(-values.numel() // 64)].tolist()
-        given = {"shape of x": x.shape, "form": getattr(layer, "form", ""), "chunks": layer.chunks}
-        (given, first), *others = layer.group.gather_objects((given, sample))
-        sizes = sorted(map(abs, first))
-        usual = statistics.mean(sizes[: -(-9 * len(sizes) // 10)])  # of all but a few large channels
-        near = [(abs(a) + usual) / 10 + sizes[-1] / 1000 for a in first]  # another rank may round otherwise before it
-        for rank, (other, found) in enumerate(others, 1):
-            unlike = any(abs(a - b) > c for a, b, c in zip(first, found, near, strict=False))
-            if odd := next((name for name in given if given[name] != other[name]), "x" * unlike):
-                how = "all ranks of a layer pass it the same batch, with one seed for all that comes before it"
-                how = how if odd[-1] == "x" else f"set layer.{odd} to the same on all ranks"
-                raise UnsupportedError(f"{describe(layer)}: rank {rank} was given another {odd} than rank 0: {how}")
-
-
-def _asked_for_shapes() -> bool:
-    callers = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
-    stage = "torch.distributed.pipelining.stage"
-    names = {frame.f_code.co_name for frame in callers if frame.f_globals.get("__name__") == stage}
-    return bool(names) and "forward_one_chunk" not in names  # which passes real batches
 
 
 def refuse_unequal(group: Group, what: str, **given: object) -> None:

@@ -12,7 +12,7 @@ from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns.dense import Products
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.layers import autograd, guards
+from blockshock_lib.layers import autograd, guards, watch
 from blockshock_lib.layers.dense_state import DenseState
 from blockshock_lib.layers.graphed import Graphed
 from blockshock_lib.layers.parts import Part, part_of, refuse_lost, refuse_wrapped, require_plain, train_as
@@ -46,8 +46,8 @@ class ShardedLinear(DenseState):
     transposed_dgrad = False  # dX is the transposed view of a contiguous [K, B]
     gathered = False  # FSDP2 shards the weight over other ranks, and gathers it for each pass
     path = ""  # its dotted name in the model, where that is known
-    met = 0  # how often the ranks have compared what they pass
-    before_pass = guards.before_pass
+    met_forward = met_backward = 0  # how often the ranks have compared what they pass
+    before_pass = watch.before_pass
     __call__ = guards.call
     __delattr__ = guards.before_delete
     dgrad_by = "dense"

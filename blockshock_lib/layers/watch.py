@@ -1,4 +1,4 @@
-"""Says within a minute which rank makes other passes than the rest: a collective would hang, or sum unlike batches.
+"""Says which rank makes other passes than the rest, within a minute: a collective would hang, or sum unlike batches.
 
 Each rank counts its forwards and backwards, without a collective or a wait for the GPU. A thread lays the count in the
 process group's store now and then, and reads the other ranks'.
@@ -7,16 +7,26 @@ process group's store now and then, and reads the other ranks'.
 import atexit
 import contextlib
 import functools
+import os
+import statistics
+import sys
 import threading
+import traceback
 import warnings
 import weakref
 from collections import defaultdict, deque
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError
 
+CHECK = os.environ.get("BLOCKSHOCK_CHECK") == "1"  # the ranks compare what they pass each time: slow
+PASSED = {  # what a pass is given, and what makes it the same on all ranks
+    "forward": ("x", "all ranks of a layer pass it the same batch, with one seed for all that comes before it"),
+    "backward": ("dy", "all ranks of a layer have the same loss behind it, of the same targets and with one seed"),
+}
 PERIOD = 20.0  # seconds between two looks: a rank that is behind, and whose count stood still between them, is named
 _stopped = threading.Event()
 
@@ -69,6 +79,40 @@ def count(layer: nn.Module, what: str, shape: tuple[int, ...]) -> None:
         raise UnsupportedError(passes.unlike)
     passes.number, passes.digest = passes.number + 1, hash((passes.digest, *shape))
     passes.last.append((passes.number, passes.digest, weakref.ref(layer), what))
+
+
+def before_pass(layer: nn.Module, what: str, x: Tensor) -> None:
+    """Counts a "forward" or "backward" of ranks that share a layer; before the first two of each, all with CHECK, a
+    collective compares their x, or dy: of an x that a pipeline asks for shapes with, which is uninitialised, its shape.
+    """
+    if not (layer.collective and layer.group.connected):
+        return
+    seen, name = getattr(layer, met := f"met_{what}"), PASSED[what][0]
+    compared = (seen < 2 or CHECK) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    # All ranks refuse a compared pass at once: the watch, which one rank may hear before another, keeps silent of it.
+    count(layer, what, () if compared else x.shape)
+    if not compared:
+        return
+    setattr(layer, met, seen + 1)
+    values = x.detach().reshape(-1)
+    sample = [0.0] if _asked_for_shapes() else values[:: -(-values.numel() // 64)].tolist()
+    given = {f"shape of {name}": x.shape, "form": getattr(layer, "form", ""), "chunks": layer.chunks}
+    (given, first), *others = layer.group.gather_objects((given, sample))
+    sizes = sorted(map(abs, first))
+    usual = statistics.mean(sizes[: -(-9 * len(sizes) // 10)])  # of all but a few large channels
+    near = [(abs(a) + usual) / 10 + sizes[-1] / 1000 for a in first]  # what comes before may round otherwise elsewhere
+    for rank, (other, found) in enumerate(others, 1):
+        unlike = any(abs(a - b) > c for a, b, c in zip(first, found, near, strict=False))
+        if odd := next((one for one in given if given[one] != other[one]), name * unlike):
+            how = PASSED[what][1] if odd.endswith(name) else f"set layer.{odd} to the same on all ranks"
+            raise UnsupportedError(f"{describe(layer)}: rank {rank} was given another {odd} than rank 0: {how}")
+
+
+def _asked_for_shapes() -> bool:
+    callers = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
+    stage = "torch.distributed.pipelining.stage"
+    names = {frame.f_code.co_name for frame in callers if frame.f_globals.get("__name__") == stage}
+    return bool(names) and not names & {"forward_one_chunk", "backward_one_chunk"}  # which pass real batches
 
 
 @functools.cache

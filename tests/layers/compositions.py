@@ -484,6 +484,17 @@ def unequal_before(method):
 composition("another batch of the same size on each rank", SHARED)(lambda way: twins(way)[1](batch(dist.get_rank())[0]))
 
 
+@composition("another seed on each rank, dropout behind the layer, or other targets", SHARED)
+def unlike_behind(method):
+    _, y = batch(dist.get_rank())
+    said = said_by(twins(method)[1](batch(0)[0]).sub(y).square().mean().backward)
+    model = nn.Sequential(*twins(method)[1], nn.Dropout(0.5))
+    torch.manual_seed(dist.get_rank())
+    again = said_by(model(batch(0)[0]).sum().backward)
+    assert "was given another dy than rank 0" in said and said.partition(": ")[2] == again.partition(": ")[2]
+    raise UnsupportedError(said)
+
+
 @composition("another batch on each rank, of which one channel is large on all", SHARED)
 def outlier(method):
     x = torch.randn(BATCH, FEATURES, dtype=F64, generator=torch.Generator().manual_seed(dist.get_rank()))
@@ -500,7 +511,7 @@ def unequal_batches(method):
         dist.barrier()
         watch._look()
     model(batch(0)[0])
-    with mock.patch.object(guards, "CHECK", True):
+    with mock.patch.object(watch, "CHECK", True):
         assert said_by(model, x) == first
         model[0].chunks = 1 + (dist.get_rank() == 3)
         assert "another chunks than rank 0: set layer.chunks to the same" in said_by(model, batch(0)[0])
