@@ -105,6 +105,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
     except ModuleNotFoundError as error:
+        if (error.name or "blockshock_lib").startswith("blockshock_lib"):
+            raise
         extra = "pip install 'blockshock-lib[workbook]', or make setup in a clone"
         print(f"error: {error.name} is missing: {extra}", file=sys.stderr)
         return REFUSED

@@ -100,8 +100,6 @@ class Timer:
         if work.eager:
             turn = itertools.cycle(work.calls)
             work.fn = lambda: next(turn)()
-            # A step packs the weights anew, and would free those that graphs of the same layer were captured with.
-            work.kept = [dict(vars(own)) for own in work.owners]
             return
         self._capture(work, 1)
         # One round of the rotation says how many make a graph of GRAPH_MS; all ranks must agree on it.
@@ -144,6 +142,8 @@ class Timer:
 
     def sample(self, work: Work) -> float:
         """Milliseconds a call, on this rank; 0 where the rank stands by."""
+        # A step packs the weights anew, and would free those that graphs of the same layer were captured with.
+        work.kept = work.kept or [dict(vars(own)) for own in work.owners if work.eager]
         if work.before is not None and work.active:
             work.before()
         self.group.barrier(self.token)

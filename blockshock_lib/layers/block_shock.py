@@ -261,18 +261,18 @@ class BlockShockLinear(TermParallelLinear):
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_seen": None}
 
-    @torch.no_grad()
-    @torch.inference_mode(False)  # else what is made here could not be trained later
     def _relink(self) -> None:
         """Packs the weight where it is now, into storage of its own, of which it becomes a view unless it is lent."""
-        weight, keep = self.weight, self.pattern.mask().to(self.weight.device)
-        dense = weight if self.store.recompresses else Pattern.of(keep).scatter(weight)
-        self.store, self._theirs = self._pack(dense, keep), None
-        own = isinstance(weight, nn.Parameter)  # not what functional_call puts there
-        if own and not (self.store.recompresses or self.gathered):
-            self.store.apart = getattr(weight, "lent", False)
-            if not self.store.apart:
-                Tensor.data.__set__(weight, self.packed.values)
+        # What is made in inference mode could not be trained later.
+        with torch.inference_mode(self.weight.is_inference()), torch.no_grad():
+            weight, keep = self.weight, self.pattern.mask().to(self.weight.device)
+            dense = weight if self.store.recompresses else Pattern.of(keep).scatter(weight)
+            self.store, self._theirs = self._pack(dense, keep), None
+            own = isinstance(weight, nn.Parameter)  # not what functional_call puts there
+            if own and not (self.store.recompresses or self.gathered):
+                self.store.apart = getattr(weight, "lent", False)
+                if not self.store.apart:
+                    Tensor.data.__set__(weight, self.packed.values)
 
     def from_dense(self, dense: Tensor) -> Tensor:
         return self.store.layout(dense[self.rows, self.cols])

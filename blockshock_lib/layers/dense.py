@@ -7,7 +7,6 @@ import weakref
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockshock_lib.comm import Pending
@@ -153,11 +152,15 @@ class MaskedDenseLinear(TermParallelLinear):
         self._noted = autograd.state(weight)
 
     def __setattr__(self, name: str, value: object) -> None:
-        plain = name == "weight" and isinstance(value, nn.Parameter) and not isinstance(value, DTensor)
+        plain = name == "weight" and type(value) is nn.Parameter and not (self.gathered or value.is_meta)
         like = plain and self.pattern is not None and self.weight is not None and value.shape == self.weight.shape
         if like and value.device == self.weight.device and bool(value[~self.pattern.mask()].any()):
             raise UnsupportedError(f"{describe(self)} cannot be tied to a dense weight: load_dense() copies its part")
         super().__setattr__(name, value)
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        _masked.add(self)
 
     def part_dense(self, tensor: Tensor) -> Tensor:
         return tensor if self.pattern is None else self.pattern.masked(tensor)

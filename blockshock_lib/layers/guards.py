@@ -154,7 +154,7 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def _before_wrapped(wrapper: DistributedDataParallel, name: str, model: nn.Module) -> None:
-    if name != "module":
+    if name != "module" or model is None:
         return nn.Module.__setattr__(wrapper, name, model)
     names = {id(module): name for name, module in model.named_modules()}
     given = {id(parameter) for parameter in model.parameters()}  # all that torch's replicate passes on
@@ -169,6 +169,7 @@ def _before_wrapped(wrapper: DistributedDataParallel, name: str, model: nn.Modul
 
 def _judged(own: Callable, optimizer: Optimizer, param_group: dict) -> None:
     own(optimizer, param_group)
+    optimizer._looked = -1  # at what conversions have left
     kind, shared = type(optimizer), list(_shared(optimizer.param_groups[-1]["params"]).values())
     if not shared:
         return

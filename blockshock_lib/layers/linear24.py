@@ -36,7 +36,7 @@ class Linear24(BlockShockLinear):
         """
         require_plain(linear)
         refuse_lost(linear)
-        refuse_wrapped(linear)
+        refuse_wrapped(linear, options)
         weight, keep = linear.weight.detach(), None
         mask = Mask.named(mask) if isinstance(mask, str) else mask
         if not isinstance(mask, Mask):

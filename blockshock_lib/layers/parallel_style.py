@@ -33,7 +33,7 @@ class BlockShockParallel(ParallelStyle):
         model, name = model_around(module)
         require_plain(module, name)
         try:
-            refuse_wrapped(module)
+            refuse_wrapped(module, {})
             layer = self._convert(module, device_mesh, model)
         except (UnsupportedError, ValueError) as error:
             raise type(error)(f"{name}: {error}" if name else str(error)) from error

@@ -3,8 +3,9 @@
 import gc
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,9 +87,11 @@ def refuse_lost(linear: nn.Linear) -> None:
 wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # every DistributedDataParallel
 
 
-def refuse_wrapped(linear: nn.Module) -> None:
-    """UnsupportedError where DistributedDataParallel averages the module's gradients: it would know no new weight."""
-    own = {id(parameter) for parameter in linear.parameters()}
+def refuse_wrapped(linear: nn.Module, options: Mapping[str, Any]) -> None:
+    """UnsupportedError where DistributedDataParallel averages the module's gradients, and it is to be trained on: no
+    weight of a new layer would be known there.
+    """
+    own = set() if options.get("frozen") else {id(parameter) for parameter in linear.parameters()}
     if own and any(own & set(map(id, wrapper.parameters())) for wrapper in wrapped):
         raise UnsupportedError(
             "DistributedDataParallel holds this layer already and would leave the one made of it out: convert the "
@@ -96,22 +99,24 @@ def refuse_wrapped(linear: nn.Module) -> None:
         )
 
 
+_left: dict[int, tuple[weakref.ref[nn.Parameter], str]] = {}  # by id, what conversions have replaced, and where
 _conversions = 0
 
 
 def leave(module: nn.Module, path: str) -> None:
-    """Notes that nothing reads the module's parameters any more."""
+    """Notes that another module has taken the place of this one, or of what it was."""
     global _conversions
     _conversions += 1
-    for parameter in module.parameters(recurse=False):
-        parameter.left = path or type(module).__name__
+    trained = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
+    _left.update((id(parameter), (weakref.ref(parameter), path or type(module).__name__)) for parameter in trained)
 
 
 def _refuse_left(optimizer: Optimizer, *_: object) -> None:
     if vars(optimizer).get("_looked", 0) == _conversions:
         return
     for parameter in (one for group in optimizer.param_groups for one in group["params"]):
-        if path := getattr(parameter, "left", ""):
+        known, path = _left.get(id(parameter), (None, ""))
+        if known and known() is parameter and not _module_holds(parameter):
             raise UnsupportedError(
                 f"this {type(optimizer).__name__} holds the parameters that {path} had before it was converted, and "
                 "would not train it: make the optimizer after the conversion"
@@ -125,15 +130,19 @@ register_optimizer_step_pre_hook(_refuse_left)
 def train_as(layer: nn.Module, linear: nn.Linear) -> None:
     """What is not trained of `linear` is not of the layer made of it."""
     for name, parameter in linear._parameters.items():
-        if parameter is not None and not parameter.requires_grad and layer._parameters[name] is not None:
-            layer._parameters[name].requires_grad_(False)
+        own = layer._parameters.get(name)
+        if parameter is not None and not parameter.requires_grad and own is not None:
+            own.requires_grad_(False)
 
 
 def _others_hold(linear: nn.Linear, name: str) -> bool:
     if linear._parameters[name] is None or sys.getrefcount(linear._parameters[name]) < 3:  # its module's and what asks
         return False
-    referrers = gc.get_referrers(linear._parameters[name])
-    held = [one for one in referrers if type(one) is dict and one is not linear._parameters]
+    return _module_holds(linear._parameters[name], linear._parameters)
+
+
+def _module_holds(parameter: nn.Parameter, but: dict | None = None) -> bool:
+    held = [one for one in gc.get_referrers(parameter) if type(one) is dict and one is not but]
     for holder in gc.get_referrers(*held) if held else ():
         parameters = holder.get("_parameters") if type(holder) is dict else getattr(holder, "_parameters", None)
         if any(parameters is one for one in held):

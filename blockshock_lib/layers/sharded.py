@@ -96,7 +96,7 @@ class ShardedLinear(DenseState):
         """
         require_plain(linear)
         refuse_lost(linear)
-        refuse_wrapped(linear)
+        refuse_wrapped(linear, options)
         mask, group = Mask.named(mask) if isinstance(mask, str) else mask, Group.of(process_group)
         weight, bias = (None if p is None else p.detach() for p in (linear.weight, linear.bias))
         if check:

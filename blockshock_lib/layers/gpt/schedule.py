@@ -9,6 +9,7 @@ o[t][r] is what rank r of n makes of sublayer t, without its bias. On rank r sub
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from numbers import Integral
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Schedule:
         together: dict[int, list[int]] = {}
         for s, step in enumerate(self.steps):
             what = f"schedule {self.name}: the partial result of sublayer {s}"
-            if {type(step.own), type(step.lands)} != {int}:
+            if not (isinstance(step.own, Integral) and isinstance(step.lands, Integral)):
                 raise ValueError(f"{what} is read at {step.own} and lands at {step.lands}: sublayers are whole numbers")
             if step.lands > self.end:
                 raise ValueError(f"{what} never lands: sublayer {step.lands} is beyond the end, {self.end}")

@@ -124,7 +124,9 @@ class Trainer:
         """DataError where it was trained on another corpus, or is damaged."""
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-        except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):  # memory, or the device
+                raise
             raise DataError(f"{path} cannot be read: remove it, and the training begins anew") from error
         if (was := state["corpus"]) != self.task.digest:
             raise DataError(f"the training was stopped on corpus {was}, this is {self.task.digest}: begin a new run")

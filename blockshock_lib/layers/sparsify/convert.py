@@ -10,7 +10,7 @@ from torch import nn
 
 from blockshock_lib.errors import DataError, UnsupportedError
 from blockshock_lib.layers.linear24 import Linear24
-from blockshock_lib.layers.parts import leave
+from blockshock_lib.layers.parts import leave, refuse_wrapped
 from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify.calibrate import moments, survey
 from blockshock_lib.layers.sparsify.configs import CALIBRATED, Config, Sparse24
@@ -59,6 +59,7 @@ def sparsify_(
             for name in names:
                 old = model.get_submodule(name)
                 try:
+                    refuse_wrapped(old, {"frozen": getattr(config, "frozen", True)})
                     new = config.layer(part_of(old, config) if split(old) else as_linear(old), given)
                 except (DataError, UnsupportedError, ValueError) as error:
                     raise type(error)(f"{name}: {error}") from error

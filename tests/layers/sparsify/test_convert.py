@@ -98,6 +98,11 @@ def test_what_was_frozen_stays_so_and_an_optimizer_of_before_is_refused():
     for _ in range(2):
         with pytest.raises(UnsupportedError, match=r"holds the parameters that blocks\.0\.\w+ had before"):
             optimizer.step()
+    model = nn.Sequential(nn.Linear(64, 64))
+    old, optimizer = model[0], torch.optim.SGD(model.parameters())
+    sparsify_(model, Sparse24(frozen=False))
+    model[0] = old
+    optimizer.step()
 
 
 def planted():
