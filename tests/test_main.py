@@ -103,10 +103,8 @@ def test_an_installation_without_the_workbook_or_without_a_clone_is_told_what_it
     assert main(["findings"]) == 2
     assert "error: findings needs params/ and notebooks/: call it in a clone" in capsys.readouterr().err
     monkeypatch.setattr("blockshock_lib.__main__._list", mock.Mock(side_effect=ModuleNotFoundError(name="pandas")))
-    assert (
-        main(["list"]) == 2
-        and "error: pandas is missing: pip install 'blockshock-lib[workbook]'" in capsys.readouterr().err
-    )
+    assert main(["list"]) == 2
+    assert "error: pandas is missing: pip install 'blockshock-lib[workbook]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,9 @@ class Timer:
 
     def sample(self, work: Work) -> float:
         """Milliseconds a call, on this rank; 0 where the rank stands by."""
-        # A step packs the weights anew, and would free those that graphs of the same layer were captured with.
-        work.kept = work.kept or [dict(vars(own)) for own in work.owners if work.eager]
+        if work.eager and not work.kept:
+            # A step packs the weights anew, and would free those that graphs of the same layer were captured with.
+            work.kept = [dict(vars(own)) for own in work.owners]
         if work.before is not None and work.active:
             work.before()
         self.group.barrier(self.token)

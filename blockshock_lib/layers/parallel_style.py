@@ -34,13 +34,13 @@ class BlockShockParallel(ParallelStyle):
         require_plain(module, name)
         try:
             refuse_wrapped(module, {})
-            layer = self._convert(module, device_mesh, model)
+            layer = self._convert(module, device_mesh, model, name)
         except (UnsupportedError, ValueError) as error:
             raise type(error)(f"{name}: {error}" if name else str(error)) from error
         layer.path = name
         return layer
 
-    def _convert(self, module: nn.Linear, device_mesh: DeviceMesh, model: nn.Module) -> nn.Module:
+    def _convert(self, module: nn.Linear, device_mesh: DeviceMesh, model: nn.Module, name: str) -> nn.Module:
         if reason := self._unsupported(module, device_mesh, model):
             raise UnsupportedError(reason)
         weight, bias = (self._equal(p, device_mesh) for p in (module.weight, module.bias))
@@ -50,7 +50,7 @@ class BlockShockParallel(ParallelStyle):
         layer = BlockShockLinear(weight, bias, mask=self.mask, group=group, frozen=frozen, **self.options)
         if bias is not None:
             layer.bias.requires_grad_(module.bias.requires_grad)
-        leave(module, model_around(module)[1])
+        leave(module, name)
         vars(module).update({k: v for k, v in vars(layer.train(module.training)).items() if "_hook" not in k})
         module.__class__ = BlockShockLinear
         module.register_forward_pre_hook(called)

@@ -1,7 +1,7 @@
 """Says which rank makes other passes than the rest, within a minute: a collective would hang, or sum unlike batches.
 
-Each rank counts its forwards and backwards, without a collective or a wait for the GPU. A thread lays the count in the
-process group's store now and then, and reads the other ranks'.
+Each rank counts its forwards and backwards; but for the first two, which compare what they pass, without a collective
+or a wait for the GPU. A thread lays the count in the group's store now and then, and reads the other ranks'.
 """
 
 import atexit
@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from blockshock_lib.errors import UnsupportedError
 
 CHECK = os.environ.get("BLOCKSHOCK_CHECK") == "1"  # the ranks compare what they pass each time: slow
-PASSED = {  # what a pass is given, and what makes it the same on all ranks
-    "forward": ("x", "all ranks of a layer pass it the same batch, with one seed for all that comes before it"),
-    "backward": ("dy", "all ranks of a layer have the same loss behind it, of the same targets and with one seed"),
+PASSED = {  # the layer's count of what was compared, what a pass is given, and what makes it the same
+    "forward": ("met_forward", "x", "pass it the same batch, with one seed for all that comes before it"),
+    "backward": ("met_backward", "dy", "have the same loss behind it, of the same targets and with one seed"),
 }
 PERIOD = 20.0  # seconds between two looks: a rank that is behind, and whose count stood still between them, is named
 _stopped = threading.Event()
@@ -89,13 +89,13 @@ def before_pass(layer: nn.Module, what: str, x: Tensor) -> None:
     """
     if not (layer.collective and layer.group.connected):
         return
-    seen, name = getattr(layer, met := f"met_{what}"), PASSED[what][0]
-    compared = (seen < 2 or CHECK) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    met, name, way = PASSED[what]
+    compared = (getattr(layer, met) < 2 or CHECK) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
     # All ranks refuse a compared pass at once: the watch, which one rank may hear before another, keeps silent of it.
     count(layer, what, () if compared else x.shape)
     if not compared:
         return
-    setattr(layer, met, seen + 1)
+    setattr(layer, met, getattr(layer, met) + 1)
     values = x.detach().reshape(-1)
     step = next(n for n in itertools.count(-(-len(values) // 64)) if math.gcd(n, x.shape[-1]) == 1)  # of all channels
     sample = [0.0] if _asked_for_shapes() else values[::step].tolist()
@@ -107,7 +107,7 @@ def before_pass(layer: nn.Module, what: str, x: Tensor) -> None:
     for rank, (other, found) in enumerate(others, 1):
         unlike = any(abs(a - b) > c for a, b, c in zip(first, found, near, strict=False))
         if odd := next((one for one in given if given[one] != other[one]), name * unlike):
-            how = PASSED[what][1] if odd.endswith(name) else f"set layer.{odd} to the same on all ranks"
+            how = f"all ranks of a layer {way}" if odd.endswith(name) else f"set layer.{odd} to the same on all ranks"
             raise UnsupportedError(f"{describe(layer)}: rank {rank} was given another {odd} than rank 0: {how}")
 
 
