@@ -47,6 +47,6 @@ def explicit(name: str, call: Call) -> ModuleType:
 
 
 def tuned(call: Call, seconds: float = tune.SECONDS) -> dict[str, float]:
-    """As `tune.tuned`, among all backends; `seconds` for each kind of ways."""
+    """As `tune.tuned`, among all backends; `seconds` for each kind of cuts."""
     SEARCH.seconds = seconds
     return tune.tuned(SEARCH, call)

@@ -25,7 +25,7 @@ from blockshock_lib.kernels.tuning import store
 from blockshock_lib.kernels.tuning.child import Search
 from blockshock_lib.kernels.tuning.search import MAX_RATIO, RMS_RATIO, Error, Trial, leaders, search
 
-SECONDS = 60.0  # for each kind of ways, after which no further one is started
+SECONDS = 60.0  # for each kind of cuts, after which no further one is started; backends are few, and all are tried
 
 
 class Backend(NamedTuple):
@@ -177,6 +177,8 @@ def run(
             cuts += [best.way for best in _cuts(tried)]
         ways = [Backend(name) for name in rows if name != "reference" and not rows[name].refuse(call)]
         known = [each for each in known if isinstance(each.way, Backend)]
+        # A rival that compiles for longer than `seconds` is no slower for that; 0: of a search that ended too often.
+        options |= {"seconds": math.inf} if options.get("seconds") else {}
         return tried + search(ways, check, timed, finalists=len(rows), known=known, **options)
     finally:
         clock.close()

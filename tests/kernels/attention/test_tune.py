@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -98,6 +99,18 @@ def test_the_fastest_right_one_is_kept_for_problems_that_are_near():
     assert taken(rows, call_of(dim=32)) == taken(rows, call_of(grad=False)) == "reference"
     rows["fast"].refuse = lambda call: "not today"
     assert taken(rows, call) == "slow"
+
+
+def test_a_backend_that_compiles_for_longer_than_the_search_may_take_is_tried_all_the_same():
+    clock, now = Times(slow=3.0, late=1.0), itertools.count(step=100.0)
+    rows = {"reference": reference} | {name: clock.row(name) for name in ("slow", "late")}
+    rows["triton"] = SimpleNamespace(refuse=lambda call: "none here")
+    asked = dict(clock=clock, seconds=5.0, now=lambda: next(now))
+    find = lambda problem, device: Found(tuple(tune.run(rows, problem, device, **asked)))  # noqa: E731
+    assert list(tune.tuned(SimpleNamespace(find=find), call_of())) == ["late", "slow"]
+    asked["seconds"] = 0
+    tried = tune.run(rows, tune.problem_of(call_of()) | {"call": trial.packed(call_of())}, CPU, **asked)
+    assert [each.way.name for each in tried] == ["slow"]
 
 
 def test_auto_takes_no_kernel_that_cannot_give_the_gradient_of_a_logsumexp_that_is_asked_for(monkeypatch):
