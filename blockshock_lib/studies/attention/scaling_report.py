@@ -11,7 +11,7 @@ from blockshock_lib.report.tables import ABSENT, GIB, rounded, shown, smallest_f
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.report import fastest_dense, told
-from blockshock_lib.studies.attention.scaling_hypotheses import ONE, best, where
+from blockshock_lib.studies.attention.scaling_hypotheses import HEADLINE, ONE, best, where
 
 _CASE = ["k_len", "pattern", "world_size"]
 PARTS = ("a share of one rank's time", "pieces", "merges", "imbalance", "exposed communication")
@@ -152,9 +152,12 @@ def block(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def answer(frame: pd.DataFrame, rival: bool = True) -> str:
-    """The answer of the phase in a sentence: the fastest strategy at the largest length, by ranks, of several cases the
-    one that gains least; beside it, with `rival`, over the fastest dense kernel on one.
+    """The answer of the phase in a sentence: the fastest strategy at the largest length of A3's cells, where there are
+    none of all, by ranks, of several cases the one that gains least; beside it, with `rival`, over the fastest dense
+    kernel on one.
     """
+    headline = where(frame, **HEADLINE, batch=1)
+    frame = headline if len(best(headline)) else frame
     table = best(frame)
     if table.empty:
         return "Not answered: no case holds valid times of a strategy and of the same kernel on one rank."

@@ -127,7 +127,8 @@ def test_the_answer_says_the_interval_the_least_case_and_the_strongest_rival():
     )
     four = planted(lambda p, k: {"alone": 1.0, "pull": 3.0, "heads": 3.2}, (4096,), (4,))
     assert "on 2 GPUs (pull, causal, heads not run) is" in scaling_report.answer(pd.concat([frame, four]))
-    said = scaling_report.answer(pd.concat([frame, slow]))
+    assert "1.80x" in scaling_report.answer(pd.concat([frame, slow])), "A3's cells are the answer where there are some"
+    said = scaling_report.answer(pd.concat([frame.assign(shape="8 heads of 64"), slow]))
     assert "(pull, window, the least of 2 cases) is 0.60x [" in said and "1.80x" not in said
     assert "is 1.80x [no interval] as fast" in scaling_report.answer(frame[frame["group"].eq(0)])
 

@@ -97,6 +97,15 @@ def test_a_run_of_other_cells_leaves_the_laws_of_the_first_their_intervals():
         assert one.even.ratio == pytest.approx(alone.even.ratio) and one.even.low > 0.7
 
 
+def test_a_headline_cell_that_another_run_measured_once_more_counts_as_it_was_measured_most():
+    frame = planted(slope=1.25, overhead=0.005)
+    once = frame[frame["pattern"].eq("blocks 0.25") & frame["group"].eq(0)]
+    for both in ([once.assign(run="b", case="tuned"), frame], [frame, once.assign(run="b", case="tuned")]):
+        found = pd.concat(both, ignore_index=True)
+        assert "tuned" in set(found["case"]) and "tuned" not in set(hypotheses.headline(found)["case"])
+        assert hypotheses.a1(found).verdict == "supported"
+
+
 @pytest.mark.parametrize(
     ("times", "verdict", "proportional"),
     [
@@ -196,7 +205,8 @@ def test_there_are_at_most_twenty_headline_cells_and_a_sweep_of_a_gpu_measures_t
     params = load(STUDY, "attention_speed", choose={"hardware": "cuda"})
     cases = pd.DataFrame([vars(case) | columns(vars(case)) for case in expand(params)])
     assert params.hardware.world_size == 1 and not params.hardware.emulated
-    assert 12 <= len(hypotheses.headline(cases.assign(value=0.0))) <= 20
+    cases = cases.assign(value=0.0, case=cases.index.map(str), run="", group=0)
+    assert 12 <= len(hypotheses.headline(cases)) <= 20
 
 
 def test_figures_and_tables_say_what_was_planted_and_stand_without_records():
