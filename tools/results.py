@@ -51,7 +51,7 @@ def written() -> dict[Path, str | Figure]:
                 of = [one for one in found.sources if one.counts and one.setting == found.setting]
                 machines = ", ".join(sorted({one.manifest["machine"]["title"] for one in of}))
                 gpu = set(found.main["device"]) - {"cpu"}
-                several = (one for one in of if one.frame["group"].nunique() > 1 or one.manifest.get("weighed"))
+                several = (one for one in of if one.frame["group"].nunique() > 1 or one.manifest.get("reference"))
                 told = " ".join(one.manifest.get("verdict", "") for one in several)  # one group tells no difference
                 tells = sorted(re.findall(r"smallest difference to claim: ([\d.]+)%", told), key=float)
                 ends = " to ".join(dict.fromkeys([*tells[:1], *tells[-1:]]))
