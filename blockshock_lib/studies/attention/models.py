@@ -63,10 +63,10 @@ def exact(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     counts = (problem.case.q_len, problem.case.k_len, problem.case.kv_heads)
     at = truth.Places(*(torch.arange(count, device=q.device) for count in counts))
 
-    def made(call: Call, dout: Tensor) -> truth.Made:
+    def made(call: Call, dout: Tensor | None) -> truth.Made:
         return truth.attention(call.q, call.k, call.v, dout, call.pattern, call.scale, call.q.dtype, at)
 
-    forward = lambda call: made(call, torch.zeros_like(call.q))[:2]  # noqa: E731
+    forward = lambda call: made(call, None)[:2]  # noqa: E731
     backward = lambda call, dout, *_: made(call, dout)[2:5]  # noqa: E731
     return explicit(forward, backward, Call(q, k, v, problem.pattern, problem.lists, problem.scale))[0]
 

@@ -48,10 +48,10 @@ def places(q_len: int, k_len: int, kv_heads: int, draw: torch.Generator, device:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, pattern: Pattern, scale: float, dtype: torch.dtype, at: Places
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, pattern: Pattern, scale: float, dtype: torch.dtype, at: Places
 ) -> Made:
     """Attention and its gradients for `dout` at the places `at`, from whole rows of scores in `dtype`: float64 is the
-    truth.
+    truth. Without `dout` the gradients are 0.
 
     A `pattern` may count how often a query sees a key: so often the key stands in the softmax.
 
@@ -74,22 +74,26 @@ def attention(
             for rows in (at.rows if of is None else whole).split(max(1, ENTRIES // k.shape[2])):
                 times = pattern.sees(rows[:, None], keys, size, k.shape[2], b, h).expand(len(rows), k.shape[2])
                 seen = times.bool()
-                queries, upstream = q[b, h, rows].to(dtype), dout[b, h, rows].to(dtype)
+                queries = q[b, h, rows].to(dtype)
                 none = ~seen.any(1)
                 scores = queries @ keys_.T * scale
                 scores = scores if times.dtype == torch.bool else scores + times.to(sums).log().to(dtype)
                 scores = scores.masked_fill(~seen, -math.inf).masked_fill(none[:, None], 0)
                 weights = scores.softmax(1).masked_fill(none[:, None], 0)
                 made = weights @ values
+                # Of these rows those that are compared: here, and among all that are.
+                mine = torch.isin(rows, at.rows)
+                to = b, h, torch.searchsorted(at.rows, rows[mine])
+                lse[to], empty[to] = scores[mine].to(sums).logsumexp(1).masked_fill(none[mine], 0), none[mine]
+                out[to] = made[mine]
+                if dout is None:
+                    continue
+                upstream = dout[b, h, rows].to(dtype)
                 delta = (upstream.to(sums) * made.to(sums)).sum(1, keepdim=True)
                 dweights = upstream.to(sums) @ values.to(sums).T
                 dscores = (weights.to(sums) * (dweights - delta) * scale).to(dtype)
                 if of is not None:
                     dk[b, of] += dscores[:, at.keys].T @ queries
                     dv[b, of] += weights[:, at.keys].T @ upstream
-                # Of these rows those that are compared: here, and among all that are.
-                mine = torch.isin(rows, at.rows)
-                to = b, h, torch.searchsorted(at.rows, rows[mine])
-                out[to], dq[to] = made[mine], dscores[mine] @ keys_
-                lse[to], empty[to] = scores[mine].to(sums).logsumexp(1).masked_fill(none[mine], 0), none[mine]
+                dq[to] = dscores[mine] @ keys_
     return Made(out, lse, dq, dk.to(dtype), dv.to(dtype), empty)
