@@ -148,7 +148,10 @@ class MaskedDenseLinear(TermParallelLinear):
         if place != before or (version not in (known, self.stepped) if steps != counted else version != known):
             masked = self.pattern.masked(weight.detach())
             if not torch.equal(masked, weight):
-                weight.detach().copy_(masked)
+                if place == before:
+                    weight.detach().copy_(masked)
+                else:  # its data was set to what another may still read
+                    weight.data = masked
         self._noted = autograd.state(weight)
 
     def __setattr__(self, name: str, value: object) -> None:

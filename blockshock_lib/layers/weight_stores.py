@@ -92,6 +92,7 @@ class Master(PackedValues):
     """The parameter is a dense masked [N, k], masked and packed anew after each step (T1)."""
 
     recompresses = True
+    place = 0  # where the parameter lay when it was masked last
 
     def dense(self, weight: Tensor) -> Tensor:
         return weight if _own(weight) else super().dense(weight)
@@ -113,8 +114,18 @@ class Master(PackedValues):
         return {"remask": self.remask, "compress": self.compress}
 
     def remask(self, weight: Tensor) -> None:
-        if _own(weight):
-            self.layout(weight, out=weight.detach())
+        """Zeros in the holes of the parameter. What has just been set as its data, with values there, is another's,
+        who may still read it: the parameter then becomes a masked copy.
+        """
+        if not _own(weight):
+            return
+        if getattr(weight, "lent", False) and weight.data_ptr() != self.place:
+            masked = self.layout(weight.detach())
+            if not torch.equal(masked, weight):
+                Tensor.data.__set__(weight, masked)
+        else:
+            self.layout(weight.detach(), out=weight.detach())
+        self.place = weight.data_ptr()
 
     def compress(self, weight: Tensor) -> None:
         """The metadata of a known mask never change: only values are moved."""
@@ -132,12 +143,9 @@ class StockMaster(Master):
         self.mask = keep
 
     def layout(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
-        whole = tensor.shape == self.mask.shape
-        return torch.where(self.mask, tensor, tensor.new_zeros(())) if whole else self.pattern.scatter(tensor)
-
-    def remask(self, weight: Tensor) -> None:
-        if _own(weight):
-            torch.where(self.mask, weight, weight.new_zeros(()), out=weight)
+        if tensor.shape != self.mask.shape:
+            return self.pattern.scatter(tensor)
+        return torch.where(self.mask, tensor, tensor.new_zeros(()), out=out)
 
     def follow(self, weight: Tensor) -> None:
         self.compress(self.layout(weight))

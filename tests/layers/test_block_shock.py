@@ -14,7 +14,7 @@ from blockshock_lib.layers import BlockShockLinear
 from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.methods.method import Shape
 from tests.cases import MASKS
-from tests.layers.ranks import Threads, draw
+from tests.layers.ranks import Threads, built, draw
 
 N, K, B = 128, 256, 6
 UPDATES = ("packed", "recompress")
@@ -86,6 +86,22 @@ def test_the_packed_copy_of_a_weight_that_lies_in_a_buffer_of_somebody_else_is_c
     for layer in model.layers:
         values = layer.weight.nbytes
         assert layer.hold_bytes() == {"weights": values, "copies": values * 9 // 8, "pattern": 0}
+
+
+@pytest.mark.parametrize("kind", ["block_shock_recompress", "masked_dense"])
+def test_data_that_is_set_and_belongs_to_another_is_masked_in_a_copy(kind):
+    *theirs, weight = (draw(N, K, seed=seed, dtype=torch.float64) for seed in (3, 4, 5))
+    x, model = draw(B, K, dtype=torch.float64), Threads(lambda group: built(kind, "random", weight, None, group))
+    kept = [layer.weight != 0 for layer in model.layers]
+    before = [one.clone() for one in theirs]
+    for layer, one in zip(model.layers, theirs, strict=True):
+        layer.weight.data = one
+    made = model.each(lambda layer: layer(x))[0]
+    assert all(map(torch.equal, theirs, before)), "the other holder reads what it had"
+    parts = [one * keep for one, keep in zip(before, kept, strict=True)]
+    torch.testing.assert_close(made, x @ sum(parts).T)
+    for layer, keep in zip(model.layers, kept, strict=True):
+        assert not layer.weight[~keep].any()
 
 
 def test_a_master_changed_in_its_holes_is_masked_again_and_its_dense_view_holds_each_entry_once():
