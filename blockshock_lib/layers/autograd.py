@@ -61,6 +61,8 @@ def linear(layer: nn.Module, x: Tensor) -> Tensor:
             )
         layout = (layer.out_features, layer.transposed_y, layer.transposed_dgrad)
         return _Compiled.apply(x, weight, bias, layer.handle, *layout)
+    if torch.jit.is_tracing():
+        raise UnsupportedError("torch.jit and torch.onnx trace no packed layer: trace its to_linear() in its place")
     if torch._C._are_functorch_transforms_active():
         raise UnsupportedError("torch.func transforms no packed layer: give it a batch, or transform its to_linear()")
     if forward_ad._current_level >= 0 and any(map(_dual, (x, weight, bias))):

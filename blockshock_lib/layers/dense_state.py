@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.parts import Part, laid_as, part_of, whole
 from blockshock_lib.layers.watch import describe
 
@@ -38,6 +39,9 @@ class DenseState(nn.Module):
         linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, **like)
         linear.load_state_dict({name: whole(value) for name, value in self.state_dict().items()})
         return linear
+
+    def __prepare_scriptable__(self):
+        raise UnsupportedError(f"torch.jit.script takes no {describe(self)}: script its to_linear() in its place")
 
     @torch.no_grad()
     def load_dense(self, dense: Tensor) -> None:

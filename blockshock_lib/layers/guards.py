@@ -18,7 +18,7 @@ from torch.distributed.algorithms.model_averaging import utils as averaging
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad
+from torch.nn.utils import clip_grad, parametrize
 from torch.optim import Optimizer
 
 from blockshock_lib.comm import Group
@@ -85,6 +85,18 @@ def _refuse_made_anew(layer: nn.Module) -> None:
     )
 
 
+def _plain_only(own: Callable, module: nn.Module, *args, **kwargs) -> nn.Module:
+    if any(module is layer for layer in autograd.layers()):
+        _refuse_made_anew(module)
+    return own(module, *args, **kwargs)
+
+
+def _plain_only(own: Callable, module: nn.Module, *args, **kwargs) -> nn.Module:
+    if any(module is layer for layer in autograd.layers()):
+        _refuse_made_anew(module)
+    return own(module, *args, **kwargs)
+
+
 def called(layer: nn.Module, inputs: tuple) -> None:
     """A hook alone tells nn.TransformerEncoderLayer in eval mode to call the layer, not to read its weight itself."""
 
@@ -103,6 +115,8 @@ def before_forward(layer: nn.Module, x: Tensor) -> Tensor:
         raise UnsupportedError(f"rank {layer.group.rank} stands by in {type(layer).__name__}: it holds no weight")
     if isinstance(layer.weight, DTensor):
         raise UnsupportedError(f"{describe(layer)} holds a sharded weight: call the module that FSDP2 wraps")
+    if isinstance(x, torch.fx.Proxy):
+        raise UnsupportedError(f"torch.fx cannot look into {describe(layer)}: make it a leaf of the Tracer")
     if isinstance(x, DTensor):  # its gradient is sharded again on the way back
         x = x.redistribute(placements=[Replicate()] * x.device_mesh.ndim).to_local()
     if x.is_nested:
@@ -170,6 +184,8 @@ def _before_wrapped(wrapper: DistributedDataParallel, name: str, model: nn.Modul
 def _judged(own: Callable, optimizer: Optimizer, param_group: dict) -> None:
     own(optimizer, param_group)
     optimizer._looked = -1  # at what conversions have left
+    if type(optimizer) in ENTRYWISE and _fitting not in optimizer._optimizer_load_state_dict_pre_hooks.values():
+        optimizer.register_load_state_dict_pre_hook(_fitting)
     kind, shared = type(optimizer), list(_shared(optimizer.param_groups[-1]["params"]).values())
     if not shared:
         return
@@ -183,6 +199,20 @@ def _judged(own: Callable, optimizer: Optimizer, param_group: dict) -> None:
     if _named_by_rank not in optimizer._optimizer_state_dict_post_hooks.values():
         optimizer.register_state_dict_post_hook(_named_by_rank)
         optimizer.register_load_state_dict_pre_hook(_named_plainly)
+
+
+def _fitting(optimizer: Optimizer, state: dict) -> None:
+    """UnsupportedError where a state is of a dense weight and the weight that it would serve is a layer's part."""
+    numbers, ours = chain.from_iterable(group["params"] for group in state["param_groups"]), None
+    for number, parameter in zip(numbers, _parameters(optimizer), strict=False):
+        held = [one for one in state["state"].get(number, {}).values() if isinstance(one, Tensor) and one.dim()]
+        if odd := [one for one in held if one.shape != parameter.shape]:
+            ours = ours or {id(layer.weight): layer for layer in autograd.layers()}
+            if layer := ours.get(id(parameter)):
+                raise UnsupportedError(
+                    f"a state of {list(odd[0].shape)} is none of {describe(layer)}, whose weight is held as "
+                    f"{list(parameter.shape)}: blockshock_lib.checkpoint loads a dense model's into it"
+                )
 
 
 def _named_by_rank(optimizer: Optimizer, state: dict) -> dict:
@@ -257,6 +287,7 @@ def _around(own: Callable, how: Callable) -> Callable:
 
 
 DistributedDataParallel.__setattr__ = _before_wrapped
+parametrize.register_parametrization = _around(parametrize.register_parametrization, _plain_only)
 averaging.average_parameters = _around(averaging.average_parameters, _not_over_parts)
 Optimizer.add_param_group = _around(Optimizer.add_param_group, _judged)
 GradScaler._unscale_grads_ = _around(GradScaler._unscale_grads_, _skipping_alike)
