@@ -93,7 +93,8 @@ class Pattern:
 
     def sees(self, q: Tensor, k: Tensor, q_len: int, k_len: int, batch: int = 0, head: int = 0) -> Tensor:
         """Bool, of the shape that q and k, int64 numbers of queries and keys, broadcast to: the rule itself."""
-        return rules.sees(self.rules[self._of(batch, head)], q + max(k_len - q_len, 0), k)
+        seen = rules.sees(self.rules[self._of(batch, head)], q + max(k_len - q_len, 0), k)
+        return seen.expand(torch.broadcast_shapes(q.shape, k.shape))
 
     def mask_mod(self, q_len: int, k_len: int | None = None, device: object = "cpu") -> Callable[..., Tensor]:
         """(batch, head, query, key) -> bool: FlexAttention's `mask_mod`. ValueError as of `lists`."""

@@ -20,6 +20,7 @@ EACH = {
     "global_local": lambda q, k: (q < 3) | (k < 3) | ((q - k).abs() < 40),
     "block_diagonal": lambda q, k: q // 50 == k // 50,
     "strided": lambda q, k: ((q - k).abs() < 9) | (k % 64 >= 59),
+    "columns": lambda q, k: k % 64 >= 56,
 }
 ARGUMENTS = {
     "window": (5,),
@@ -27,6 +28,7 @@ ARGUMENTS = {
     "global_local": (3, 40),
     "block_diagonal": (50,),
     "strided": (64, 9, 5),
+    "columns": (64, 8),
 }
 LENGTHS = [(1, 1), (1, 200), (33, 33), (200, 200), (130, 257)]
 
@@ -40,6 +42,7 @@ def test_a_pattern_says_what_its_name_says(name):
     for q_len, k_len in LENGTHS:
         q, k = torch.arange(q_len)[:, None] + k_len - q_len, torch.arange(k_len)[None]
         assert torch.equal(whole_mask(made(name), q_len, k_len)[0, 0], EACH[name](q, k).expand(q_len, k_len))
+    assert made(name).sees(q, k, q_len, k_len).shape == (q_len, k_len)
 
 
 def agree(pattern, q_len, k_len, block, batch=1, heads=1):
@@ -68,6 +71,7 @@ def test_lists_of_random_patterns_and_lengths_equal_the_rule(seed):
         lambda: patterns.global_local(some(1, 40), some(1, 40)),
         lambda: patterns.block_diagonal(some(1, 99)),
         lambda: patterns.strided(every := some(1, 99), some(1, 40), some(1, every + 1)),
+        lambda: patterns.columns(every := some(1, 99), some(1, every + 1)),
         lambda: patterns.random(some(0, 101) / 100, some(0, 99), some(1, 80)),
     ]
     pattern = kinds[some(0, len(kinds))]()
@@ -76,6 +80,12 @@ def test_lists_of_random_patterns_and_lengths_equal_the_rule(seed):
         pattern = pattern & other if some(0, 2) else pattern | other
     k_len = some(1, 260)
     agree(pattern, some(1, k_len + 1), k_len, (32, 64)[some(0, 2)])
+
+
+def test_rules_of_keys_alone_have_lists():
+    agree(patterns.columns(64, 8), 130, 130, 32)
+    agree(patterns.columns(64, 8) | patterns.columns(50, 3), 70, 130, 32)
+    agree(patterns.by_head([patterns.columns(64, 8), patterns.causal()]), 130, 130, 32, 1, 2)
 
 
 def test_documents_masks_lists_heads_and_batches():
