@@ -70,8 +70,8 @@ class Pattern:
         """
         k_len = q_len if k_len is None else k_len
         self.check(q_len, k_len)
-        if block < 32 or block % 32:
-            raise ValueError(f"a block is a positive multiple of 32 queries and keys, not {block}")
+        if not isinstance(block, int) or block < 32 or block % 32:
+            raise ValueError(f"a block is a positive multiple of 32 queries and keys, not {block!r}")
         key = (q_len, k_len, block, torch.device(device))
         if key not in self.made:
             while len(self.made) >= KEPT:
@@ -126,12 +126,14 @@ def full() -> Pattern:
 
 def window(size: int) -> Pattern:
     """Keys less than `size` positions away, before and behind; with `causal()` the last `size`, its own among them."""
-    return _one(rules.Band(1 - _positive("size", size), size - 1))
+    far = _positive("size", size) - 1
+    return _one(rules.Band(-far, far))
 
 
 def dilated_window(size: int, step: int) -> Pattern:
     """Every `step`-th key, `size` of them on either side, the query's own position counted on both."""
-    far = (_positive("size", size) - 1) * _positive("step", step)
+    step = _positive("step", step)
+    far = min((_positive("size", size) - 1) * step, FAR)
     return _one(rules.Band(-far, far), rules.Strip(step, 0, 1, "p - k"))
 
 
@@ -157,9 +159,10 @@ def block_diagonal(size: int) -> Pattern:
 
 def columns(every: int, width: int) -> Pattern:
     """Of every `every` keys the last `width`, seen by all queries."""
-    if _positive("width", width) > _positive("every", every):
+    _positive("every", every), _positive("width", width)
+    if width > every:
         raise ValueError(f"of every {every} keys no {width} can be seen")
-    return _one(rules.Strip(every, every - width, every))
+    return _one(rules.Strip(end := min(every, FAR), min(every - width, FAR), end))
 
 
 def strided(every: int, local: int, width: int = 128) -> Pattern:
@@ -171,14 +174,16 @@ def random(density: float, seed: int = 0, block: int = 128) -> Pattern:
     """Blocks of `block` x `block` pairs, each seen with probability `density`: the same for the same seed anywhere."""
     if not 0 <= density <= 1:
         raise ValueError(f"a density lies between 0 and 1, not at {density}")
+    if not isinstance(seed, int) or not -(2**31) <= seed < 2**32:  # the hash is of 32 bits
+        raise ValueError(f"seed is a whole number from -2**31 to 2**32 - 1, not {seed!r}")
     return _one(rules.Cells(_positive("block", block), round(density * 2**32), seed))
 
 
 def from_mask(mask: Tensor) -> Pattern:
-    """Bool [B | 1, H | 1, queries, keys] or [queries, keys], True where a query sees a key."""
+    """Bool [B | 1, H | 1, queries, keys] or [queries, keys], True where a query sees a key; a copy is kept."""
     if mask.dtype != torch.bool or mask.dim() not in (2, 4) or not mask.numel():
         raise ValueError(f"a bool mask [B | 1, H | 1, queries, keys] is needed, not {mask.dtype} {list(mask.shape)}")
-    mask = mask if mask.dim() == 4 else mask[None, None]
+    mask = mask.clone() if mask.dim() == 4 else mask[None, None].clone()
     return _tables(mask, 1, tuple(mask.shape[2:]))
 
 
@@ -189,7 +194,8 @@ def block_lists(counts: Tensor, indices: Tensor, q_len: int, k_len: int | None =
     ValueError where shapes do not fit, or a list leaves the range, does not rise or holds a block twice.
     """
     k_len = q_len if k_len is None else k_len
-    rows, columns = (-(-length // _positive("block", block)) for length in (q_len, k_len))
+    block = _positive("block", block)
+    rows, columns = (-(-length // block) for length in (q_len, k_len))
     if counts.dim() != 3 or indices.shape[:3] != counts.shape or indices.dim() != 4 or counts.shape[2] != rows:
         shapes = f"not {list(counts.shape)} and {list(indices.shape)}"
         raise ValueError(f"counts [B | 1, H | 1, {rows}] and indices [B | 1, H | 1, {rows}, most] are needed, {shapes}")
@@ -243,7 +249,7 @@ def _one(*atoms: rules.Atom) -> Pattern:
 def _positive(name: str, value: int) -> int:
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is a positive whole number, not {value!r}")
-    return value
+    return min(value, FAR)  # what is further is as far, and no number of 32 bits
 
 
 def _wider(a: int, b: int) -> int:

@@ -1,6 +1,7 @@
 """Patterns against brute force: their lists say, pair by pair, what their rule says."""
 
 import itertools
+import sys
 import weakref
 
 import pytest
@@ -86,6 +87,36 @@ def test_rules_of_keys_alone_have_lists():
     agree(patterns.columns(64, 8), 130, 130, 32)
     agree(patterns.columns(64, 8) | patterns.columns(50, 3), 70, 130, 32)
     agree(patterns.by_head([patterns.columns(64, 8), patterns.causal()]), 130, 130, 32, 1, 2)
+
+
+@pytest.mark.parametrize("far", [2**30, 2**31 - 1, 2**31 + 7, 2**40, sys.maxsize])
+def test_sizes_beyond_any_position_see_as_the_rule_says(far):
+    i, j = torch.arange(70)[:, None], torch.arange(70)[None]
+    every = i < 70
+    for pattern, right in (
+        (patterns.window(far), every),
+        (patterns.window(far) & patterns.causal(), j <= i),
+        (patterns.dilated_window(3, far), i == j),
+        (patterns.dilated_window(far, 3), (i - j) % 3 == 0),
+        (patterns.global_local(far, 3), every),
+        (patterns.block_diagonal(far), every),
+        (patterns.columns(far, 3), ~every),
+        (patterns.columns(far, far), every),
+        (patterns.columns(far, far - 60), j >= 60),
+        (patterns.strided(far, 3, 3), (i - j).abs() < 3),
+        (patterns.random(1.0, 0, far), every),
+    ):
+        assert torch.equal(whole_mask(pattern, 70, 70)[0, 0], right.expand(70, 70))
+        agree(pattern, 70, 70, 32)
+    for seed in (-(2**31), 2**32 - 1):
+        agree(patterns.random(0.5, seed, 32), 300, 300, 32)
+
+
+def test_a_mask_that_is_changed_later_changes_no_pattern():
+    mask = torch.ones(35, 35, dtype=torch.bool).tril()
+    pattern, whole = patterns.from_mask(mask), mask.clone()
+    mask.zero_()
+    assert torch.equal(listed(pattern.lists(35)), whole)
 
 
 def test_documents_masks_lists_heads_and_batches():
@@ -216,6 +247,9 @@ def test_a_bound_that_is_not_safe_is_seen():
         (lambda: patterns.window(0), "size is a positive whole number, not 0"),
         (lambda: patterns.random(1.5), "a density lies between 0 and 1"),
         (lambda: patterns.strided(4, 2, 5), "of every 4 keys no 5"),
+        *((lambda seed=seed: patterns.random(0.5, seed), "seed is a whole number") for seed in (1.5, None, 2**40)),
+        (lambda: patterns.columns(2**40, 2**41), "of every 1099511627776 keys no"),
+        *((lambda size=size: patterns.causal().lists(64, block=size), "multiple of 32") for size in (64.0, "64")),
         (lambda: patterns.documents([]), "at least one length"),
         (lambda: patterns.documents([4, 0]), "a document's length is a positive whole number"),
         (lambda: patterns.documents([4, 4]).lists(9), "8 positions together, not 9"),
