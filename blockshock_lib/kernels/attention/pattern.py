@@ -114,6 +114,14 @@ class Pattern:
         return seen
 
 
+def checked(pattern: object) -> Pattern:
+    """ValueError where it is none: a name or a mask, as other libraries take."""
+    if not isinstance(pattern, Pattern):
+        kind = type(pattern).__name__
+        raise ValueError(f"pattern is a Pattern, as attention.causal() or attention.from_mask(mask) give, not a {kind}")
+    return pattern
+
+
 def causal() -> Pattern:
     """Each query sees the keys up to its own position."""
     return _one(rules.Band(0, FAR))
@@ -221,13 +229,13 @@ def by_head(patterns: Sequence[Pattern]) -> Pattern:
 
 def by_batch(patterns: Sequence[Pattern]) -> Pattern:
     """Batch element b sees as the b-th says; each may differ by head."""
-    heads = max((len(pattern.plane[0]) for pattern in patterns), default=1)
+    heads = max((len(checked(pattern).plane[0]) for pattern in patterns), default=1)
     rules, planes, known = _stacked(patterns, "batch element", heads)
     return Pattern(rules, tuple(plane * (heads // len(plane)) for plane in planes), *known)
 
 
 def _stacked(patterns: Sequence[Pattern], what: str, heads: int) -> tuple:
-    if not patterns or any(len(each.plane) > 1 or len(each.plane[0]) not in (1, heads) for each in patterns):
+    if not patterns or any(len(checked(each).plane) > 1 or len(each.plane[0]) not in (1, heads) for each in patterns):
         raise ValueError(f"one pattern for each {what} is needed, each of one {what} itself and of equal heads")
     found: dict[Rule, int] = {}
     planes = [tuple(found.setdefault(each.rules[i], len(found)) for i in each.plane[0]) for each in patterns]

@@ -24,11 +24,11 @@ from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.attention.merge import absorb, wide
-from blockshock_lib.kernels.attention.pattern import Pattern
+from blockshock_lib.kernels.attention.pattern import Pattern, checked
 from blockshock_lib.kernels.once import once
 from blockshock_lib.layers.attention.fetch import Beside, Fetch, Routes, routes
 from blockshock_lib.layers.attention.placement import placed
-from blockshock_lib.layers.attention.sparse import SparseAttention
+from blockshock_lib.layers.attention.sparse import SparseAttention, refuse_unfit
 from blockshock_lib.layers.guards import refuse_unequal
 
 STRATEGIES = ("gather", "pull", "send", "ring", "heads")
@@ -55,13 +55,15 @@ class ContextParallelAttention(nn.Module):
         device: object = "cpu",
     ):
         super().__init__()
+        if not isinstance(group, Group):
+            raise ValueError(f"group is a Group of ranks, as Group.of() gives, not a {type(group).__name__}")
         given = {"pattern": pattern, "length": length, "block": block, "strategy": strategy}
         # First of all: where one rank alone refuses what it was given, the others would wait for it.
         refuse_unequal(group, type(self).__name__, **given, placement=placement, backend=backend, scale=scale)
         if strategy not in STRATEGIES:
             raise ValueError(f"unknown strategy {strategy!r}; {allowed(strategy, STRATEGIES)}")
         self.pattern, self.group, self.strategy, self.backend, self.scale = pattern, group, strategy, backend, scale
-        self.lists = lists = pattern.lists(length, block=block, device=device)
+        self.lists = lists = checked(pattern).lists(length, block=block, device=device)
         self.placement = placed(lists, group.world_size, placement, "pull" if strategy == "send" else strategy)
         self.own, self.parts = self.placement.blocks[group.rank], {}
         self.needed = [self._needed(rank) for rank in range(group.world_size)]
@@ -105,8 +107,9 @@ class ContextParallelAttention(nn.Module):
         return self._attend(Call(q, k, v, None, self.selected("needed"), scale))
 
     def _refuse_shapes(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        refuse_unfit(q, k, v, self.pattern, self.scale)
         own = self.placement.lengths[self.group.rank]
-        if not q.dim() == k.dim() == v.dim() == 4 or not q.shape[2] == k.shape[2] == v.shape[2] == own:
+        if not q.shape[2] == k.shape[2] == own:
             shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
             raise ValueError(f"rank {self.group.rank} holds {own} positions, [B, H, {own}, D]; not {shapes}")
 

@@ -259,6 +259,7 @@ def test_a_bound_that_is_not_safe_is_seen():
         (lambda: patterns.from_mask(torch.ones(4, 4)), "a bool mask"),
         (lambda: patterns.from_mask(torch.ones(4, 4, dtype=torch.bool)).lists(5), "of 4 queries and 4 keys, not of 5"),
         (lambda: patterns.by_head([]), "one pattern for each head"),
+        *((lambda by=by: by(["a"]), "pattern is a Pattern.*not a str") for by in (patterns.by_head, patterns.by_batch)),
         (lambda: patterns.by_head([patterns.causal()] * 2) & patterns.by_head([patterns.full()] * 3), "of 2 and of 3"),
         (lambda: patterns.documents([4]) & patterns.documents([5]), "made for 4 and for 5"),
         (lambda: lists_of([[0, 3]]), "outside 0 to 1"),

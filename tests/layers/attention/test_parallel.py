@@ -231,6 +231,32 @@ def test_shares_that_do_not_fit_are_named():
             local.run(2, lambda group, how=how: shared(group, attention.full(), *drawn(), **how))
 
 
+@pytest.mark.parametrize("strategy", parallel.STRATEGIES)
+@pytest.mark.parametrize(
+    ("change", "heads", "words"),
+    [
+        (lambda q, k, v: (q[:1], k, v), 1, "batches and head dimensions must be equal"),
+        (lambda q, k, v: (q, k[:1], v[:1]), 1, "batches and head dimensions must be equal"),
+        (lambda q, k, v: (q[:, :3], k[:, :2], v[:, :2]), 1, "q's heads a multiple of k's"),
+        (lambda q, k, v: (q, k, v[..., :4]), 1, "are needed, none empty"),
+        (lambda q, k, v: (q.half(), k, v), 1, "one floating dtype"),
+        (lambda *x: [each.long() for each in x], 1, "one floating dtype"),
+        *((lambda *x: x, heads, f"a pattern of 1 batch elements and {heads} heads does not fit") for heads in (2, 3, 8)),
+    ],
+)
+def test_operands_that_do_not_fit_each_other_or_the_pattern_are_refused(change, heads, words, strategy):
+    pattern = attention.by_head([attention.window(9 + head) for head in range(heads)])
+    with pytest.raises(ValueError, match=words):
+        local.run(2, lambda group: shared(group, pattern, *change(*drawn()[:3]), drawn()[3], strategy=strategy))
+
+
+def test_what_is_no_pattern_or_no_group_is_refused():
+    with pytest.raises(ValueError, match="pattern is a Pattern.*not a NoneType"):
+        local.run(2, lambda group: attention.ContextParallelAttention(None, LENGTH, group))
+    with pytest.raises(ValueError, match="group is a Group of ranks.*not a NoneType"):
+        attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, None)
+
+
 def as_a_style(ctx):
     pattern, made = attention.causal() & attention.window(40), [x.float() for x in drawn()[:3]]
     mesh = init_device_mesh("cpu", (2,))

@@ -94,12 +94,30 @@ def test_what_is_masked_out_may_be_nan_or_the_backend_says_that_it_may_not(backe
         (lambda q, k, v: (q[:, :3], k, v), "q's heads a multiple of k's"),
         (lambda q, k, v: (q[:, :2], k, v), "of 1 batch elements and 4 heads does not fit"),
         (lambda q, k, v: (q, k.float(), v), "one floating dtype"),
+        (lambda *x: [each.to(torch.float8_e4m3fn) for each in x], "one floating dtype of 16 bits or more"),
         (lambda q, k, v: (q, k.to("meta"), v.to("meta")), "on one device"),
     ],
 )
 def test_operands_that_do_not_fit_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
         attention.sparse_attention(*change(*drawn()), PATTERNS["by head"])
+
+
+def test_what_is_no_pattern_and_no_number_is_refused():
+    made = drawn()
+    for wrong in ("causal", torch.ones(100, 100, dtype=torch.bool), 3):
+        for attend in (
+            lambda: attention.sparse_attention(*made, wrong),  # noqa: B023
+            lambda: attention.dilated_attention(*made, [16], [1], pattern=wrong),  # noqa: B023
+            lambda: attention.SparseAttention(wrong),  # noqa: B023
+        ):
+            with pytest.raises(ValueError, match=r"pattern is a Pattern, as attention.causal.* not a"):
+                attend()
+    with pytest.raises(ValueError, match="pattern is a Pattern.*not a NoneType"):
+        attention.sparse_attention(*made, None)
+    for scale in ("a", math.nan, torch.tensor(0.25)):
+        with pytest.raises(ValueError, match="scale is a finite number"):
+            attention.sparse_attention(*made, attention.causal(), scale=scale)
 
 
 def test_what_a_backend_cannot_do_is_refused_by_its_reason():
