@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.attention.call import Call, uncast
 from blockshock_lib.kernels.attention.lists import BlockLists, unpack
 from blockshock_lib.kernels.attention.merge import wide
 
@@ -15,6 +15,7 @@ def refuse(call: Call) -> str:
     return ""
 
 
+@uncast
 def attend(call: Call) -> tuple[Tensor, Tensor]:
     """16 bits are computed in fp32.
 
@@ -41,11 +42,13 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     return out.masked_fill(lost_q[..., None], math.nan).to(call.q.dtype), lse
 
 
+@uncast
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         return attend(call)
 
 
+@uncast
 def backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv by their formulas; `out` and `lse` may be those over more keys than these."""
     batch, heads, lists = *call.q.shape[:2], call.lists

@@ -61,6 +61,25 @@ def test_flex_sees_by_our_lists_and_our_rule(name):
     torch.testing.assert_close(*both, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "flex"])
+def test_autocast_changes_no_value(backend):
+    made = [x.float() for x in drawn(groups=1)]
+    given = [x.detach() for x in made] if backend == "flex" else made
+
+    def on():
+        out, lse = attention.sparse_attention(*given, attention.causal(), backend, return_lse=True)
+        short = attention.sparse_attention(*given, attention.causal(), backend)
+        return out, lse, short, *attention.dilated_attention(*made, [16, 64], [1, 2], return_lse=True)
+
+    right = on()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = on()
+        mine = torch.autograd.grad(found[3].sum(), made)
+    torch.testing.assert_close((*found, *mine), (*right, *torch.autograd.grad(right[3].sum(), made)), atol=1e-6, rtol=0)
+    if backend != "flex":
+        torch.testing.assert_close(*(torch.autograd.grad(each[0].sum(), made) for each in (found, right)))
+
+
 @pytest.mark.parametrize("pattern", [attention.full(), attention.causal()])
 def test_sdpa_is_the_dense_one(pattern):
     made = drawn()
@@ -128,6 +147,7 @@ def test_what_a_backend_cannot_do_is_refused_by_its_reason():
         ("fa4", attention.causal(), {}, "Hopper GPUs only"),
         ("cudnn", attention.causal(), {}, "Hopper GPUs only"),
         ("flex", attention.causal(), {}, "no gradients"),
+        *(("sdpa", attention.causal(), {"scale": scale}, "it needs one over 0") for scale in (-1.0, 0.0)),
         ("reference", attention.causal(), {"dropout": 0.1}, "dropout"),
     ):
         with pytest.raises(UnsupportedError, match=words):
