@@ -8,7 +8,7 @@ So a key that two pairs hold counts twice, by design: the result is one softmax 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from types import ModuleType
 from typing import NamedTuple
 
@@ -138,7 +138,7 @@ def checked_pairs(segment_lengths: Sequence[int], dilation_rates: Sequence[int])
     """(length, rate) of each pair. ValueError as of `dilated_attention`."""
     given = segment_lengths, dilation_rates
     each = [list(one) if isinstance(one, Iterable) else [] for one in given]
-    if len(each[0]) != len(each[1]) or not each[0] or not all(isinstance(x, int) and x > 0 for x in sum(each, [])):
+    if len(each[0]) != len(each[1]) or not each[0] or not all(isinstance(x, int) and x > 0 for x in chain(*each)):
         told = "{!r} and {!r}".format(*given)
         raise ValueError(f"as many positive segment lengths as dilation rates, whole numbers, are needed, not {told}")
     return list(zip(*each, strict=True))

@@ -71,7 +71,9 @@ def refuse_unfit(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
         raise ValueError(f"batches and head dimensions must be equal, and q's heads a multiple of k's; not {shapes}")
     if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point or q.itemsize < 2:
-        raise ValueError(f"q, k and v must have one floating dtype of 16 bits or more, not {q.dtype}, {k.dtype} and {v.dtype}")
+        raise ValueError(
+            f"q, k and v must have one floating dtype of 16 bits or more, not {q.dtype}, {k.dtype} and {v.dtype}"
+        )
     if not q.device == k.device == v.device:
         raise ValueError(f"q, k and v must lie on one device, not {q.device}, {k.device} and {v.device}")
     if scale is not None and not (isinstance(scale, Real) and math.isfinite(scale)):

@@ -241,7 +241,10 @@ def test_shares_that_do_not_fit_are_named():
         (lambda q, k, v: (q, k, v[..., :4]), 1, "are needed, none empty"),
         (lambda q, k, v: (q.half(), k, v), 1, "one floating dtype"),
         (lambda *x: [each.long() for each in x], 1, "one floating dtype"),
-        *((lambda *x: x, heads, f"a pattern of 1 batch elements and {heads} heads does not fit") for heads in (2, 3, 8)),
+        *(
+            (lambda *x: x, heads, f"a pattern of 1 batch elements and {heads} heads does not fit")
+            for heads in (2, 3, 8)
+        ),
     ],
 )
 def test_operands_that_do_not_fit_each_other_or_the_pattern_are_refused(change, heads, words, strategy):
@@ -250,10 +253,55 @@ def test_operands_that_do_not_fit_each_other_or_the_pattern_are_refused(change, 
         local.run(2, lambda group: shared(group, pattern, *change(*drawn()[:3]), drawn()[3], strategy=strategy))
 
 
+@pytest.mark.parametrize("strategy", parallel.STRATEGIES)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: x.half(), "dtype"),
+        (lambda x: x.bfloat16(), "dtype"),
+        (lambda x: x[:1], "shape"),
+        (lambda x: x[:, :2], "shape"),
+        (lambda x: x[:, :, 1:], "shape"),
+    ],
+)
+def test_ranks_that_are_given_other_operands_are_told_so_in_the_first_call_of_a_kind(change, words, strategy):
+    def on(group):
+        layer = attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, group, strategy, **OPTIONS)
+        given = [layer.shard(x) for x in drawn()[:3]]
+        layer(*given)
+        layer(*map(change, given)) if group.rank else layer(*given[:2], given[2][:1])
+
+    with pytest.raises(UnsupportedError, match=f"Attention: rank 1 was given another .*{words}.* than rank 0"):
+        local.run(2, on)
+
+
+def test_threads_that_disagree_about_the_pattern_are_told_so():
+    with pytest.raises(UnsupportedError, match="rank 1 was given another pattern than rank 0"):
+        local.run(2, lambda group: attention.ContextParallelAttention(attention.window(9 + group.rank), LENGTH, group))
+
+
+def test_later_calls_compare_nothing(monkeypatch):
+    def on(group):
+        layer = attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, group, "gather", **OPTIONS)
+        given = [layer.shard(x) for x in drawn()[:3]]
+        layer(*given)
+        return layer, given
+
+    made = local.run(2, on)
+    monkeypatch.setattr(parallel, "refuse_unequal", lambda *_, **__: pytest.fail("they met again"))
+
+    def again(group):
+        layer, given = made[group.rank]
+        layer.group = group
+        layer(*given)
+
+    local.run(2, again)
+
+
 def test_what_is_no_pattern_or_no_group_is_refused():
-    with pytest.raises(ValueError, match="pattern is a Pattern.*not a NoneType"):
+    with pytest.raises(ValueError, match=r"pattern is a Pattern.*not a NoneType"):
         local.run(2, lambda group: attention.ContextParallelAttention(None, LENGTH, group))
-    with pytest.raises(ValueError, match="group is a Group of ranks.*not a NoneType"):
+    with pytest.raises(ValueError, match=r"group is a Group of ranks.*not a NoneType"):
         attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, None)
 
 

@@ -132,7 +132,7 @@ def test_what_is_no_pattern_and_no_number_is_refused():
         ):
             with pytest.raises(ValueError, match=r"pattern is a Pattern, as attention.causal.* not a"):
                 attend()
-    with pytest.raises(ValueError, match="pattern is a Pattern.*not a NoneType"):
+    with pytest.raises(ValueError, match=r"pattern is a Pattern.*not a NoneType"):
         attention.sparse_attention(*made, None)
     for scale in ("a", math.nan, torch.tensor(0.25)):
         with pytest.raises(ValueError, match="scale is a finite number"):
