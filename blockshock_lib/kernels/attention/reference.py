@@ -57,7 +57,9 @@ def backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | 
     lse = lse.flatten(0, 1).to(q.dtype)
     delta = (dout * out).sum(-1) - (0 if dlse is None else dlse.flatten(0, 1))
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
-    # 0 times NaN is NaN: what is not finite counts as 0 in a sum, and as NaN in the weights of who sees it.
+    # 0 times NaN is NaN: what is not finite counts as 0 in a sum, and as NaN in the weights of who sees it. A query
+    # without a gradient, as a loss leaves the padding, gives none, whatever it saw.
+    live = (dout != 0).any(-1) if dlse is None else (dout != 0).any(-1) | (dlse.flatten(0, 1) != 0)
     lost = ~dout.isfinite().all(-1)
     in_q, in_k, in_dout = (x.masked_fill(~x.isfinite().all(-1, keepdim=True), 0) for x in (q, k, dout))
     plane, rows = lists.plane.expand(batch, heads).flatten(), torch.arange(lists.q_len, device=q.device)
@@ -66,6 +68,7 @@ def backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | 
         there, mine = keys < lists.k_len, (plane == number).nonzero()
         keys, bits = keys[there], bits[: len(places), there]
         at, seen = (mine, places), (mine, keys)  # of [B * H, S, D]
+        bits = bits & live[at][..., None]
         scores = q[at] @ k[seen].mT * call.scale
         weights = (scores - lse[at][..., None]).exp().masked_fill(~bits, 0)
         dscores = (weights * (dout[at] @ v[seen].mT - delta[at][..., None]) * call.scale).masked_fill(~bits, 0)

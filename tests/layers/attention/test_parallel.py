@@ -72,6 +72,24 @@ def test_a_key_that_is_no_number_is_seen_by_ranks_where_it_is_attended_and_nowhe
         assert mine[0][:, :, at:].isnan().all()
 
 
+@pytest.mark.parametrize("strategy", [*parallel.STRATEGIES, "dilated"])
+def test_padding_of_no_numbers_that_the_loss_leaves_out_gives_no_gradient(strategy):
+    made, at = drawn(), LENGTH - 40
+    made[3][:, :, at:] = 0
+    right = whole(attention.causal(), *made)
+    for x in made[:3]:
+        x[:, :, at:] = math.nan
+    if strategy == "dilated":
+        given = [x.requires_grad_() for x in made[:3]]
+        out = attention.dilated_attention(*given, [LENGTH], [1])
+        mine = [[out, *torch.autograd.grad(out, given, made[3])]]
+    else:
+        mine = local.run(2, lambda group: shared(group, attention.causal(), *made, strategy=strategy))
+    for each in mine:
+        for got, want in zip(each, right, strict=True):
+            torch.testing.assert_close(got[:, :, :at], want[:, :, :at], atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize("where", placement.PLACEMENTS)
 @pytest.mark.parametrize("strategy", ["pull", "gather"])
 def test_ranks_that_read_each_other_s_memory_equal_one_and_those_that_send(strategy, where):
