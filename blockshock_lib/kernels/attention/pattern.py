@@ -134,26 +134,26 @@ def full() -> Pattern:
 
 def window(size: int) -> Pattern:
     """Keys less than `size` positions away, before and behind; with `causal()` the last `size`, its own among them."""
-    far = _positive("size", size) - 1
+    far = positive("size", size) - 1
     return _one(rules.Band(-far, far))
 
 
 def dilated_window(size: int, step: int) -> Pattern:
     """Every `step`-th key, `size` of them on either side, the query's own position counted on both."""
-    step = _positive("step", step)
-    far = min((_positive("size", size) - 1) * step, FAR)
+    step = positive("step", step)
+    far = min((positive("size", size) - 1) * step, FAR)
     return _one(rules.Band(-far, far), rules.Strip(step, 0, 1, "p - k"))
 
 
 def global_local(globals: int, size: int) -> Pattern:
     """The first `globals` positions see all and are seen by all; the others see `window(size)` (Longformer)."""
-    first = _positive("globals", globals)
+    first = positive("globals", globals)
     return _one(rules.Strip(FAR, 0, first, "p")) | _one(rules.Strip(FAR, 0, first)) | window(size)
 
 
 def documents(lengths: Sequence[int]) -> Pattern:
     """Sequences packed one after another, each seeing itself only. `lengths` add up to the number of keys."""
-    sizes = torch.tensor([_positive("a document's length", length) for length in lengths])
+    sizes = torch.tensor([positive("a document's length", length) for length in lengths])
     if not len(sizes):
         raise ValueError("documents needs at least one length")
     number = torch.arange(len(sizes), dtype=torch.int32).repeat_interleave(sizes)
@@ -162,12 +162,12 @@ def documents(lengths: Sequence[int]) -> Pattern:
 
 def block_diagonal(size: int) -> Pattern:
     """Pieces of `size` positions, each seeing itself only."""
-    return _one(rules.Diagonal(_positive("size", size)))
+    return _one(rules.Diagonal(positive("size", size)))
 
 
 def columns(every: int, width: int) -> Pattern:
     """Of every `every` keys the last `width`, seen by all queries."""
-    _positive("every", every), _positive("width", width)
+    positive("every", every), positive("width", width)
     if width > every:
         raise ValueError(f"of every {every} keys no {width} can be seen")
     return _one(rules.Strip(end := min(every, FAR), min(every - width, FAR), end))
@@ -184,7 +184,7 @@ def random(density: float, seed: int = 0, block: int = 128) -> Pattern:
         raise ValueError(f"a density lies between 0 and 1, not at {density}")
     if not isinstance(seed, int) or not -(2**31) <= seed < 2**32:  # the hash is of 32 bits
         raise ValueError(f"seed is a whole number from -2**31 to 2**32 - 1, not {seed!r}")
-    return _one(rules.Cells(_positive("block", block), round(density * 2**32), seed))
+    return _one(rules.Cells(positive("block", block), round(density * 2**32), seed))
 
 
 def from_mask(mask: Tensor) -> Pattern:
@@ -202,7 +202,7 @@ def block_lists(counts: Tensor, indices: Tensor, q_len: int, k_len: int | None =
     ValueError where shapes do not fit, or a list leaves the range, does not rise or holds a block twice.
     """
     k_len = q_len if k_len is None else k_len
-    block = _positive("block", block)
+    block = positive("block", block)
     rows, columns = (-(-length // block) for length in (q_len, k_len))
     if counts.dim() != 3 or indices.shape[:3] != counts.shape or indices.dim() != 4 or counts.shape[2] != rows:
         shapes = f"not {list(counts.shape)} and {list(indices.shape)}"
@@ -254,7 +254,7 @@ def _one(*atoms: rules.Atom) -> Pattern:
     return Pattern(((atoms,),))
 
 
-def _positive(name: str, value: int) -> int:
+def positive(name: str, value: int) -> int:
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is a positive whole number, not {value!r}")
     return min(value, FAR)  # what is further is as far, and no number of 32 bits

@@ -80,6 +80,18 @@ def test_autocast_changes_no_value(backend):
         torch.testing.assert_close(*(torch.autograd.grad(each[0].sum(), made) for each in (found, right)))
 
 
+@pytest.mark.long
+def test_a_model_that_holds_it_compiles_with_breaks_of_its_graph():
+    made = [x.float() for x in drawn()]
+    for attend in (
+        lambda q, k, v: 2 * attention.sparse_attention(q * 1.0, k, v, PATTERNS["window"]),
+        lambda q, k, v: 2 * attention.dilated_attention(q * 1.0, k, v, [16, 64], [1, 4]),
+    ):
+        outs = [run(*made) for run in (attend, torch.compile(attend, backend="aot_eager"))]
+        torch.testing.assert_close(*outs)
+        torch.testing.assert_close(*(torch.autograd.grad(out.sum(), made) for out in outs))
+
+
 @pytest.mark.parametrize("pattern", [attention.full(), attention.causal()])
 def test_sdpa_is_the_dense_one(pattern):
     made = drawn()
