@@ -56,8 +56,8 @@ def create_block_sparse_attention(
     `gradient_compression`: the share of each gradient bucket that `distributed` sends; it needs `width` and `heads`.
 
     ValueError where an argument is out of range, or has no meaning for this variant, and a warning where the ratio has
-    none, as the segments hold too few blocks; UnsupportedError where ranks were given other arguments. Errors of a call are
-    those of `sparse_attention`, `dilated_attention` and `ContextParallelAttention`.
+    none, as the segments hold too few blocks; UnsupportedError where ranks were given other arguments. Errors of a call
+    are those of `sparse_attention`, `dilated_attention` and `ContextParallelAttention`.
     """
     if variant not in VARIANTS:
         raise ValueError(f"unknown variant {variant!r}; {allowed(variant, VARIANTS)}")
