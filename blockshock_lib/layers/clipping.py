@@ -24,6 +24,8 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type=2.0, error_if_n
     every rank and before a gradient has changed, for a NaN or infinite norm if `error_if_nonfinite`; UnsupportedError
     where a GPT's gradients await its sum_gradients().
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is the module, by which shared layers are found, not its parameters: {type(model)}")
     refuse_unsummed(model.parameters())
     p = float(norm_type)
     if not p > 0:

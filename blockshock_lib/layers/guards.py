@@ -130,7 +130,7 @@ def before_forward(layer: nn.Module, x: Tensor) -> Tensor:
 
 def refuse_unequal(group: Group, what: str, **given: object) -> None:
     """UnsupportedError names the rank that was given another tensor or setting than rank 0. A collective."""
-    if not group.connected:
+    if group.world_size == 1:
         return
     group.meet(what)
     all_ranks = group.gather_objects({name: _digest(value) for name, value in given.items()})

@@ -174,6 +174,8 @@ def test_a_tied_weight_counts_once_and_no_gradient_is_no_norm(ranks):
 def test_a_norm_that_zeros_would_change_is_refused(norm_type):
     with pytest.raises(ValueError, match="norm_type must be over 0"):
         clip_grad_norm_(nn.Linear(2, 2), 1.0, norm_type)
+    with pytest.raises(ValueError, match="model is the module"):
+        clip_grad_norm_(nn.Linear(2, 2).parameters(), 1.0)
 
 
 @pytest.mark.parametrize("norm_type", NORMS)

@@ -40,7 +40,7 @@ def explicit(name: str, call: Call) -> ModuleType:
     the backend has no backward of its own.
     """
     if name == "auto":
-        return tune.auto({each: row for each, row in BACKENDS.items() if hasattr(row, "backward")}, call)
+        return tune.auto({each: row for each, row in BACKENDS.items() if hasattr(row, "backward")}, call, merge=True)
     if name in BACKENDS and not hasattr(BACKENDS[name], "backward"):
         raise UnsupportedError(f"backend {name!r} has no backward that takes the logsumexp over all keys")
     return chosen(name, call)

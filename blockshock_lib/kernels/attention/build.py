@@ -91,6 +91,7 @@ def _each(rule: Rule, p0: Tensor, k0: Tensor, q_len: int, k_len: int, block: int
         q = (rows[:, None] + place)[:, :, None]  # beyond the last as the last: a short block can be full
         k = (columns[:, None] + place)[:, None]
         sees = rules.sees(rule, q.clamp(max=q_len - 1) + shift, k.clamp(max=k_len - 1)) & (k < k_len)
+        sees = sees.expand(-1, block, block)  # a rule of keys alone knows no query
         tiles, tile = _distinct(pack(sees))
         found.append((sees.flatten(1).sum(1), tile + count, tiles))
         count += len(tiles)

@@ -1,5 +1,6 @@
 """One call of block-sparse attention, as every backend takes it."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +37,20 @@ class Call:
         """
         fine = self.k.device.type != "cpu" or (self.k.isfinite().all() and self.v.isfinite().all())
         return "" if fine else "a key or value is NaN or Inf, and queries that do not see it would get it"
+
+
+def uncast(run: Callable) -> Callable:
+    """`run(call, ...)` in the dtypes of its operands, as kernels have it: torch.autocast would round its products."""
+
+    @functools.wraps(run)
+    def plain(call: Call, *rest: Any, **options: Any) -> Any:
+        kind = call.q.device.type
+        if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+            return run(call, *rest, **options)
+        with torch.autocast(kind, enabled=False):
+            return run(call, *rest, **options)
+
+    return plain
 
 
 def explicit(forward: Callable, backward: Callable, call: Call) -> tuple[Tensor, Tensor]:

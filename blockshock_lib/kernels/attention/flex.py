@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
 from blockshock_lib.errors import UnsupportedError, first_line
-from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.attention.call import Call, uncast
 
+LEAKS = True  # on a GPU a NaN of a masked pair reaches other queries of its block: 0 times NaN is NaN
 PATTERNS = 128  # and shapes, that are compiled in one process
 # Its own choice of tiles is for blocks of 128; smaller ones must be multiples of what a kernel takes at a time.
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 64} | {f"BLOCK_{side}": 32 for side in ("M1", "N1", "M2", "N2")}
@@ -24,6 +25,7 @@ def refuse(call: Call) -> str:
     return call.spoilt()
 
 
+@uncast
 def attend(call: Call, mode: str | None = None) -> tuple[Tensor, Tensor]:
     """mode: of torch.compile."""
     heads, mask = call.q.shape[1] != call.k.shape[1], call.kept("flex", lambda: block_mask(call))

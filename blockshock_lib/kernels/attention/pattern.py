@@ -70,8 +70,8 @@ class Pattern:
         """
         k_len = q_len if k_len is None else k_len
         self.check(q_len, k_len)
-        if block < 32 or block % 32:
-            raise ValueError(f"a block is a positive multiple of 32 queries and keys, not {block}")
+        if not isinstance(block, int) or block < 32 or block % 32:
+            raise ValueError(f"a block is a positive multiple of 32 queries and keys, not {block!r}")
         key = (q_len, k_len, block, torch.device(device))
         if key not in self.made:
             while len(self.made) >= KEPT:
@@ -93,7 +93,8 @@ class Pattern:
 
     def sees(self, q: Tensor, k: Tensor, q_len: int, k_len: int, batch: int = 0, head: int = 0) -> Tensor:
         """Bool, of the shape that q and k, int64 numbers of queries and keys, broadcast to: the rule itself."""
-        return rules.sees(self.rules[self._of(batch, head)], q + max(k_len - q_len, 0), k)
+        seen = rules.sees(self.rules[self._of(batch, head)], q + max(k_len - q_len, 0), k)
+        return seen.expand(torch.broadcast_shapes(q.shape, k.shape))
 
     def mask_mod(self, q_len: int, k_len: int | None = None, device: object = "cpu") -> Callable[..., Tensor]:
         """(batch, head, query, key) -> bool: FlexAttention's `mask_mod`. ValueError as of `lists`."""
@@ -113,6 +114,14 @@ class Pattern:
         return seen
 
 
+def checked(pattern: object) -> Pattern:
+    """ValueError where it is none: a name or a mask, as other libraries take."""
+    if not isinstance(pattern, Pattern):
+        kind = type(pattern).__name__
+        raise ValueError(f"pattern is a Pattern, as attention.causal() or attention.from_mask(mask) give, not a {kind}")
+    return pattern
+
+
 def causal() -> Pattern:
     """Each query sees the keys up to its own position."""
     return _one(rules.Band(0, FAR))
@@ -125,24 +134,26 @@ def full() -> Pattern:
 
 def window(size: int) -> Pattern:
     """Keys less than `size` positions away, before and behind; with `causal()` the last `size`, its own among them."""
-    return _one(rules.Band(1 - _positive("size", size), size - 1))
+    far = positive("size", size) - 1
+    return _one(rules.Band(-far, far))
 
 
 def dilated_window(size: int, step: int) -> Pattern:
     """Every `step`-th key, `size` of them on either side, the query's own position counted on both."""
-    far = (_positive("size", size) - 1) * _positive("step", step)
+    step = positive("step", step)
+    far = min((positive("size", size) - 1) * step, FAR)
     return _one(rules.Band(-far, far), rules.Strip(step, 0, 1, "p - k"))
 
 
 def global_local(globals: int, size: int) -> Pattern:
     """The first `globals` positions see all and are seen by all; the others see `window(size)` (Longformer)."""
-    first = _positive("globals", globals)
+    first = positive("globals", globals)
     return _one(rules.Strip(FAR, 0, first, "p")) | _one(rules.Strip(FAR, 0, first)) | window(size)
 
 
 def documents(lengths: Sequence[int]) -> Pattern:
     """Sequences packed one after another, each seeing itself only. `lengths` add up to the number of keys."""
-    sizes = torch.tensor([_positive("a document's length", length) for length in lengths])
+    sizes = torch.tensor([positive("a document's length", length) for length in lengths])
     if not len(sizes):
         raise ValueError("documents needs at least one length")
     number = torch.arange(len(sizes), dtype=torch.int32).repeat_interleave(sizes)
@@ -151,14 +162,15 @@ def documents(lengths: Sequence[int]) -> Pattern:
 
 def block_diagonal(size: int) -> Pattern:
     """Pieces of `size` positions, each seeing itself only."""
-    return _one(rules.Diagonal(_positive("size", size)))
+    return _one(rules.Diagonal(positive("size", size)))
 
 
 def columns(every: int, width: int) -> Pattern:
     """Of every `every` keys the last `width`, seen by all queries."""
-    if _positive("width", width) > _positive("every", every):
+    positive("every", every), positive("width", width)
+    if width > every:
         raise ValueError(f"of every {every} keys no {width} can be seen")
-    return _one(rules.Strip(every, every - width, every))
+    return _one(rules.Strip(end := min(every, FAR), min(every - width, FAR), end))
 
 
 def strided(every: int, local: int, width: int = 128) -> Pattern:
@@ -170,14 +182,16 @@ def random(density: float, seed: int = 0, block: int = 128) -> Pattern:
     """Blocks of `block` x `block` pairs, each seen with probability `density`: the same for the same seed anywhere."""
     if not 0 <= density <= 1:
         raise ValueError(f"a density lies between 0 and 1, not at {density}")
-    return _one(rules.Cells(_positive("block", block), round(density * 2**32), seed))
+    if not isinstance(seed, int) or not -(2**31) <= seed < 2**32:  # the hash is of 32 bits
+        raise ValueError(f"seed is a whole number from -2**31 to 2**32 - 1, not {seed!r}")
+    return _one(rules.Cells(positive("block", block), round(density * 2**32), seed))
 
 
 def from_mask(mask: Tensor) -> Pattern:
-    """Bool [B | 1, H | 1, queries, keys] or [queries, keys], True where a query sees a key."""
+    """Bool [B | 1, H | 1, queries, keys] or [queries, keys], True where a query sees a key; a copy is kept."""
     if mask.dtype != torch.bool or mask.dim() not in (2, 4) or not mask.numel():
         raise ValueError(f"a bool mask [B | 1, H | 1, queries, keys] is needed, not {mask.dtype} {list(mask.shape)}")
-    mask = mask if mask.dim() == 4 else mask[None, None]
+    mask = mask.clone() if mask.dim() == 4 else mask[None, None].clone()
     return _tables(mask, 1, tuple(mask.shape[2:]))
 
 
@@ -188,7 +202,8 @@ def block_lists(counts: Tensor, indices: Tensor, q_len: int, k_len: int | None =
     ValueError where shapes do not fit, or a list leaves the range, does not rise or holds a block twice.
     """
     k_len = q_len if k_len is None else k_len
-    rows, columns = (-(-length // _positive("block", block)) for length in (q_len, k_len))
+    block = positive("block", block)
+    rows, columns = (-(-length // block) for length in (q_len, k_len))
     if counts.dim() != 3 or indices.shape[:3] != counts.shape or indices.dim() != 4 or counts.shape[2] != rows:
         shapes = f"not {list(counts.shape)} and {list(indices.shape)}"
         raise ValueError(f"counts [B | 1, H | 1, {rows}] and indices [B | 1, H | 1, {rows}, most] are needed, {shapes}")
@@ -214,13 +229,13 @@ def by_head(patterns: Sequence[Pattern]) -> Pattern:
 
 def by_batch(patterns: Sequence[Pattern]) -> Pattern:
     """Batch element b sees as the b-th says; each may differ by head."""
-    heads = max((len(pattern.plane[0]) for pattern in patterns), default=1)
+    heads = max((len(checked(pattern).plane[0]) for pattern in patterns), default=1)
     rules, planes, known = _stacked(patterns, "batch element", heads)
     return Pattern(rules, tuple(plane * (heads // len(plane)) for plane in planes), *known)
 
 
 def _stacked(patterns: Sequence[Pattern], what: str, heads: int) -> tuple:
-    if not patterns or any(len(each.plane) > 1 or len(each.plane[0]) not in (1, heads) for each in patterns):
+    if not patterns or any(len(checked(each).plane) > 1 or len(each.plane[0]) not in (1, heads) for each in patterns):
         raise ValueError(f"one pattern for each {what} is needed, each of one {what} itself and of equal heads")
     found: dict[Rule, int] = {}
     planes = [tuple(found.setdefault(each.rules[i], len(found)) for i in each.plane[0]) for each in patterns]
@@ -239,10 +254,10 @@ def _one(*atoms: rules.Atom) -> Pattern:
     return Pattern(((atoms,),))
 
 
-def _positive(name: str, value: int) -> int:
+def positive(name: str, value: int) -> int:
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is a positive whole number, not {value!r}")
-    return value
+    return min(value, FAR)  # what is further is as far, and no number of 32 bits
 
 
 def _wider(a: int, b: int) -> int:

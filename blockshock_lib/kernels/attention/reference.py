@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from blockshock_lib.kernels.attention.call import Call
+from blockshock_lib.kernels.attention.call import Call, uncast
 from blockshock_lib.kernels.attention.lists import BlockLists, unpack
 from blockshock_lib.kernels.attention.merge import wide
 
@@ -15,6 +15,7 @@ def refuse(call: Call) -> str:
     return ""
 
 
+@uncast
 def attend(call: Call) -> tuple[Tensor, Tensor]:
     """16 bits are computed in fp32.
 
@@ -41,11 +42,13 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     return out.masked_fill(lost_q[..., None], math.nan).to(call.q.dtype), lse
 
 
+@uncast
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         return attend(call)
 
 
+@uncast
 def backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv by their formulas; `out` and `lse` may be those over more keys than these."""
     batch, heads, lists = *call.q.shape[:2], call.lists
@@ -54,7 +57,9 @@ def backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | 
     lse = lse.flatten(0, 1).to(q.dtype)
     delta = (dout * out).sum(-1) - (0 if dlse is None else dlse.flatten(0, 1))
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
-    # 0 times NaN is NaN: what is not finite counts as 0 in a sum, and as NaN in the weights of who sees it.
+    # 0 times NaN is NaN: what is not finite counts as 0 in a sum, and as NaN in the weights of who sees it. A query
+    # without a gradient, as a loss leaves the padding, gives none, whatever it saw.
+    live = (dout != 0).any(-1) if dlse is None else (dout != 0).any(-1) | (dlse.flatten(0, 1) != 0)
     lost = ~dout.isfinite().all(-1)
     in_q, in_k, in_dout = (x.masked_fill(~x.isfinite().all(-1, keepdim=True), 0) for x in (q, k, dout))
     plane, rows = lists.plane.expand(batch, heads).flatten(), torch.arange(lists.q_len, device=q.device)
@@ -63,6 +68,7 @@ def backward(call: Call, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | 
         there, mine = keys < lists.k_len, (plane == number).nonzero()
         keys, bits = keys[there], bits[: len(places), there]
         at, seen = (mine, places), (mine, keys)  # of [B * H, S, D]
+        bits = bits & live[at][..., None]
         scores = q[at] @ k[seen].mT * call.scale
         weights = (scores - lse[at][..., None]).exp().masked_fill(~bits, 0)
         dscores = (weights * (dout[at] @ v[seen].mT - delta[at][..., None]) * call.scale).masked_fill(~bits, 0)

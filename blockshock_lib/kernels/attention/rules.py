@@ -236,7 +236,7 @@ def _hash(i, j, seed: int):
     # 32 bits in int64, whose products wrap; the mixing is that of Wellons's lowbias32.
     bits = 0xFFFFFFFF
     i, j = i.long(), j.long()
-    mixed = (i * 0x9E3779B1 ^ j * 0x85EBCA77 ^ seed * 0xC2B2AE3D) & bits
+    mixed = (i * 0x9E3779B1 ^ j * 0x85EBCA77 ^ (seed * 0xC2B2AE3D & bits)) & bits
     mixed = ((mixed ^ mixed >> 16) * 0x7FEB352D) & bits
     mixed = ((mixed ^ mixed >> 15) * 0x846CA68B) & bits
     return mixed ^ mixed >> 16

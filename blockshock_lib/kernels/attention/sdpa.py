@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import pattern
-from blockshock_lib.kernels.attention.call import Call, explicit
+from blockshock_lib.kernels.attention.call import Call, explicit, uncast
 
 ORDER = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 OPERATORS = torch.ops.aten
@@ -27,6 +27,8 @@ def refuse(call: Call) -> str:
         return "its causal mask puts the first query beside the first key, so it needs as many queries as keys"
     if not _causal(call) and call.pattern.rules != pattern.full().rules:
         return "it is dense: it takes full() and causal(), and any other pattern as a mask of queries x keys"
+    if _causal(call) and call.scale <= 0 and call.q.device.type == "cpu":
+        return f"on a CPU its causal mask makes NaN of a scale of {call.scale:g}: it needs one over 0"
     if call.return_lse and call.q.shape[1] != call.k.shape[1]:
         return "its logsumexp needs as many heads of keys as of queries"
     if call.return_lse and not _operator(call):
@@ -34,6 +36,7 @@ def refuse(call: Call) -> str:
     return call.spoilt() if _causal(call) else ""
 
 
+@uncast
 def attend(call: Call) -> tuple[Tensor, Tensor | None]:
     if call.return_lse:
         return explicit(forward, backward, call)

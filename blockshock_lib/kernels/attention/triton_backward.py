@@ -19,7 +19,8 @@ from blockshock_lib.kernels.attention.triton_tiles import any_nan, first_row, he
 def prepare(
     dout, out, lse, dlse, delta, level, dout_by, out_by, q_len, heads, D: constexpr, ROWS: constexpr,
 ):  # fmt: skip
-    """delta = sum of dout * out, less dlse; level = lse / ln 2, or inf, which makes each weight 0, if none is seen.
+    """delta = sum of dout * out, less dlse; level = lse / ln 2, or inf, which makes each weight 0, if none is seen. A
+    query without a gradient, as a loss leaves the padding, gives none, whatever it saw: delta 0, level inf.
 
     lse and dlse (or None) fp32 [B, H, q_len]; delta and level fp32 [B, H, q_blocks BLOCK], beyond q_len 0 and inf.
     """
@@ -27,15 +28,22 @@ def prepare(
     start = tl.program_id(0) * ROWS
     grad = tile(head(dout, dout_by, b, h), start, dout_by[2], q_len, ROWS, D, True).to(tl.float32)
     value = tile(head(out, out_by, b, h), start, out_by[2], q_len, ROWS, D, True).to(tl.float32)
-    total = tl.sum(grad * value, 1)
+    total, live = tl.sum(grad * value, 1), tl.max((grad != 0).to(tl.int32), 1) > 0
     rows = start + tl.arange(0, ROWS)
     at = tl.program_id(1).to(tl.int64) * q_len + rows
     if dlse is not None:
-        total -= tl.load(dlse + at, mask=rows < q_len, other=0.0)
+        more = tl.load(dlse + at, mask=rows < q_len, other=0.0)
+        total, live = total - more, live | (more != 0)
     log = tl.load(lse + at, mask=rows < q_len, other=-float("inf"))
     padded = tl.program_id(1).to(tl.int64) * tl.num_programs(0) * ROWS + rows
-    tl.store(delta + padded, total)
-    tl.store(level + padded, tl.where(log == -float("inf"), float("inf"), log * 1.4426950408889634))
+    tl.store(delta + padded, tl.where(live, total, 0.0))
+    tl.store(level + padded, tl.where((log == -float("inf")) | ~live, float("inf"), log * 1.4426950408889634))
+
+
+@triton.jit
+def _live(levels, deltas):
+    """Whether a query gives a gradient, as `prepare` tells; one that saw an Inf, of level inf, has a delta of NaN."""
+    return (levels < float("inf")) | (deltas != 0)
 
 
 @triton.jit
@@ -88,6 +96,7 @@ def by_rows(
     if any_nan(total):
         total = _dq(*given, D, BLOCK, BLOCK_M, 32, True)
     dq = head(dq, dq_by, b, h)
+    total = tl.where(_live(levels, deltas)[:, None], total, 0.0)
     store(dq, start, dq_by[2], q_len, total * scale, BLOCK_M, D)
 
 
@@ -115,13 +124,17 @@ def _dkdv(
                 if PARTIAL:
                     number = tl.load(lists.tile + i // PARTS)
                     seen = seen_in(lists.tiles, number, i % PARTS * BLOCK_M, place, BLOCK, BLOCK_M, BLOCK_N, True)
+                    seen = seen & _live(levels, deltas)[None, :] if GUARD else seen
                     p = tl.where(seen, p, 0.0)
-                dv = weighed(dv, p.to(grad.dtype), grad, seen if PARTIAL else True, GUARD and PARTIAL)
+                elif GUARD:
+                    seen = _live(levels, deltas)[None, :]
+                    p = tl.where(seen, p, 0.0)
+                dv = weighed(dv, p.to(grad.dtype), grad, seen if PARTIAL or GUARD else True, GUARD)
                 dp = tl.dot(v, tl.trans(grad), input_precision="ieee")
                 ds = p * (dp - deltas[None, :])
-                if PARTIAL:
+                if PARTIAL or GUARD:
                     ds = tl.where(seen, ds, 0.0)  # 0 times a NaN of a masked pair
-                dk = weighed(dk, ds.to(queries.dtype), queries, seen if PARTIAL else True, GUARD and PARTIAL)
+                dk = weighed(dk, ds.to(queries.dtype), queries, seen if PARTIAL or GUARD else True, GUARD)
                 visited = tl.load(lists.blocks[PARTIAL] + (i + 1) // PARTS, mask=i + 1 < end * PARTS, other=0)
         q, dout, level, delta, plane = q + q_by[1], dout + dout_by[1], level + padded, delta + padded, plane + plane_h
     return dk, dv

@@ -9,14 +9,14 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
-from blockshock_lib.errors import BlockShockError
+from blockshock_lib.errors import BlockShockError, first_line
 from blockshock_lib.kernels.attention import trial, triton
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.graph import Clock
@@ -38,19 +38,35 @@ class Wrong(NamedTuple):
     name: str
 
 
-KINDS = {"backend": Backend, "wrong": Wrong, "cut": triton.Config}
+class Unable(NamedTuple):
+    """A backend whose values are right but for one ability."""
+
+    name: str
+    what: str
+
+
+ABILITIES = {
+    "lse": "the logsumexp",
+    "dlse": "the gradient of the logsumexp",
+    "merge": "the parts of keys that are merged",
+}
+KINDS = {"backend": Backend, "wrong": Wrong, "unable": Unable, "cut": triton.Config}
 STORE = store.Store("attention", KINDS)
 Rows = Mapping[str, ModuleType]
 
 
-def auto(rows: Rows, call: Call) -> ModuleType:
-    """The fastest right one of what was kept, else the first that can; none that was found wrong."""
+def auto(rows: Rows, call: Call, merge: bool = False) -> ModuleType:
+    """The fastest right one of what was kept, else the first that can; none that was found wrong, in all or in what
+    is asked for. `merge`: parts of the keys.
+    """
     kept = nearest(call)
     names = [way.name for way in sorted(kept, key=kept.get) if isinstance(way, Backend)]
     names += ["triton", "flex"] if call.q.is_cuda else []
     wrong = {way.name for way in kept if isinstance(way, Wrong)}  # as tuples, ways of two kinds may be equal
     grad = call.lse_grad and torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
     wrong |= {"sdpa"} if grad else set()  # its logsumexp has no gradient
+    asked = {"lse": call.return_lse, "dlse": grad, "merge": merge}
+    wrong |= {way.name for way in kept if isinstance(way, Unable) and asked[way.what]}
     for name in names:
         if name in rows and name not in wrong and not rows[name].refuse(call):
             return with_cuts(rows, name, kept)
@@ -78,17 +94,25 @@ def tuned(finder: Search, call: Call) -> dict[str, float]:
     backends = [each for each in found.trials if isinstance(each.way, Backend)]
     wrong = {each.way.name: each.error for each in backends if each.wrong}
     for name, error in wrong.items():
-        row, whole = error.max_ratio / MAX_RATIO, error.rms_ratio / RMS_RATIO
-        told = f"the error is {row:.3g} times what is allowed of a row, {whole:.3g} times in all"
-        warnings.warn(f"backend {name!r} gives wrong values and is never chosen: {told}", stacklevel=3)
+        warnings.warn(f"backend {name!r} gives wrong values and is never chosen: {_told(error)}", stacklevel=3)
     right = {each.way: each.ms for each in leaders(backends)}
+    unable = [each for each in found.trials if isinstance(each.way, Unable) and not each.right]
+    for (name, what), error in ((each.way, each.error) for each in unable if each.wrong):
+        told = f"{ABILITIES[what]}, and is not chosen where that is asked for: {_told(error)}"
+        warnings.warn(f"backend {name!r} gives wrong values of {told}", stacklevel=3)
     if right or wrong:
         kept = {best.way: best.ms for best in _cuts(found.trials)} | {Wrong(name): 1.0 for name in wrong}
+        kept |= {each.way: 1.0 for each in unable}
         STORE.keep(problem, versions(), right | kept)
         _kept.cache_clear()
     if found.failed or not right:
         raise BlockShockError(f"tuning attention: {found.failed or 'no backend that can do it gave right values'}")
     return {way.name: ms for way, ms in right.items()}
+
+
+def _told(error: Error) -> str:
+    row, whole = error.max_ratio / MAX_RATIO, error.rms_ratio / RMS_RATIO
+    return f"the error is {row:.3g} times what is allowed of a row, {whole:.3g} times in all"
 
 
 def _cuts(trials: Iterable[Trial]) -> list[Trial]:
@@ -158,9 +182,22 @@ def run(
     def backend(way: Backend | triton.Config) -> Any:
         return with_cuts(rows, way.name, cuts) if isinstance(way, Backend) else with_cuts(rows, "triton", [way])
 
-    def check(way: Backend | triton.Config) -> Error:
+    sampled = functools.lru_cache(2)(functools.partial(trial.sampled, problem["call"], device, grad))
+
+    def able(way: Backend | Unable) -> Error:
+        """In the hardest call that it does not refuse. A rival that says that it leaks a NaN is given none."""
+        row, what = backend(Backend(way.name)), getattr(way, "what", "")
+        if what == "merge" and not hasattr(row, "backward"):
+            raise RuntimeError("it has no backward by the logsumexp over all keys")
+        for variant in range(getattr(row, "LEAKS", 0), trial.VARIANTS):
+            if not (why := row.refuse(trial.asked(sampled(variant), what))):
+                return trial.able(row, sampled(variant), what)
+        raise RuntimeError(why)
+
+    def check(way: Backend | Unable | triton.Config) -> Error:
         with trial.tried(device):
-            return trial.error(backend(way), next(turn))
+            error = Error(0.0, 0.0) if isinstance(way, Unable) else trial.error(backend(way), next(turn))
+            return able(way) if error.right and not isinstance(way, triton.Config) else error
 
     def timed(way: Backend | triton.Config) -> Any:
         call = functools.partial(trial.made, backend(way), draws[0])
@@ -176,9 +213,26 @@ def run(
             tried = search(ways, check, timed, kind=lambda way: way.kernel, known=tried, **options)
             cuts += [best.way for best in _cuts(tried)]
         ways = [Backend(name) for name in rows if name != "reference" and not rows[name].refuse(call)]
+        unable = [each for each in known if isinstance(each.way, Unable)]
         known = [each for each in known if isinstance(each.way, Backend)]
         # A rival that compiles for longer than `seconds` is no slower for that; 0: of a search that ended too often.
         options |= {"seconds": math.inf} if options.get("seconds") else {}
-        return tried + search(ways, check, timed, finalists=len(rows), known=known, **options)
+        found = search(ways, check, timed, finalists=len(rows), known=known, **options)
+        return tried + found + _abilities(found, check, unable, **options)
     finally:
         clock.close()
+
+
+def _abilities(found: list[Trial], check: Callable, known: list[Trial], **options: Any) -> list[Trial]:
+    """Of each right backend, what is asked of some calls alone; options as of `search`."""
+    ignored, trials = (lambda told: None), {each.way: each for each in known}
+    for way in (Unable(each.way.name, what) for each in found if each.right for what in ABILITIES):
+        if way in trials:
+            continue
+        options.get("started", ignored)(way)
+        try:
+            trials[way] = Trial(way, check(way))
+        except RuntimeError as refusal:
+            trials[way] = Trial(way, refused=first_line(refusal))
+        options.get("ended", ignored)(trials[way])
+    return [*trials.values()]

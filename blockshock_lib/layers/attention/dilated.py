@@ -5,10 +5,10 @@ j mod r, j mod r + r, ... only. Every head runs every pair; what the pairs give 
 So a key that two pairs hold counts twice, by design: the result is one softmax weighted by how often a key is held.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from types import ModuleType
 from typing import NamedTuple
 
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.kernels.attention.pattern import Pattern, causal, full
+from blockshock_lib.kernels.attention.pattern import Pattern, causal, checked, full
 from blockshock_lib.kernels.once import once
-from blockshock_lib.layers.attention.sparse import call_of
+from blockshock_lib.layers.attention.sparse import call_of, refuse_unfit
 
 CAUSAL, FULL = causal(), full()  # their lists are kept from call to call
 
@@ -52,12 +52,12 @@ def dilated_attention(
     its reason.
     """
     pairs = checked_pairs(segment_lengths, dilation_rates)
-    if q.dim() != 4 or k.dim() != 4 or q.shape[2] != k.shape[2] or k.shape != v.shape or q.shape[1] % k.shape[1]:
-        shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
-        raise ValueError(f"q [B, H, S, D], k and v [B, H / G, S, D] of one length are needed, not {shapes}")
-    mask = pattern or (CAUSAL if causal else FULL)
+    mask = (CAUSAL if causal else FULL) if pattern is None else checked(pattern)
     if mask.lengths or mask.positions or mask.plane != FULL.plane:
         raise ValueError("the pattern of gathered segments must fit any length, and be the same for all heads")
+    refuse_unfit(q, k, v, mask, scale)
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(f"q, k and v must be of one length, not {list(q.shape)} and {list(k.shape)}")
     parts = [part for pair in pairs for part in _parts(q.shape[1], q.shape[2], *pair, first_head)]
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
 
@@ -136,11 +136,12 @@ class _Pairs(torch.autograd.Function):
 
 def checked_pairs(segment_lengths: Sequence[int], dilation_rates: Sequence[int]) -> list[tuple[int, int]]:
     """(length, rate) of each pair. ValueError as of `dilated_attention`."""
-    pairs = list(zip(segment_lengths, dilation_rates, strict=False))
-    if len(segment_lengths) != len(dilation_rates) or not pairs or min(map(min, pairs)) < 1:
-        told = f"{list(segment_lengths)} and {list(dilation_rates)}"
-        raise ValueError(f"dilated attention needs as many positive segment lengths as dilation rates, not {told}")
-    return pairs
+    given = segment_lengths, dilation_rates
+    each = [list(one) if isinstance(one, Iterable) else [] for one in given]
+    if len(each[0]) != len(each[1]) or not each[0] or not all(isinstance(x, int) and x > 0 for x in chain(*each)):
+        told = "{!r} and {!r}".format(*given)
+        raise ValueError(f"as many positive segment lengths as dilation rates, whole numbers, are needed, not {told}")
+    return list(zip(*each, strict=True))
 
 
 def _parts(heads: int, size: int, length: int, rate: int, first: int) -> Iterator[_Part]:

@@ -1,5 +1,6 @@
 """One call for block-sparse attention by segments, rates and a ratio, on one rank or with the sequence over several."""
 
+import warnings
 from collections.abc import Sequence
 from functools import reduce
 from operator import or_
@@ -10,11 +11,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import allowed
-from blockshock_lib.kernels.attention.pattern import Pattern, block_diagonal, causal, columns, full, random
+from blockshock_lib.kernels.attention.pattern import Pattern, block_diagonal, causal, columns, full, positive, random
 from blockshock_lib.layers.attention.dilated import checked_pairs, dilated_attention
 from blockshock_lib.layers.attention.parallel import ContextParallelAttention
 from blockshock_lib.layers.attention.sparse import sparse_attention
 from blockshock_lib.layers.attention.top_k import TopK, top_k
+from blockshock_lib.layers.guards import refuse_unequal
 
 VARIANTS = ("base", "dilated", "ring", "ring_dilated")
 
@@ -33,7 +35,7 @@ def create_block_sparse_attention(
     seed: int = 0,
     width: int | None = None,
     heads: int | None = None,
-    device: object = "cpu",
+    device: object = None,
 ) -> "BlockSparseAttention":
     """A module for q [B, H, S, D], k and v [B, H / G, S, D] -> [B, H, S, D]; with `width` and `heads`, x [B, S, width]
     -> [B, S, width] by projections of its own.
@@ -49,30 +51,44 @@ def create_block_sparse_attention(
     | ring_dilated | dilated over ranks that exchange heads: in a ring each step would hold a few rows of a segment |
 
     The last two need `length` of the whole sequence and `group`; each rank calls the module with its share (`shard` and
-    `gather` of its `ranks` make and undo that). Making one is a collective. `device`: where a ring's lists lie.
+    `gather` of its `ranks` make and undo that). Making one is a collective. `device`: where a ring's lists and the
+    projections lie, the CPU by default; without either there is nothing to lie anywhere.
     `gradient_compression`: the share of each gradient bucket that `distributed` sends; it needs `width` and `heads`.
 
-    ValueError where an argument is out of range, or has no meaning for this variant. Errors of a call are those of
-    `sparse_attention`, `dilated_attention` and `ContextParallelAttention`.
+    ValueError where an argument is out of range, or has no meaning for this variant, and a warning where the ratio has
+    none, as the segments hold too few blocks; UnsupportedError where ranks were given other arguments. Errors of a call
+    are those of `sparse_attention`, `dilated_attention` and `ContextParallelAttention`.
     """
     if variant not in VARIANTS:
         raise ValueError(f"unknown variant {variant!r}; {allowed(variant, VARIANTS)}")
-    if (length is None or group is None) if variant.startswith("ring") else (length or group):
+    if (length is None or group is None) if variant.startswith("ring") else (length, group) != (None, None):
         raise ValueError("variants ring and ring_dilated, and these alone, take the whole length and a group of ranks")
+    if group is not None:  # first of all: where one rank alone refuses what it was given, the others would wait for it
+        given = {"variant": variant, "segment_lengths": segment_lengths, "dilation_rates": dilation_rates}
+        given |= {"sparsity_ratio": sparsity_ratio, "block_size": block_size, "causal": causal, "seed": seed}
+        refuse_unequal(group, "create_block_sparse_attention", **given, width=width, heads=heads)
+    for name, size in (("width", width), ("heads", heads), ("length", length)):
+        if size is not None:
+            positive(name, size)
     if (width is None) != (heads is None) or (width and width % heads):
         raise ValueError(f"width and heads are given together, and width is a multiple of heads: not {width}, {heads}")
     if gradient_compression is not None and width is None:
         raise ValueError("gradient_compression needs width and heads: without projections there is no gradient to send")
+    if gradient_compression is not None and not 0 < gradient_compression <= 1:
+        raise ValueError(f"gradient_compression lies in (0, 1], not at {gradient_compression}")
+    if device is not None and width is None and group is None:
+        raise ValueError(f"device {device!r}: without width and heads nothing of variant {variant!r} lies on a device")
     pairs, dilated = checked_pairs(segment_lengths, dilation_rates), variant.endswith("dilated")
     base = _thinned(pairs, sparsity_ratio, block_size, causal, seed)
     pattern = _thinned(None, sparsity_ratio, block_size, causal, seed) if dilated else base
+    _warn_unfelt(pairs, sparsity_ratio, block_size, causal, dilated, seed)
     options = {"backend": backend, "block": block_size}
     ranks = None
     if group is not None:
-        # Of ring_dilated the pattern is only compared between the ranks: it holds all arguments.
         strategy = "heads" if dilated else "ring"
-        ranks = ContextParallelAttention(base, length, group, strategy, **options, device=device)
-    return BlockSparseAttention(pattern, pairs if dilated else None, ranks, options, gradient_compression, width, heads)
+        ranks = ContextParallelAttention(base, length, group, strategy, **options, device=device or "cpu")
+    arguments = pattern, pairs if dilated else None, ranks, options, gradient_compression, width, heads
+    return BlockSparseAttention(*arguments, device=device)
 
 
 def _thinned(pairs: list | None, ratio: float, block: int, is_causal: bool, seed: int) -> Pattern:
@@ -87,6 +103,17 @@ def _thinned(pairs: list | None, ratio: float, block: int, is_causal: bool, seed
     return causal() & found if is_causal else found
 
 
+def _warn_unfelt(pairs: list, ratio: float, block: int, is_causal: bool, dilated: bool, seed: int) -> None:
+    """Where each segment, gathered if `dilated`, has few blocks, they may all be drawn, or none beside the diagonal."""
+    length = max(-(-w // rate) if dilated else w for w, rate in pairs)
+    if 0 < ratio < 1 and length <= 8 * block:
+        kinds = (_thinned(None if dilated else pairs, each, block, is_causal, seed) for each in (ratio, 0, 1))
+        some, none, every = (kind.lists(length, block=block).pairs.item() for kind in kinds)
+        if some in (none, every):
+            told = f"takes {'none' if some == none else 'all'} of the blocks beside the diagonal"
+            warnings.warn(f"sparsity_ratio {ratio} {told}: take smaller blocks or longer segments", stacklevel=3)
+
+
 class BlockSparseAttention(nn.Module):
     """What `create_block_sparse_attention` makes."""
 
@@ -99,14 +126,18 @@ class BlockSparseAttention(nn.Module):
         compression: float | None = None,
         width: int | None = None,
         heads: int | None = None,
+        device: object = None,
     ):
         super().__init__()
         self.pattern, self.pairs, self.ranks = pattern, pairs, ranks
         self.options, self.compression, self.heads = options, compression, heads
-        self.qkv, self.out = (nn.Linear(width, 3 * width), nn.Linear(width, width)) if width else (None, None)
+        sizes = ((width, 3 * width), (width, width)) if width else ()
+        self.qkv, self.out = [nn.Linear(*size, device=device) for size in sizes] or (None, None)
 
     def forward(self, q: Tensor, k: Tensor | None = None, v: Tensor | None = None) -> Tensor:
-        """(q, k, v), or (x) of a module with projections."""
+        """(q, k, v), or (x) of a module with projections. ValueError for the other."""
+        if (k is None, v is None) != (self.qkv is not None,) * 2:
+            raise ValueError("a module with width and heads is called with x alone, one without with q, k and v")
         if self.qkv is None:
             return self.attend(q, k, v)
         heads = self.qkv(q).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import allowed
-from blockshock_lib.kernels.attention.pattern import Pattern
+from blockshock_lib.kernels.attention.pattern import Pattern, checked
 from blockshock_lib.kernels.once import once
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers.attention.sparse import sparse_attention
@@ -70,10 +70,11 @@ class HybridTransformerBlock(nn.Module):
         block: int = 128,
     ):
         super().__init__()
-        hidden, kv_heads = hidden or 4 * width, kv_heads or heads
-        if width % heads or heads % kv_heads:
-            raise ValueError(f"width {width} must be a multiple of {heads} heads, and these of {kv_heads} kv_heads")
-        self.size, self.pattern, self.backend, self.block = width // heads, pattern, backend, block
+        hidden, kv_heads = 4 * width if hidden is None else hidden, heads if kv_heads is None else kv_heads
+        if min(width, heads, hidden, kv_heads) < 1 or width % heads or heads % kv_heads:
+            told = f"width {width} must be a multiple of {heads} heads, and these of {kv_heads} kv_heads"
+            raise ValueError(f"{told}; none of them and of {hidden} hidden features may be below 1")
+        self.size, self.pattern, self.backend, self.block = width // heads, checked(pattern), backend, block
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q, self.out = nn.Linear(width, width), nn.Linear(width, width)
         self.k, self.v = (nn.Linear(width, self.size * kv_heads) for _ in range(2))

@@ -24,11 +24,11 @@ from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.attention.merge import absorb, wide
-from blockshock_lib.kernels.attention.pattern import Pattern
+from blockshock_lib.kernels.attention.pattern import Pattern, checked
 from blockshock_lib.kernels.once import once
 from blockshock_lib.layers.attention.fetch import Beside, Fetch, Routes, routes
 from blockshock_lib.layers.attention.placement import placed
-from blockshock_lib.layers.attention.sparse import SparseAttention
+from blockshock_lib.layers.attention.sparse import SparseAttention, refuse_unfit
 from blockshock_lib.layers.guards import refuse_unequal
 
 STRATEGIES = ("gather", "pull", "send", "ring", "heads")
@@ -39,7 +39,8 @@ class ContextParallelAttention(nn.Module):
 
     Each rank calls it with its share: q [B, H, s, D], k and v [B, H / G, s, D] -> out [B, H, s, D]. `shard` takes a
     rank's share of a whole tensor, `gather` puts the shares together. Making it is a collective: UnsupportedError where
-    the ranks disagree about the pattern. ValueError where a rank would hold nothing.
+    the ranks disagree about the pattern, or, in the first call of a shape and dtype, about these. ValueError where a
+    rank would hold nothing, or operands do not fit as of `sparse_attention`.
     """
 
     def __init__(
@@ -55,15 +56,17 @@ class ContextParallelAttention(nn.Module):
         device: object = "cpu",
     ):
         super().__init__()
+        if not isinstance(group, Group):
+            raise ValueError(f"group is a Group of ranks, as Group.of() gives, not a {type(group).__name__}")
         given = {"pattern": pattern, "length": length, "block": block, "strategy": strategy}
         # First of all: where one rank alone refuses what it was given, the others would wait for it.
         refuse_unequal(group, type(self).__name__, **given, placement=placement, backend=backend, scale=scale)
         if strategy not in STRATEGIES:
             raise ValueError(f"unknown strategy {strategy!r}; {allowed(strategy, STRATEGIES)}")
         self.pattern, self.group, self.strategy, self.backend, self.scale = pattern, group, strategy, backend, scale
-        self.lists = lists = pattern.lists(length, block=block, device=device)
+        self.lists = lists = checked(pattern).lists(length, block=block, device=device)
         self.placement = placed(lists, group.world_size, placement, "pull" if strategy == "send" else strategy)
-        self.own, self.parts = self.placement.blocks[group.rank], {}
+        self.own, self.parts, self.agreed = self.placement.blocks[group.rank], {}, set()
         self.needed = [self._needed(rank) for rank in range(group.world_size)]
 
     def extra_repr(self) -> str:
@@ -95,7 +98,7 @@ class ContextParallelAttention(nn.Module):
         return torch.cat(take)[self.placement.order].movedim(0, dim)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._refuse_shapes(q, k, v)
+        self._check(q, k, v)
         scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
         if self.strategy == "heads":
             return self.exchanged(q, k, v, partial(self._by_heads, scale=scale))
@@ -104,9 +107,16 @@ class ContextParallelAttention(nn.Module):
         k, v = Fetch.apply(k, v, self)
         return self._attend(Call(q, k, v, None, self.selected("needed"), scale))
 
-    def _refuse_shapes(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         own = self.placement.lengths[self.group.rank]
-        if not q.dim() == k.dim() == v.dim() == 4 or not q.shape[2] == k.shape[2] == v.shape[2] == own:
+        dtype = q.dtype, k.dtype, v.dtype
+        shape = tuple((*x.shape[:2], x.shape[2:3] == (own,), *x.shape[3:]) for x in (q, k, v))
+        capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
+        if (dtype, shape) not in self.agreed and not capturing:  # else no rank waits for another here
+            refuse_unequal(self.group, type(self).__name__, dtype=dtype, shape=shape)
+            self.agreed.add((dtype, shape))
+        refuse_unfit(q, k, v, self.pattern, self.scale)
+        if not q.shape[2] == k.shape[2] == own:
             shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
             raise ValueError(f"rank {self.group.rank} holds {own} positions, [B, H, {own}, D]; not {shapes}")
 
@@ -114,7 +124,7 @@ class ContextParallelAttention(nn.Module):
         """attend(q, k, v, heads), where this rank's shares have become the whole sequences of its `heads`, a slice of
         q's; its result becomes this rank's share again. UnsupportedError where heads do not divide by the ranks.
         """
-        self._refuse_shapes(q, k, v)
+        self._check(q, k, v)
         ranks, rank = self.group.world_size, self.group.rank
         if q.shape[1] % ranks or k.shape[1] % ranks:
             told = f"{q.shape[1]} heads of queries and {k.shape[1]} of keys"

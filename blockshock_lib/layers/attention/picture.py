@@ -23,6 +23,9 @@ def picture(pattern: Pattern, length: int, block: int = 128, batch: int = 0, hea
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
+    for name, place, count in (("batch", batch, len(pattern.plane)), ("head", head, len(pattern.plane[0]))):
+        if count > 1 and place not in range(count):  # what is shared is that of any
+            raise ValueError(f"{name} lies between 0 and {count - 1} in this pattern, not at {place}")
     cells = pattern.lists(length, block=block).map(
         pattern.plane[batch % len(pattern.plane)][head % len(pattern.plane[0])]
     )

@@ -1,13 +1,15 @@
 """Attention over the keys that a pattern lets each query see, on the fastest right backend."""
 
+import math
 from dataclasses import replace
+from numbers import Real
 
 from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.kernels.attention.pattern import Pattern
+from blockshock_lib.kernels.attention.pattern import Pattern, checked
 
 
 def sparse_attention(
@@ -56,20 +58,29 @@ def tune(
 
 def call_of(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float | None, lse: bool, block: int) -> Call:
     """ValueError as of `sparse_attention`."""
+    refuse_unfit(q, k, v, pattern, scale)
+    lists = pattern.lists(q.shape[2], k.shape[2], block, q.device)
+    return Call(q, k, v, pattern, lists, q.shape[3] ** -0.5 if scale is None else scale, lse)
+
+
+def refuse_unfit(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float | None) -> None:
+    """ValueError where operands, of all heads of the pattern but maybe of a share of its positions, do not fit."""
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4 or k.shape != v.shape or not q.numel() or not k.numel():
         raise ValueError(f"q [B, H, S, D], k and v [B, H / G, S_k, D] are needed, none empty; not {shapes}")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
         raise ValueError(f"batches and head dimensions must be equal, and q's heads a multiple of k's; not {shapes}")
-    if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point:
-        raise ValueError(f"q, k and v must have one floating dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
+    if not q.dtype == k.dtype == v.dtype or not q.dtype.is_floating_point or q.itemsize < 2:
+        raise ValueError(
+            f"q, k and v must have one floating dtype of 16 bits or more, not {q.dtype}, {k.dtype} and {v.dtype}"
+        )
     if not q.device == k.device == v.device:
         raise ValueError(f"q, k and v must lie on one device, not {q.device}, {k.device} and {v.device}")
-    planes = len(pattern.plane), len(pattern.plane[0])
+    if scale is not None and not (isinstance(scale, Real) and math.isfinite(scale)):
+        raise ValueError(f"scale is a finite number, not {scale!r}")
+    planes = len(checked(pattern).plane), len(pattern.plane[0])
     if planes[0] not in (1, q.shape[0]) or planes[1] not in (1, q.shape[1]):
         raise ValueError(f"a pattern of {planes[0]} batch elements and {planes[1]} heads does not fit {shapes}")
-    lists = pattern.lists(q.shape[2], k.shape[2], block, q.device)
-    return Call(q, k, v, pattern, lists, q.shape[3] ** -0.5 if scale is None else scale, lse)
 
 
 class SparseAttention(nn.Module):
@@ -77,7 +88,7 @@ class SparseAttention(nn.Module):
 
     def __init__(self, pattern: Pattern, backend: str = "auto", scale: float | None = None, block: int = 128):
         super().__init__()
-        self.pattern, self.backend, self.scale, self.block = pattern, backend, scale, block
+        self.pattern, self.backend, self.scale, self.block = checked(pattern), backend, scale, block
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return sparse_attention(q, k, v, self.pattern, self.backend, self.scale, block=self.block)

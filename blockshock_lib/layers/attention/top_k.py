@@ -3,7 +3,8 @@
     ddp.register_comm_hook(TopK(density=0.01), top_k)
 
 Error feedback (Stich et al., arXiv:1809.07599): what is not sent is added to the next step's gradient, so that nothing
-is lost, only late. Each rank's choice differs, so values and places are gathered: the bytes grow with the ranks.
+is lost, only late. Each rank's choice differs, so values and places are gathered: the bytes grow with the ranks. Of a
+bucket with NaN or Inf on some rank all ranks get some, for a GradScaler to see, and what they owe stays as it was.
 """
 
 from collections.abc import Callable
@@ -37,13 +38,19 @@ def top_k(state: TopK, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     state.step += bucket.is_last()
     if state.step - bucket.is_last() < state.start:
         return _then(dist.all_reduce(whole, group=group, async_op=True), lambda: whole.div_(group.size()))
-    owed = whole + state.left[bucket.index()] if bucket.index() in state.left else whole.clone()
+    before = state.left.get(bucket.index(), torch.zeros_like(whole))
+    if before.shape != whole.shape:
+        told = f"{len(before)} values of bucket {bucket.index()}, not of {len(whole)}"
+        raise ValueError(f"this TopK state is another model's: it remembers {told}; make one for each model")
+    owed = whole + before
     places = owed.abs().topk(max(1, round(len(owed) * state.density)), sorted=False).indices
     values = owed[places]
     owed[places] = 0
-    state.left[bucket.index()] = owed
     each = [[torch.empty_like(x) for _ in range(group.size())] for x in (values, places)]
     dist.all_gather(each[0], values, group=group)
+    # NaN and Inf are the largest, so each rank is sent one where one has any.
+    fine = torch.cat(each[0]).isfinite().all()
+    state.left[bucket.index()] = torch.where(fine, owed, before)
     work = dist.all_gather(each[1], places, group=group, async_op=True)
 
     def add() -> Tensor:

@@ -41,7 +41,25 @@ def planted(call, fault):
         block, sides = lists.block, (lists.q_len, lists.k_len)
         whole = lambda plane: torch.kron(lists.map(plane), torch.ones(block, block)) > 0  # noqa: E731
         return masked(call, lambda plane: whole(plane)[: sides[0], : sides[1]])
+    if fault == "dK of the last head":
+        last = torch.arange(call.k.shape[1])[:, None, None] == call.k.shape[1] - 1
+        call = replace(call, k=torch.where(last, call.k.detach(), call.k))
+    if fault == "list of the first head":
+        call = replace(call, lists=replace(lists, plane=lists.plane[:, :1] + 0 * lists.plane, forms={}))
+    if fault == "scale of the head dimension":
+        call = replace(call, scale=call.q.shape[3] ** -0.5)
     out, lse = reference.attend(call)
+    if fault == "last head":
+        out = torch.where(torch.arange(out.shape[1])[:, None, None] == out.shape[1] - 1, 0, out)
+    if fault == "0 times NaN":
+        out = out + 0 * call.v.sum(2, keepdim=True).repeat_interleave(call.q.shape[1] // call.v.shape[1], 1)
+    if fault == "strides taken for those of a whole tensor" and not call.q.is_contiguous():
+        out = out.roll(1, 2)
+    if fault.startswith("asked for it alone"):
+        lse = (lse / math.log(2) if "base 2" in fault else lse.detach()) if call.return_lse else None
+    if fault == "NaN as gradient of lse":
+        lse = lse.clone()
+        lse.register_hook(lambda grad: grad * math.nan) if lse.requires_grad else None
     if fault == "no delta":  # what softmax takes off each gradient of a score
         level = lse.masked_fill(lse.isinf(), 0)
         out = out * (level - level.detach()).exp()[..., None].to(out.dtype)
@@ -73,3 +91,26 @@ FAULTS = ["list ignored", "stale tail", "averaged chunks", "zero dQ", "lse in ba
 FAULTS += ["one row of another head", "dropped d(alpha)", "no delta", "backward ignores the list", "stale dQ tail"]
 FAULTS += ["gradients far too large", "no mask of partial blocks"]
 """Those that any pattern shows."""
+RARE = ["last head", "dK of the last head", "list of the first head", "scale of the head dimension", "0 times NaN"]
+RARE += ["strides taken for those of a whole tensor"]
+"""Those that show in some heads or calls alone."""
+
+
+def merging(fault):
+    """forward and backward of the reference with the fault of that name; "" is right."""
+
+    def forward(call):
+        out, lse = reference.forward(call)
+        return out, lse / math.log(2) if fault == "lse in base 2" else lse
+
+    def backward(call, dout, out, lse, dlse):
+        own = reference.forward(call)
+        out, lse = (own[0] if fault == "own out" else out), (own[1] if fault == "own lse" else lse)
+        dq, dk, dv = reference.backward(call, dout, out, lse, dlse)
+        dk[:, -1] *= fault != "dK of the last head"
+        return dq, dk, dv
+
+    return {"forward": forward, "backward": backward}
+
+
+MERGING = ["lse in base 2", "own out", "own lse", "dK of the last head"]

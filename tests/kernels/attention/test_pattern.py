@@ -1,6 +1,7 @@
 """Patterns against brute force: their lists say, pair by pair, what their rule says."""
 
 import itertools
+import sys
 import weakref
 
 import pytest
@@ -20,6 +21,7 @@ EACH = {
     "global_local": lambda q, k: (q < 3) | (k < 3) | ((q - k).abs() < 40),
     "block_diagonal": lambda q, k: q // 50 == k // 50,
     "strided": lambda q, k: ((q - k).abs() < 9) | (k % 64 >= 59),
+    "columns": lambda q, k: k % 64 >= 56,
 }
 ARGUMENTS = {
     "window": (5,),
@@ -27,6 +29,7 @@ ARGUMENTS = {
     "global_local": (3, 40),
     "block_diagonal": (50,),
     "strided": (64, 9, 5),
+    "columns": (64, 8),
 }
 LENGTHS = [(1, 1), (1, 200), (33, 33), (200, 200), (130, 257)]
 
@@ -40,6 +43,7 @@ def test_a_pattern_says_what_its_name_says(name):
     for q_len, k_len in LENGTHS:
         q, k = torch.arange(q_len)[:, None] + k_len - q_len, torch.arange(k_len)[None]
         assert torch.equal(whole_mask(made(name), q_len, k_len)[0, 0], EACH[name](q, k).expand(q_len, k_len))
+    assert made(name).sees(q, k, q_len, k_len).shape == (q_len, k_len)
 
 
 def agree(pattern, q_len, k_len, block, batch=1, heads=1):
@@ -68,6 +72,7 @@ def test_lists_of_random_patterns_and_lengths_equal_the_rule(seed):
         lambda: patterns.global_local(some(1, 40), some(1, 40)),
         lambda: patterns.block_diagonal(some(1, 99)),
         lambda: patterns.strided(every := some(1, 99), some(1, 40), some(1, every + 1)),
+        lambda: patterns.columns(every := some(1, 99), some(1, every + 1)),
         lambda: patterns.random(some(0, 101) / 100, some(0, 99), some(1, 80)),
     ]
     pattern = kinds[some(0, len(kinds))]()
@@ -76,6 +81,42 @@ def test_lists_of_random_patterns_and_lengths_equal_the_rule(seed):
         pattern = pattern & other if some(0, 2) else pattern | other
     k_len = some(1, 260)
     agree(pattern, some(1, k_len + 1), k_len, (32, 64)[some(0, 2)])
+
+
+def test_rules_of_keys_alone_have_lists():
+    agree(patterns.columns(64, 8), 130, 130, 32)
+    agree(patterns.columns(64, 8) | patterns.columns(50, 3), 70, 130, 32)
+    agree(patterns.by_head([patterns.columns(64, 8), patterns.causal()]), 130, 130, 32, 1, 2)
+
+
+@pytest.mark.parametrize("far", [2**30, 2**31 - 1, 2**31 + 7, 2**40, sys.maxsize])
+def test_sizes_beyond_any_position_see_as_the_rule_says(far):
+    i, j = torch.arange(70)[:, None], torch.arange(70)[None]
+    every = i < 70
+    for pattern, right in (
+        (patterns.window(far), every),
+        (patterns.window(far) & patterns.causal(), j <= i),
+        (patterns.dilated_window(3, far), i == j),
+        (patterns.dilated_window(far, 3), (i - j) % 3 == 0),
+        (patterns.global_local(far, 3), every),
+        (patterns.block_diagonal(far), every),
+        (patterns.columns(far, 3), ~every),
+        (patterns.columns(far, far), every),
+        (patterns.columns(far, far - 60), j >= 60),
+        (patterns.strided(far, 3, 3), (i - j).abs() < 3),
+        (patterns.random(1.0, 0, far), every),
+    ):
+        assert torch.equal(whole_mask(pattern, 70, 70)[0, 0], right.expand(70, 70))
+        agree(pattern, 70, 70, 32)
+    for seed in (-(2**31), 2**32 - 1):
+        agree(patterns.random(0.5, seed, 32), 300, 300, 32)
+
+
+def test_a_mask_that_is_changed_later_changes_no_pattern():
+    mask = torch.ones(35, 35, dtype=torch.bool).tril()
+    pattern, whole = patterns.from_mask(mask), mask.clone()
+    mask.zero_()
+    assert torch.equal(listed(pattern.lists(35)), whole)
 
 
 def test_documents_masks_lists_heads_and_batches():
@@ -206,6 +247,9 @@ def test_a_bound_that_is_not_safe_is_seen():
         (lambda: patterns.window(0), "size is a positive whole number, not 0"),
         (lambda: patterns.random(1.5), "a density lies between 0 and 1"),
         (lambda: patterns.strided(4, 2, 5), "of every 4 keys no 5"),
+        *((lambda seed=seed: patterns.random(0.5, seed), "seed is a whole number") for seed in (1.5, None, 2**40)),
+        (lambda: patterns.columns(2**40, 2**41), "of every 1099511627776 keys no"),
+        *((lambda size=size: patterns.causal().lists(64, block=size), "multiple of 32") for size in (64.0, "64")),
         (lambda: patterns.documents([]), "at least one length"),
         (lambda: patterns.documents([4, 0]), "a document's length is a positive whole number"),
         (lambda: patterns.documents([4, 4]).lists(9), "8 positions together, not 9"),
@@ -215,6 +259,7 @@ def test_a_bound_that_is_not_safe_is_seen():
         (lambda: patterns.from_mask(torch.ones(4, 4)), "a bool mask"),
         (lambda: patterns.from_mask(torch.ones(4, 4, dtype=torch.bool)).lists(5), "of 4 queries and 4 keys, not of 5"),
         (lambda: patterns.by_head([]), "one pattern for each head"),
+        *((lambda by=by: by(["a"]), "pattern is a Pattern.*not a str") for by in (patterns.by_head, patterns.by_batch)),
         (lambda: patterns.by_head([patterns.causal()] * 2) & patterns.by_head([patterns.full()] * 3), "of 2 and of 3"),
         (lambda: patterns.documents([4]) & patterns.documents([5]), "made for 4 and for 5"),
         (lambda: lists_of([[0, 3]]), "outside 0 to 1"),

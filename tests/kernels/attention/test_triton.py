@@ -18,7 +18,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
     pytest.mark.filterwarnings("ignore:divide by zero encountered in log2"),
-    pytest.mark.filterwarnings("ignore:invalid value encountered in matmul"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered in"),
+    pytest.mark.filterwarnings("ignore:overflow encountered in matmul"),
+    pytest.mark.filterwarnings("ignore:All-NaN slice encountered"),
 ]
 
 
@@ -161,6 +163,28 @@ def test_a_gradient_that_is_no_number_reaches_what_was_attended_and_nothing_else
     for got, grad in ((dk, want[3]), (dv, want[4])):
         assert torch.equal(got.isnan().any(-1)[0], mask[:, 68])
         torch.testing.assert_close(got[:, :, ~mask[0, 68]], grad.float()[:, :, ~mask[0, 68]])
+
+
+@either
+@pytest.mark.parametrize("what", [(1, 2), (0, 1, 2)])
+def test_padding_that_no_loss_counts_may_hold_anything_and_see_all(by, what):
+    mask = torch.ones(1, 130, 130, dtype=torch.bool).tril()  # the last rows see whole blocks of real keys
+    inputs = some_inputs(1, 2, 1, 130, 130, 16)
+    inputs[3][:, :, 100:] = inputs[4][:, :, 100:] = 0
+    want = [x[:, :, :100] for x in wanted(*inputs, mask, 0.3)]
+    for place in what:
+        inputs[place][:, :, 100:] = math.nan
+    made = measured(*inputs, lists_of(mask), 0.3, by=by)
+    assert not wrong([x[:, :, :100] for x in made], want) and not made[2][:, :, 100:].any()
+
+
+@either
+def test_a_query_that_saw_an_infinite_score_has_no_gradient_but_nan(by):
+    mask = torch.ones(1, 40, 40, dtype=torch.bool).tril()
+    inputs = some_inputs(1, 1, 1, 40, 40, 16)
+    inputs[0][:, :, 30], inputs[1][:, :, 8] = 3e38, 3e38
+    _, _, dq, dk, _ = measured(*inputs, lists_of(mask), 0.3, by=by)
+    assert dq[:, :, 30].isnan().all() and dk[:, :, 3].isnan().all()
 
 
 def swapped(lists):

@@ -14,15 +14,15 @@ from blockshock_lib.errors import BlockShockError, UnsupportedError
 from blockshock_lib.kernels.attention import backends, reference, trial, triton, tune
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.tuning.search import Found
-from tests.kernels.attention.faults import FAULTS, planted
+from tests.kernels.attention.faults import FAULTS, MERGING, RARE, merging, planted
 
 CPU = torch.device("cpu")
 PATTERN = attention.causal() & attention.window(50)
 
 
-def call_of(size=100, dim=16, grad=True, dtype=torch.float16):
-    q, k, v = (torch.zeros(1, heads, size, dim, dtype=dtype, requires_grad=grad) for heads in (4, 2, 2))
-    return Call(q, k, v, PATTERN, PATTERN.lists(size, block=32), 0.25)
+def call_of(size=100, dim=16, grad=True, dtype=torch.float16, pattern=PATTERN, heads=(4, 2), block=32):
+    q, k, v = (torch.zeros(1, each, size, dim, dtype=dtype, requires_grad=grad) for each in (*heads, heads[1]))
+    return Call(q, k, v, pattern, pattern.lists(size, block=block), 0.25)
 
 
 class Times:
@@ -38,13 +38,13 @@ class Times:
             raise RuntimeError("operation not permitted when stream is capturing")
         return self
 
-    def row(self, name, fault=""):
+    def row(self, name, fault="", refuse=lambda call: "", **more):
         def attend(call):
             self.last = name
             call.kept(f"{name} {id(self)}", self.form)
             return planted(call, fault)
 
-        return SimpleNamespace(refuse=lambda call: "", attend=attend)
+        return SimpleNamespace(refuse=refuse, attend=attend, **more)
 
     def timed(self, calls):
         self.captures = True
@@ -56,7 +56,7 @@ class Times:
         pass
 
 
-DRAWN = functools.cache(trial.drawn)  # each truth once, not once a fault
+DRAWN, SAMPLED = map(functools.cache, (trial.drawn, trial.sampled))  # each truth once, not once a fault
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +64,7 @@ def machine(tmp_path, monkeypatch):
     """A GPU by name, and an empty cache."""
     monkeypatch.setenv("BLOCKSHOCK_CACHE", str(tmp_path))
     monkeypatch.setattr(trial, "drawn", DRAWN)
+    monkeypatch.setattr(trial, "sampled", SAMPLED)
     monkeypatch.setattr(tune, "gpu", lambda device: "some GPU")
     tune._kept.cache_clear()
     yield
@@ -75,9 +76,9 @@ def searched(rows, clock, call):
     return tune.tuned(SimpleNamespace(find=find), call)
 
 
-def taken(rows, call):
+def taken(rows, call, **asked):
     tune._kept.cache_clear()  # as in another process
-    return next(name for name, row in rows.items() if row is tune.auto(rows, call))
+    return next(name for name, row in rows.items() if row is tune.auto(rows, call, **asked))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -88,6 +89,81 @@ def test_a_fast_backend_with_wrong_values_is_named_and_never_chosen(fault, dtype
     with pytest.warns(UserWarning, match="'fast' gives wrong values and is never chosen"):
         assert searched(rows, clock, call) == {"slow": 2.0}
     assert taken(rows, call) == "slow"
+
+
+def partial_blocks(call):
+    return "it has no partial blocks" if len(call.lists.rows.partial) else ""
+
+
+def dense_alone(call):
+    return "" if call.pattern.rules == attention.causal().rules else "it is dense"
+
+
+@pytest.mark.parametrize("heads", [(16, 16), (32, 8)])
+@pytest.mark.parametrize("fault", RARE)
+def test_what_is_wrong_of_few_heads_or_calls_alone_is_named_and_never_chosen(fault, heads):
+    clock, call = Times(fast=1.0, slow=2.0), call_of(heads=heads)
+    rows = {"reference": reference, "triton": triton, "fast": clock.row("fast", fault), "slow": clock.row("slow")}
+    with pytest.warns(UserWarning, match="'fast' gives wrong values and is never chosen"):
+        assert searched(rows, clock, call) == {"slow": 2.0}
+    assert taken(rows, call) == "slow"
+
+
+@pytest.mark.parametrize("fault", ["last head", "dK of the last head", "scale of the head dimension"])
+@pytest.mark.parametrize(
+    ("pattern", "refuse"), [(attention.block_diagonal(64), partial_blocks), (attention.causal(), dense_alone)]
+)
+def test_the_same_of_backends_that_take_fewer_patterns(fault, pattern, refuse):
+    clock, call = Times(fast=1.0, slow=2.0), call_of(128, pattern=pattern, heads=(16, 8))
+    rows = {"fast": clock.row("fast", fault, refuse), "slow": clock.row("slow", "", refuse)}
+    with pytest.warns(UserWarning, match="'fast' gives wrong values and is never chosen"):
+        assert searched({"reference": reference, "triton": triton} | rows, clock, call) == {"slow": 2.0}
+
+
+def test_a_backend_that_says_that_it_leaks_a_nan_is_given_none():
+    clock, call = Times(fast=1.0), call_of()
+    rows = {"reference": reference, "triton": triton, "fast": clock.row("fast", "0 times NaN", LEAKS=True)}
+    assert searched(rows, clock, call) == {"fast": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("fault", "asked", "words"),
+    [
+        ("asked for it alone: lse in base 2", {"return_lse": True}, "the logsumexp"),
+        ("asked for it alone: no gradient", {"return_lse": True, "lse_grad": True}, "the gradient of the logsumexp"),
+        ("NaN as gradient of lse", {"return_lse": True, "lse_grad": True}, "the gradient of the logsumexp"),
+    ],
+)
+def test_a_wrong_logsumexp_is_named_and_not_chosen_where_it_is_asked_for(fault, asked, words):
+    clock, call = Times(fast=1.0, slow=2.0), call_of()
+    rows = {"reference": reference, "triton": triton, "fast": clock.row("fast", fault), "slow": clock.row("slow")}
+    with pytest.warns(UserWarning, match=f"'fast' gives wrong values of {words}, and is not chosen where"):
+        assert list(searched(rows, clock, call)) == ["fast", "slow"]
+    assert taken(rows, call) == "fast" and taken(rows, replace(call, **asked)) == "slow"
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("fault", MERGING)
+def test_parts_are_merged_by_no_backend_whose_forward_or_backward_is_wrong(fault, grad):
+    clock, call = Times(fast=1.0, slow=2.0), call_of(grad=grad, heads=(16, 8))
+    rows = {"reference": reference, "triton": triton, "fast": clock.row("fast", **merging(fault))}
+    rows["slow"] = clock.row("slow", **merging(""))
+    if wrong := grad or fault == "lse in base 2":
+        with pytest.warns(UserWarning, match="'fast' gives wrong values of the parts of keys that are merged"):
+            searched(rows, clock, call)
+    else:
+        searched(rows, clock, call)
+    assert taken(rows, call) == "fast" and taken(rows, call, merge=True) == ("slow" if wrong else "fast")
+
+
+@pytest.mark.parametrize("pattern", [attention.full(), attention.random(0.3, 1, 32), attention.by_head([PATTERN] * 4)])
+@pytest.mark.parametrize("size", [1, 32, 100, 256])
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_is_right_passes_every_call(pattern, size, grad, recwarn):
+    clock, call = Times(one=1.0), call_of(size, grad=grad, pattern=pattern)
+    rows = {"reference": reference, "triton": triton, "one": clock.row("one", **merging(""))}
+    tried = tune.run(rows, tune.problem_of(call) | {"call": trial.packed(call)}, CPU, clock=clock)
+    assert len(tried) == 4 and all(each.right for each in tried), tried
 
 
 def test_the_fastest_right_one_is_kept_for_problems_that_are_near():
@@ -110,7 +186,7 @@ def test_a_backend_that_compiles_for_longer_than_the_search_may_take_is_tried_al
     assert list(tune.tuned(SimpleNamespace(find=find), call_of())) == ["late", "slow"]
     asked["seconds"] = 0
     tried = tune.run(rows, tune.problem_of(call_of()) | {"call": trial.packed(call_of())}, CPU, **asked)
-    assert [each.way.name for each in tried] == ["slow"]
+    assert [each.way.name for each in tried if isinstance(each.way, tune.Backend)] == ["slow"]
 
 
 def test_auto_takes_no_kernel_that_cannot_give_the_gradient_of_a_logsumexp_that_is_asked_for(monkeypatch):

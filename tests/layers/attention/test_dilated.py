@@ -122,9 +122,11 @@ def test_what_inference_kept_serves_training():
 
 def test_nonsense_is_refused():
     made = drawn()
-    for lengths, rates in (([16], [1, 2]), ([], []), ([0], [1]), ([16], [0])):
+    for lengths, rates in (([16], [1, 2]), ([], []), ([0], [1]), ([16], [0]), ([16.5], [1]), (16, [1]), (16, 1)):
         with pytest.raises(ValueError, match="as many positive segment lengths"):
             attention.dilated_attention(*made, lengths, rates)
     with pytest.raises(ValueError, match="of one length"):
         attention.dilated_attention(made[0][:, :, 1:], *made[1:], [16], [1])
+    with pytest.raises(ValueError, match="batches and head dimensions must be equal"):
+        attention.dilated_attention(made[0], *(x[:1] for x in made[1:]), [16], [1])
     assert attention.dilated_attention(*made, [16], [1]).isfinite().all()

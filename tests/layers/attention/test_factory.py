@@ -1,16 +1,20 @@
 """create_block_sparse_attention: what each variant computes, and that each argument reaches the result."""
 
+import warnings
+
 import pytest
 import torch
 
 from blockshock_lib import attention
 from blockshock_lib.comm import Group, local
+from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.attention.factory import VARIANTS
 from tests.kernels.attention import dense
 from tests.layers.attention.test_parallel import LENGTH, drawn
 from tests.layers.ranks import in_process
 
 PLAIN = {"segment_lengths": [96, 352], "dilation_rates": [1, 2], "sparsity_ratio": 0.5, "block_size": 32}
+NAMES = "segment_lengths", "dilation_rates"
 RANKS = 2
 
 
@@ -142,11 +146,48 @@ def test_over_two_processes_gradients_are_the_whole_sequences_and_compression_se
         ("base", {"width": 32}, "given together"),
         ("base", {"width": 30, "heads": 4}, "a multiple of heads"),
         ("base", {"gradient_compression": 0.1}, "needs width and heads"),
+        ("base", {"gradient_compression": 7.0, "width": 32, "heads": 4}, "gradient_compression lies in"),
+        ("base", {"width": 0, "heads": 4}, "width is a positive whole number, not 0"),
+        ("base", {"width": 32, "heads": 0}, "heads is a positive whole number, not 0"),
+        ("base", {"length": 0}, "these alone, take the whole length"),
+        ("ring", {"length": 0}, "length is a positive whole number, not 0"),
+        *((variant, {"device": "cpu"}, "nothing of variant") for variant in ("base", "dilated")),
     ],
 )
 def test_what_has_no_meaning_is_refused(variant, changes, words):
     with pytest.raises(ValueError, match=words):
         make(variant, **{"group": Group()} | changes if variant == "ring" else changes)
+
+
+@pytest.mark.parametrize("variant", ["base", "dilated"])
+def test_projections_lie_on_the_device(variant):
+    module = make(variant, width=32, heads=4, device="meta")
+    assert {parameter.device.type for parameter in module.parameters()} == {"meta"}
+    with pytest.raises(RuntimeError, match="nowhere"):
+        make(variant, width=32, heads=4, device="nowhere")
+
+
+def test_a_call_that_does_not_fit_the_projections_is_refused():
+    x = torch.randn(1, LENGTH, 32)
+    for module, given in ((make("base", width=32, heads=4), (x, x, x)), (make("base"), (x[None],))):
+        with pytest.raises(ValueError, match="is called with x alone, one without with q, k and v"):
+            module(*given)
+
+
+@pytest.mark.parametrize(("variant", "size", "block"), [("dilated", [256, 1024], 128), ("base", [64, 32], 32)])
+def test_a_ratio_that_no_segment_is_long_enough_for_is_told(variant, size, block):
+    with pytest.warns(UserWarning, match=r"sparsity_ratio 0.5 takes (none|all) of the blocks beside the diagonal"):
+        make(variant, segment_lengths=size, dilation_rates=[1, 4], block_size=block)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(variant, segment_lengths=[256, 1024], dilation_rates=[1, 4], block_size=32)  # that of docs/attention.md
+        make(variant, segment_lengths=size, dilation_rates=[1, 4], block_size=block, sparsity_ratio=1.0)
+
+
+def test_ranks_with_other_pairs_are_told_so_where_their_patterns_are_equal():
+    each = ([64, 64], [1, 1]), ([64], [1])
+    with pytest.raises(UnsupportedError, match="rank 1 was given another segment_lengths and dilation_rates than"):
+        local.run(2, lambda group: make("ring_dilated", group, **dict(zip(NAMES, each[group.rank], strict=True))))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -130,10 +130,14 @@ def test_what_does_not_divide_is_named():
         ("50 hidden features do not divide by 4 ranks", {"width": 64, "heads": 8, "hidden": 50, "group": Group(0, 4)}),
         ("width 50 must be a multiple of 8 heads", {"width": 50, "heads": 8}),
         ("and these of 3 kv_heads", {"width": 64, "heads": 8, "kv_heads": 3}),
+        ("of 0 kv_heads; none of them", {"width": 64, "heads": 8, "kv_heads": 0}),
+        ("and of 0 hidden features may be below 1", {"width": 64, "heads": 8, "hidden": 0}),
+        ("of 0 heads", {"width": 64, "heads": 0}),
+        ("pattern is a Pattern.*not a str", {"width": 64, "heads": 8, "pattern": "causal"}),
         ("unknown mlp 'sparse'", {"width": 64, "heads": 8, "mlp": "sparse"}),
     ):
         with pytest.raises(ValueError, match=words):
-            make(**arguments, pattern=attention.causal())
+            make(**{"pattern": attention.causal()} | arguments)
     with pytest.raises(ValueError, match="a pattern of 8 heads does not fit 4 heads"):
         make(64, 4, BY_HEAD)
     with pytest.raises(ValueError, match="a dense block of one rank, not of 2"):

@@ -72,6 +72,24 @@ def test_a_key_that_is_no_number_is_seen_by_ranks_where_it_is_attended_and_nowhe
         assert mine[0][:, :, at:].isnan().all()
 
 
+@pytest.mark.parametrize("strategy", [*parallel.STRATEGIES, "dilated"])
+def test_padding_of_no_numbers_that_the_loss_leaves_out_gives_no_gradient(strategy):
+    made, at = drawn(), LENGTH - 40
+    made[3][:, :, at:] = 0
+    right = whole(attention.causal(), *made)
+    for x in made[:3]:
+        x[:, :, at:] = math.nan
+    if strategy == "dilated":
+        given = [x.requires_grad_() for x in made[:3]]
+        out = attention.dilated_attention(*given, [LENGTH], [1])
+        mine = [[out, *torch.autograd.grad(out, given, made[3])]]
+    else:
+        mine = local.run(2, lambda group: shared(group, attention.causal(), *made, strategy=strategy))
+    for each in mine:
+        for got, want in zip(each, right, strict=True):
+            torch.testing.assert_close(got[:, :, :at], want[:, :, :at], atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize("where", placement.PLACEMENTS)
 @pytest.mark.parametrize("strategy", ["pull", "gather"])
 def test_ranks_that_read_each_other_s_memory_equal_one_and_those_that_send(strategy, where):
@@ -229,6 +247,80 @@ def test_shares_that_do_not_fit_are_named():
         how = {"strategy": "ring", "backend": name}
         with pytest.raises(UnsupportedError, match=words):
             local.run(2, lambda group, how=how: shared(group, attention.full(), *drawn(), **how))
+
+
+@pytest.mark.parametrize("strategy", parallel.STRATEGIES)
+@pytest.mark.parametrize(
+    ("change", "heads", "words"),
+    [
+        (lambda q, k, v: (q[:1], k, v), 1, "batches and head dimensions must be equal"),
+        (lambda q, k, v: (q, k[:1], v[:1]), 1, "batches and head dimensions must be equal"),
+        (lambda q, k, v: (q[:, :3], k[:, :2], v[:, :2]), 1, "q's heads a multiple of k's"),
+        (lambda q, k, v: (q, k, v[..., :4]), 1, "are needed, none empty"),
+        (lambda q, k, v: (q.half(), k, v), 1, "one floating dtype"),
+        (lambda *x: [each.long() for each in x], 1, "one floating dtype"),
+        *(
+            (lambda *x: x, heads, f"a pattern of 1 batch elements and {heads} heads does not fit")
+            for heads in (2, 3, 8)
+        ),
+    ],
+)
+def test_operands_that_do_not_fit_each_other_or_the_pattern_are_refused(change, heads, words, strategy):
+    pattern = attention.by_head([attention.window(9 + head) for head in range(heads)])
+    with pytest.raises(ValueError, match=words):
+        local.run(2, lambda group: shared(group, pattern, *change(*drawn()[:3]), drawn()[3], strategy=strategy))
+
+
+@pytest.mark.parametrize("strategy", parallel.STRATEGIES)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: x.half(), "dtype"),
+        (lambda x: x.bfloat16(), "dtype"),
+        (lambda x: x[:1], "shape"),
+        (lambda x: x[:, :2], "shape"),
+        (lambda x: x[:, :, 1:], "shape"),
+    ],
+)
+def test_ranks_that_are_given_other_operands_are_told_so_in_the_first_call_of_a_kind(change, words, strategy):
+    def on(group):
+        layer = attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, group, strategy, **OPTIONS)
+        given = [layer.shard(x) for x in drawn()[:3]]
+        layer(*given)
+        layer(*map(change, given)) if group.rank else layer(*given[:2], given[2][:1])
+
+    with pytest.raises(UnsupportedError, match=f"Attention: rank 1 was given another .*{words}.* than rank 0"):
+        local.run(2, on)
+
+
+def test_threads_that_disagree_about_the_pattern_are_told_so():
+    with pytest.raises(UnsupportedError, match="rank 1 was given another pattern than rank 0"):
+        local.run(2, lambda group: attention.ContextParallelAttention(attention.window(9 + group.rank), LENGTH, group))
+
+
+def test_later_calls_compare_nothing(monkeypatch):
+    def on(group):
+        layer = attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, group, "gather", **OPTIONS)
+        given = [layer.shard(x) for x in drawn()[:3]]
+        layer(*given)
+        return layer, given
+
+    made = local.run(2, on)
+    monkeypatch.setattr(parallel, "refuse_unequal", lambda *_, **__: pytest.fail("they met again"))
+
+    def again(group):
+        layer, given = made[group.rank]
+        layer.group = group
+        layer(*given)
+
+    local.run(2, again)
+
+
+def test_what_is_no_pattern_or_no_group_is_refused():
+    with pytest.raises(ValueError, match=r"pattern is a Pattern.*not a NoneType"):
+        local.run(2, lambda group: attention.ContextParallelAttention(None, LENGTH, group))
+    with pytest.raises(ValueError, match=r"group is a Group of ranks.*not a NoneType"):
+        attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, None)
 
 
 def as_a_style(ctx):

@@ -32,3 +32,6 @@ def test_a_picture_shows_each_visited_block_also_where_a_cell_is_several(length,
     ax.figure.draw_without_rendering()
     assert min(ax.get_window_extent().size) > side  # no cell is lost between pixels
     assert attention.picture(pattern, 320, 32).images[0].get_array().min() == 2
+    assert attention.picture(attention.full(), 320, 32, batch=5, head=7).images[0].get_array().min() == 2
+    with pytest.raises(ValueError, match="head lies between 0 and 1 in this pattern, not at 7"):
+        attention.picture(pattern, 320, 32, head=7)

@@ -61,6 +61,37 @@ def test_flex_sees_by_our_lists_and_our_rule(name):
     torch.testing.assert_close(*both, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "flex"])
+def test_autocast_changes_no_value(backend):
+    made = [x.float() for x in drawn(groups=1)]
+    given = [x.detach() for x in made] if backend == "flex" else made
+
+    def on():
+        out, lse = attention.sparse_attention(*given, attention.causal(), backend, return_lse=True)
+        short = attention.sparse_attention(*given, attention.causal(), backend)
+        return out, lse, short, *attention.dilated_attention(*made, [16, 64], [1, 2], return_lse=True)
+
+    right = on()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = on()
+        mine = torch.autograd.grad(found[3].sum(), made)
+    torch.testing.assert_close((*found, *mine), (*right, *torch.autograd.grad(right[3].sum(), made)), atol=1e-6, rtol=0)
+    if backend != "flex":
+        torch.testing.assert_close(*(torch.autograd.grad(each[0].sum(), made) for each in (found, right)))
+
+
+@pytest.mark.long
+def test_a_model_that_holds_it_compiles_with_breaks_of_its_graph():
+    made = [x.float() for x in drawn()]
+    for attend in (
+        lambda q, k, v: 2 * attention.sparse_attention(q * 1.0, k, v, PATTERNS["window"]),
+        lambda q, k, v: 2 * attention.dilated_attention(q * 1.0, k, v, [16, 64], [1, 4]),
+    ):
+        outs = [run(*made) for run in (attend, torch.compile(attend, backend="aot_eager"))]
+        torch.testing.assert_close(*outs)
+        torch.testing.assert_close(*(torch.autograd.grad(out.sum(), made) for out in outs))
+
+
 @pytest.mark.parametrize("pattern", [attention.full(), attention.causal()])
 def test_sdpa_is_the_dense_one(pattern):
     made = drawn()
@@ -94,12 +125,30 @@ def test_what_is_masked_out_may_be_nan_or_the_backend_says_that_it_may_not(backe
         (lambda q, k, v: (q[:, :3], k, v), "q's heads a multiple of k's"),
         (lambda q, k, v: (q[:, :2], k, v), "of 1 batch elements and 4 heads does not fit"),
         (lambda q, k, v: (q, k.float(), v), "one floating dtype"),
+        (lambda *x: [each.to(torch.float8_e4m3fn) for each in x], "one floating dtype of 16 bits or more"),
         (lambda q, k, v: (q, k.to("meta"), v.to("meta")), "on one device"),
     ],
 )
 def test_operands_that_do_not_fit_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
         attention.sparse_attention(*change(*drawn()), PATTERNS["by head"])
+
+
+def test_what_is_no_pattern_and_no_number_is_refused():
+    made = drawn()
+    for wrong in ("causal", torch.ones(100, 100, dtype=torch.bool), 3):
+        for attend in (
+            lambda: attention.sparse_attention(*made, wrong),  # noqa: B023
+            lambda: attention.dilated_attention(*made, [16], [1], pattern=wrong),  # noqa: B023
+            lambda: attention.SparseAttention(wrong),  # noqa: B023
+        ):
+            with pytest.raises(ValueError, match=r"pattern is a Pattern, as attention.causal.* not a"):
+                attend()
+    with pytest.raises(ValueError, match=r"pattern is a Pattern.*not a NoneType"):
+        attention.sparse_attention(*made, None)
+    for scale in ("a", math.nan, torch.tensor(0.25)):
+        with pytest.raises(ValueError, match="scale is a finite number"):
+            attention.sparse_attention(*made, attention.causal(), scale=scale)
 
 
 def test_what_a_backend_cannot_do_is_refused_by_its_reason():
@@ -110,6 +159,7 @@ def test_what_a_backend_cannot_do_is_refused_by_its_reason():
         ("fa4", attention.causal(), {}, "Hopper GPUs only"),
         ("cudnn", attention.causal(), {}, "Hopper GPUs only"),
         ("flex", attention.causal(), {}, "no gradients"),
+        *(("sdpa", attention.causal(), {"scale": scale}, "it needs one over 0") for scale in (-1.0, 0.0)),
         ("reference", attention.causal(), {"dropout": 0.1}, "dropout"),
     ):
         with pytest.raises(UnsupportedError, match=words):
