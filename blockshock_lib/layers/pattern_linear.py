@@ -84,10 +84,17 @@ class PatternLinear(nn.Module):
 
 def linear_of(weight: Tensor, bias: Tensor | None, like: nn.Module | None = None) -> nn.Linear:
     """A layer of this very weight [N, K] and bias, of which is trained what is of `like`: frozen without one."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(weight, like is not None and like.weight.requires_grad)
-    linear.bias = None if bias is None else nn.Parameter(bias, like is not None and like.bias.requires_grad)
+    linear, trained = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta"), trained_of(like)
+    linear.weight = nn.Parameter(weight, trained["weight"])
+    linear.bias = None if bias is None else nn.Parameter(bias, trained["bias"])
     return linear
+
+
+def trained_of(layer: nn.Module | None) -> dict[str, bool]:
+    """Whether a layer's "weight" and "bias" are trained; of one packed for inference, whether they were before."""
+    if getattr(layer, "frozen", isinstance(layer, PatternLinear)):
+        return vars(layer).get("trained", {"weight": True, "bias": True})
+    return {name: getattr(getattr(layer, name, None), "requires_grad", False) for name in ("weight", "bias")}
 
 
 _layers: weakref.WeakValueDictionary[int, PatternLinear] = weakref.WeakValueDictionary()

@@ -11,7 +11,7 @@ from torch import nn
 from blockshock_lib.errors import DataError, UnsupportedError
 from blockshock_lib.layers.linear24 import Linear24
 from blockshock_lib.layers.parts import leave, refuse_wrapped
-from blockshock_lib.layers.pattern_linear import PatternLinear
+from blockshock_lib.layers.pattern_linear import PatternLinear, trained_of
 from blockshock_lib.layers.sparsify.calibrate import moments, survey
 from blockshock_lib.layers.sparsify.configs import CALIBRATED, Config, Sparse24
 from blockshock_lib.layers.sparsify.fake import FakeSparse, PruneSchedule, fake, unfake
@@ -136,7 +136,7 @@ def put(undo: contextlib.ExitStack, model: nn.Module, name: str, new: nn.Module)
 def converted(new: nn.Module, old: nn.Module, name: str) -> nn.Module:
     """The new layer, told whose place it takes."""
     new = parallel(new, old) if split(old) else new
-    new.path, new.conv1d = name, conv1d_of(old)
+    new.path, new.conv1d, new.trained = name, conv1d_of(old), trained_of(old)
     return new.train(old.training)
 
 

@@ -93,7 +93,7 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             if name in scales:
                 new = of_eight_bits(weight, scales[name].to(device), old.weight.dtype, bias)
             else:
-                new = config.layer(linear_of(weight, bias))
+                new = config.layer(linear_of(weight, bias, old))
             new = converted(new, old, name)
             rows.append(replace(row_of(name, old), after=held(new), made=type(new).__name__))
             put(undo, model, name, new)

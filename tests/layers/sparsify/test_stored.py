@@ -152,3 +152,21 @@ def test_a_checkpoint_that_is_not_this_models_or_is_damaged_is_refused_by_name_a
     hooked.blocks[0].q.register_forward_hook(lambda *_: None)
     with pytest.raises(CheckpointError, match=r"blocks.0.q cannot be made 2:4: it has hooks"):
         load_sparse_(hooked, path)
+
+
+def test_layers_that_are_read_to_be_trained_train_but_for_what_was_frozen_in_a_dense_model(written):
+    _, path = written
+    frozen, part, dense = Model(seed=1), Model(seed=2), Model(seed=3)
+    sparsify_(frozen, Sparse24())
+    part.blocks[0].k.weight.requires_grad_(False)
+    for into in (frozen, part, dense):
+        load_sparse_(into, path, Sparse24(frozen=False))
+        trained = {name: p.requires_grad for name, p in into.named_parameters()}
+        assert [name for name, does in trained.items() if not does] == ["blocks.0.k.weight"] * (into is part)
+        optimizer = torch.optim.SGD(into.parameters(), 1.0)
+        before = into(TOKENS)
+        before.square().mean().backward()
+        optimizer.step()
+        assert not torch.equal(into(TOKENS), before)
+    load_sparse_(dense, path)
+    assert not any(p.requires_grad for p in dense.blocks.parameters())
