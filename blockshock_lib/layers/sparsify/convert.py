@@ -16,7 +16,7 @@ from blockshock_lib.layers.sparsify.calibrate import moments, survey
 from blockshock_lib.layers.sparsify.configs import CALIBRATED, Config, Sparse24
 from blockshock_lib.layers.sparsify.fake import FakeSparse, PruneSchedule, fake, unfake
 from blockshock_lib.layers.sparsify.parallel import ParallelLinear24, parallel, part_of, split
-from blockshock_lib.layers.sparsify.plan import Filter, as_linear, conv1d_of, held, plan, row_of
+from blockshock_lib.layers.sparsify.plan import Filter, as_linear, conv1d_of, held, plan, refuse_hooked, row_of
 from blockshock_lib.layers.sparsify.report import Report
 
 
@@ -109,7 +109,7 @@ def fake_sparsify_(
 def dense_(model: nn.Module) -> Report:
     """Makes each sparse layer, real or fake, what it was, with zeros where it was pruned; in place, all or none.
 
-    UnsupportedError: there is none.
+    UnsupportedError: there is none, or one has hooks, which would be lost.
     """
     rows, made = [], {}
     with contextlib.ExitStack() as undo:
@@ -117,6 +117,7 @@ def dense_(model: nn.Module) -> Report:
             if not isinstance(old, Linear24 | PatternLinear | FakeSparse) or not name:
                 continue
             if old not in made:
+                refuse_hooked(old, name)
                 row = row_of(name, old)
                 made[old] = _dense(old)
                 rows.append(replace(row, after=row_of(name, made[old]).after))
@@ -124,6 +125,8 @@ def dense_(model: nn.Module) -> Report:
         undo.pop_all()
     if not rows:
         raise UnsupportedError("no layer of this model is sparse")
+    for row, old in zip(rows, made, strict=True):
+        leave(old, row.name)
     return Report(tuple(rows))
 
 
@@ -146,6 +149,7 @@ def _dense(layer: nn.Module) -> nn.Module:
     weight = layer.effective().detach() if isinstance(layer, FakeSparse) else layer.to_dense()
     kind, bias = conv1d_of(layer), layer.bias
     dense = kind(*weight.shape) if kind else nn.Linear(*weight.shape[::-1], device="meta")
-    dense.weight = nn.Parameter((weight.t() if kind else weight).contiguous())
-    dense.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+    trained = trained_of(layer)
+    dense.weight = nn.Parameter((weight.t() if kind else weight).contiguous(), trained["weight"])
+    dense.bias = None if bias is None else nn.Parameter(bias.detach().clone(), trained["bias"])
     return dense.train(layer.training)

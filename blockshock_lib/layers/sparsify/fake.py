@@ -62,6 +62,7 @@ class FakeSparse(nn.Linear):
     """What fake_sparsify_ makes of a layer in place: its parameters, names and hooks stay."""
 
     words = "trained as if it were sparse"
+    own = ("kept",)  # beside weight and bias
 
     def effective(self) -> Tensor:
         """What a pass multiplies, [N, K], with its gradient."""

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.linear24 import Linear24
-from blockshock_lib.layers.pattern_linear import linear_of
+from blockshock_lib.layers.pattern_linear import linear_of, trained_of
 from blockshock_lib.layers.sparsify.configs import CALIBRATED, Config, Sparse24
 from blockshock_lib.layers.sparsify.report import Row
 
@@ -49,9 +49,9 @@ class ParallelLinear24(Linear24):
     def to_linear(self) -> nn.Linear:
         """As torch's style left it, with zeros where it was pruned. No collective."""
         linear = nn.Linear(*self.places["weight"][1][::-1], bias=self.bias is not None, device="meta")
-        for name, own in linear.named_parameters():
+        for name, _ in linear.named_parameters():
             part = self.to_dense() if name == "weight" else self.bias.detach().clone()
-            linear.register_parameter(name, nn.Parameter(self.spread(name, part), own.requires_grad))
+            linear.register_parameter(name, nn.Parameter(self.spread(name, part), trained_of(self)[name]))
         return hooked(linear, self)
 
     def graphed(self, shapes: int = 8):

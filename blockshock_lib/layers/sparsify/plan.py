@@ -52,6 +52,8 @@ def plan(
             require_plain(linear := parallel.part_of(module, config) if taken else as_linear(module))
             if config and linear.weight.is_meta:
                 raise UnsupportedError("its weight is on the meta device: load it first")
+            if isinstance(module, nn.Linear) and type(module) not in (nn.Linear, FakeSparse):
+                raise UnsupportedError(f"it is a {type(module).__name__}, and would come back as an nn.Linear: use that")
             if config:
                 weight = linear.weight.detach()
                 config.refuse(weight.bfloat16() if fake and weight.dtype == torch.float32 else weight)
@@ -132,13 +134,23 @@ def _refuse(module: nn.Module, names: list[str], tied: list[str]) -> None:
         )
     if hasattr(module, "to_linear") or type(weight) not in (nn.Parameter, DTensor):
         return  # which require_plain refuses by its kind
-    known = guards.called, *parallel.hooks_of(module)
-    hooks = {name: held for name, held in vars(module).items() if "_hooks" in name and isinstance(held, dict)}
-    if hooked := [name for name, held in hooks.items() if set(held.values()).difference(known)]:
-        raise UnsupportedError(f"it has hooks ({hooked[0]}), which a new layer would lose: take them off first")
+    refuse_hooked(module)
+    held = module._parameters | module._buffers | module._modules
+    if more := held.keys() - {"weight", "bias", *FakeSparse.own}:
+        raise UnsupportedError(f"it holds more than weight and bias, and {min(more)} would be lost: keep it elsewhere")
     if tied:
         raise UnsupportedError(f"it shares a parameter with {tied[0] or 'the model'}: give it one of its own first")
     if weight.dtype not in DTYPES:
         raise UnsupportedError(f"its weight is quantized, {weight.dtype}")
-    if weight._backward_hooks or weight._post_accumulate_grad_hooks:
-        raise UnsupportedError("its weight has hooks, which a new layer would lose: take them off first")
+
+
+def refuse_hooked(module: nn.Module, path: str = "") -> None:
+    """UnsupportedError for hooks of a layer or its weight."""
+    known, weight = (guards.called, *parallel.hooks_of(module)), module._parameters.get("weight")
+    hooks = {name: held for name, held in vars(module).items() if "_hooks" in name and isinstance(held, dict)}
+    what = [f"it has hooks ({name})" for name, held in hooks.items() if set(held.values()).difference(known)]
+    if weight is not None and (weight._backward_hooks or weight._post_accumulate_grad_hooks):
+        what.append("its weight has hooks")
+    if what:
+        where = f"{path}: " if path else ""
+        raise UnsupportedError(f"{where}{what[0]}, which a new layer would lose: take them off first")

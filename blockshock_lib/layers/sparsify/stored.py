@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockshock_lib.errors import CheckpointError, UnsupportedError, first_line
+from blockshock_lib.errors import BlockShockError, CheckpointError, UnsupportedError, first_line
 from blockshock_lib.kernels.patterns.eight_bits import DTYPES, EightBits
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.layers.linear24 import Linear24, nonzero_places
@@ -24,7 +24,7 @@ from blockshock_lib.layers.sparsify.configs import Sparse24, of_eight_bits
 from blockshock_lib.layers.sparsify.convert import converted, put
 from blockshock_lib.layers.sparsify.fake import FakeSparse
 from blockshock_lib.layers.sparsify.parallel import ParallelLinear24, split
-from blockshock_lib.layers.sparsify.plan import held, plan, row_of, shape_of
+from blockshock_lib.layers.sparsify.plan import held, plan, refuse_hooked, row_of, shape_of
 from blockshock_lib.layers.sparsify.report import Report
 
 PARTS, SCALE = ("compressed", "bitmask", "shape"), "weight_scale"
@@ -81,7 +81,7 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             scales = {name: _scale(name, weights[name], found) for name in names if weights[name].itemsize == 1}
             rest = {key: read() for key, read in found.items()}
             _check(model, weights, rest)
-        except (OSError, KeyError, ValueError, RuntimeError, CheckpointError, _safetensors().SafetensorError) as error:
+        except (OSError, KeyError, ValueError, RuntimeError, BlockShockError, _safetensors().SafetensorError) as error:
             raise CheckpointError(f"{path}: {first_line(error)}") from error
     config, rows = replace(config or Sparse24(), method="given"), []
     with contextlib.ExitStack() as undo:
@@ -167,6 +167,8 @@ def _scale(name: str, values: Tensor, found: dict[str, Any]) -> Tensor:
 def _check(model: nn.Module, weights: dict[str, Tensor], rest: dict[str, Tensor]) -> None:
     """CheckpointError where names, shapes or dtypes are not the model's, or a layer cannot be made sparse."""
     own, sparse = _others(model), _sparse(model)
+    for name, layer in sparse.items():
+        refuse_hooked(layer, name)
     wanted = {name: (shape_of(layer), layer.weight.dtype) for name, layer in sparse.items()}
     with contextlib.suppress(ValueError):  # which says that all are sparse already, or none is there
         for row in plan(model, None, lambda name, _: name in weights.keys() - sparse.keys()):

@@ -1,5 +1,6 @@
 """A model is made sparse as planned, wholly or not at all, and made dense again."""
 
+import copy
 from dataclasses import replace
 from unittest import mock
 
@@ -227,3 +228,48 @@ def test_a_transformers_layer_in_eval_mode_calls_its_sparse_layers(convert, conf
         dense_(model)
         torch.testing.assert_close(model(x), read)
     assert not model.linear1._forward_pre_hooks
+
+
+@pytest.mark.parametrize("config", [Sparse24(), Sparse24(frozen=False), BlockSparse(block=16, sparsity=0.5), None])
+def test_made_dense_again_a_model_trains_what_it_trained_and_an_optimizer_of_before_is_refused(config):
+    model = Model()
+    model.blocks[0].requires_grad_(False)
+    model.blocks[1].k.bias.requires_grad_(False)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    convert = sparsify_ if config else fake_sparsify_
+    convert(model, config or Sparse24(), "blocks.*")
+    optimizer = torch.optim.SGD(model.parameters())
+    dense_(model)
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    if not config or not getattr(config, "frozen", True):
+        model(TOKENS).sum().backward()
+        with pytest.raises(UnsupportedError, match=r"holds the parameters that blocks\.1\.\w+ had before"):
+            optimizer.step()
+
+
+@pytest.mark.parametrize("convert", [sparsify_, fake_sparsify_])
+def test_hooks_of_a_sparse_layer_are_not_lost_without_a_word(convert):
+    model = Model()
+    convert(model, Sparse24(), "blocks.*")
+    handle, before = model.blocks[1].k.register_forward_hook(lambda *_: None), state(model)
+    with pytest.raises(UnsupportedError, match=r"blocks.1.k: it has hooks \(_forward_hooks\)"):
+        dense_(model)
+    assert same(model, before)
+    handle.remove()
+    dense_(model)
+
+
+def test_what_a_new_layer_would_lose_of_a_linear_leaves_it_dense():
+    class Named(nn.Linear):
+        def norm(self):
+            return self.weight.norm()
+
+    scaled, buffered, parent = (nn.Linear(64, 64) for _ in range(3))
+    scaled.scale, parent.child = nn.Parameter(torch.ones(1)), nn.Linear(64, 64)
+    buffered.register_buffer("seen", torch.zeros(1), persistent=False)
+    for convert in (sparsify_, fake_sparsify_):
+        model = nn.Sequential(*map(copy.deepcopy, (Named(64, 64), scaled, buffered, parent, nn.Linear(64, 64))))
+        report = convert(model, Sparse24())
+        assert report.converted == ["3.child", "4"]
+        for name, words in (("0", "it is a Named"), ("1", "and scale"), ("2", "and seen"), ("3", "and child")):
+            assert words in report.refused[name]

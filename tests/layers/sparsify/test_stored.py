@@ -148,10 +148,10 @@ def test_a_checkpoint_that_is_not_this_models_or_is_damaged_is_refused_by_name_a
     model.blocks[0].k = nn.ReLU()
     with pytest.raises(CheckpointError, match=r"blocks.0.k is 2:4 in the checkpoint and no linear layer"):
         load_sparse_(model, path)
-    hooked = Model()
-    hooked.blocks[0].q.register_forward_hook(lambda *_: None)
-    with pytest.raises(CheckpointError, match=r"blocks.0.q cannot be made 2:4: it has hooks"):
-        load_sparse_(hooked, path)
+    for hooked, words in ((Model(), "blocks.0.q cannot be made 2:4: it has hooks"), (sparse, "blocks.0.q: it has hooks")):
+        hooked.blocks[0].q.register_forward_hook(lambda *_: None)
+        with pytest.raises(CheckpointError, match=words):
+            load_sparse_(hooked, path)
 
 
 def test_layers_that_are_read_to_be_trained_train_but_for_what_was_frozen_in_a_dense_model(written):
