@@ -8,10 +8,12 @@
 | s-ste | c sign(W) max(0, abs(W) - the second smallest of its four), c = <W, S> / <S, S> at first | arXiv:2409.09099 |
 
 t goes from 0 to 1 over the schedule's steps; `keep` is taken anew in each pass, but for "once". A state that is loaded
-brings a new `keep` and c.
+brings a new `keep` and c, and the schedule's own state those that were.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +59,32 @@ class PruneSchedule:
         """t, from 0 to 1."""
         return min(1.0, self.done / self.steps) if self.steps else 1.0
 
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """What a resumed training needs beside the states of model and optimizer: steps done, masks and scales."""
+        held = {
+            what: {name: value for name, layer in self._layers(model) if (value := getattr(layer, what)) is not None}
+            for what in ("kept", "scale")
+        }
+        return {"kind": self.kind, "done": self.done} | held
+
+    def load_state_dict(self, state: Mapping[str, Any], model: nn.Module) -> None:
+        """Call it last: a state that the model loads brings new masks. ValueError: of another kind, or other layers."""
+        layers, own = dict(self._layers(model)), self.state_dict(model)["kept"]
+        if state["kind"] != self.kind:
+            raise ValueError(f"it is of {state['kind']!r}, this schedule is {self.kind!r}")
+        if odd := (state["kept"].keys() ^ own.keys()) | (state["scale"].keys() - layers.keys()):
+            raise ValueError(f"it is of other layers than the model's, as {min(odd)}")
+        for name, mask in state["kept"].items():
+            if (mask.shape, mask.dtype) != (own[name].shape, torch.bool):
+                raise ValueError(f"{name}: its mask is {mask.dtype} {list(mask.shape)}, not {list(own[name].shape)}")
+        for what in ("kept", "scale"):
+            for name, value in state[what].items():
+                setattr(layers[name], what, value.to(layers[name].weight.device))
+        self.done = state["done"]
+
+    def _layers(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
+        return [(name, one) for name, one in model.named_modules() if getattr(one, "schedule", None) is self]
+
 
 class FakeSparse(nn.Linear):
     """What fake_sparsify_ makes of a layer in place: its parameters, names and hooks stay."""
@@ -74,7 +102,8 @@ class FakeSparse(nn.Linear):
         if self.schedule.kind == "s-ste":
             soft = soft_threshold(weight)
             if self.scale is None:
-                self.scale = (weight * soft).sum() / soft.square().sum()
+                square = soft.square().sum()
+                self.scale = torch.where(square > 0, (weight * soft).sum() / square, 1)  # 1 of a weight of zeros
             return soft * self.scale, (soft != 0) * self.scale
         keep, share = self.config.keep(weight.abs()) if self.kept is None else self.kept, self.schedule.share
         factor = keep.to(weight.dtype)
