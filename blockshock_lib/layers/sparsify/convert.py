@@ -12,7 +12,7 @@ from blockshock_lib.errors import DataError, UnsupportedError
 from blockshock_lib.layers.linear24 import Linear24
 from blockshock_lib.layers.parts import leave, refuse_wrapped
 from blockshock_lib.layers.pattern_linear import PatternLinear, trained_of
-from blockshock_lib.layers.sparsify.calibrate import moments, survey
+from blockshock_lib.layers.sparsify.calibrate import batches_of, moments, survey
 from blockshock_lib.layers.sparsify.configs import CALIBRATED, Config, Sparse24
 from blockshock_lib.layers.sparsify.fake import FakeSparse, PruneSchedule, fake, unfake
 from blockshock_lib.layers.sparsify.parallel import ParallelLinear24, parallel, part_of, split
@@ -32,14 +32,14 @@ def sparsify_(
     are held, and in calibration those of other patterns than 2:4 a third time, dense. Make optimizers,
     DistributedDataParallel and CUDA graphs afterwards.
 
-    `calibration`, for a method that needs it: batches, each what the model takes, as a tensor, a tuple or a mapping of
-    its arguments, on its device. A layer is pruned by what it is given once all layers before it are pruned, in eval
+    `calibration`, for a method that needs it: batches, each what the model takes, a tensor, or a tuple, list or mapping
+    of its arguments, on its device. A layer is pruned by what it is given once all layers before it are pruned, in eval
     mode; one that no batch reaches stays as it is.
 
     ValueError: the filter takes no linear layer, or calibration is missing or not needed; UnsupportedError: none of the
     layers can be converted; DataError: calibration that is not finite, or has fewer rows than a layer has inputs.
     """
-    full, batches = config.method == "sparsegpt", list(() if calibration is None else calibration)
+    full, batches = config.method == "sparsegpt", batches_of(calibration)
     if config.method in CALIBRATED and not batches:
         raise ValueError(f"method={config.method!r} needs calibration=[...], batches of what the model takes")
     if config.method not in CALIBRATED and calibration is not None:
