@@ -39,6 +39,7 @@ def sparsify_(
     ValueError: the filter takes no linear layer, or calibration is missing or not needed; UnsupportedError: none of the
     layers can be converted; DataError: calibration that is not finite, or has fewer rows than a layer has inputs.
     """
+    Config.one(config)
     full, batches = config.method == "sparsegpt", batches_of(calibration)
     if config.method in CALIBRATED and not batches:
         raise ValueError(f"method={config.method!r} needs calibration=[...], batches of what the model takes")
@@ -86,6 +87,7 @@ def fake_sparsify_(
     `filter`, what is refused and ValueErrors as for `sparsify_`; ValueError too for a method that needs calibration,
     UnsupportedError for a model that holds fake layers already.
     """
+    Config.one(config)
     if any(isinstance(module, FakeSparse) for module in model.modules()):
         raise UnsupportedError("the model trains as if it were sparse already: call sparsify_ or dense_ first")
     schedule = schedule or PruneSchedule()

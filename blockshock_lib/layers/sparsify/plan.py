@@ -35,6 +35,8 @@ def plan(
     """
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise UnsupportedError("DistributedDataParallel holds on to the parameters it was made of: wrap it afterwards")
+    if not (filter is None or isinstance(filter, str) or callable(filter)):
+        raise ValueError(f"filter={filter!r}: it is a pattern of names, a function of name and module, or None")
     places, owners = defaultdict(list), defaultdict(list)  # of a module, the names; of a parameter, its modules
     for name, module in model.named_modules(remove_duplicate=False):
         places[module].append(name)
@@ -56,7 +58,12 @@ def plan(
                 raise UnsupportedError(f"it is a {type(module).__name__}, and would come back as an nn.Linear: use that")
             if config:
                 weight = linear.weight.detach()
-                config.refuse(weight.bfloat16() if fake and weight.dtype == torch.float32 else weight)
+                try:
+                    config.refuse(weight)
+                except UnsupportedError:
+                    if not (fake and weight.dtype == torch.float32):
+                        raise
+                    config.refuse(weight.bfloat16())
             reason = ""
         except (UnsupportedError, ValueError) as error:
             reason = first_line(error)

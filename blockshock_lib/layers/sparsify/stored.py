@@ -73,6 +73,8 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
     file; what has 8 there stays as it is. All is checked before anything is changed. CheckpointError: a file is
     damaged, or names, shapes or dtypes are not the model's.
     """
+    if not isinstance(config, Sparse24 | None):
+        raise ValueError(f"a file holds 2:4 layers, so that config is a Sparse24(), not {config!r}")
     with contextlib.ExitStack() as stack:
         try:
             found = _opened(Path(path), stack)
