@@ -61,7 +61,8 @@ class PatternLinear(nn.Module):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.to_dense()
+        dense = self.to_dense()
+        destination[prefix + "weight"] = dense.t().contiguous() if self.conv1d else dense
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
         if (name := f"{prefix}weight") in state_dict:

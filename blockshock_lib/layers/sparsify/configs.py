@@ -37,8 +37,8 @@ class Config:
     def one(config: object) -> None:
         """ValueError where that is none."""
         if not isinstance(config, Config):
-            known = "Sparse24(), Unstructured(sparsity=...), BlockSparse(sparsity=...) and the like, made with its options"
-            raise ValueError(f"config is one of {known}, not {config!r}")
+            known = "Sparse24(), Unstructured(sparsity=...), BlockSparse(sparsity=...) and the like"
+            raise ValueError(f"config is one of {known}, made with its options, not {config!r}")
 
     def allow(self, **words: tuple[str, tuple[str, ...]]) -> None:
         for what, (given, known) in ({"method": (self.method, self.methods)} | words).items():
@@ -157,7 +157,9 @@ class Patterned(Config):
         if self.method == "given":
             keep = self.kept(weight)
             if (count := int(keep.sum())) > (wanted := int(most.sum())):
-                raise ValueError(f"its weight is not pruned so: it keeps {count}, a sparsity of {self.sparsity:g} {wanted}")
+                raise ValueError(
+                    f"its weight is not pruned so: it keeps {count}, and sparsity={self.sparsity:g} {wanted}"
+                )
         if self.method not in CALIBRATED:
             self.refuse_empty(keep)
 

@@ -55,7 +55,7 @@ def plan(
             if config and linear.weight.is_meta:
                 raise UnsupportedError("its weight is on the meta device: load it first")
             if isinstance(module, nn.Linear) and type(module) not in (nn.Linear, FakeSparse):
-                raise UnsupportedError(f"it is a {type(module).__name__}, and would come back as an nn.Linear: use that")
+                raise UnsupportedError(f"it is a {type(module).__name__}, and dense_ would give an nn.Linear: use that")
             if config:
                 weight = linear.weight.detach()
                 try:

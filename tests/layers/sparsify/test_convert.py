@@ -271,5 +271,5 @@ def test_what_a_new_layer_would_lose_of_a_linear_leaves_it_dense():
         model = nn.Sequential(*map(copy.deepcopy, (Named(64, 64), scaled, buffered, parent, nn.Linear(64, 64))))
         report = convert(model, Sparse24())
         assert report.converted == ["3.child", "4"]
-        for name, words in (("0", "it is a Named"), ("1", "and scale"), ("2", "and seen"), ("3", "and child")):
+        for name, words in (("0", "it is a Named, and"), ("1", "and scale"), ("2", "and seen"), ("3", "and child")):
             assert words in report.refused[name]
