@@ -6,6 +6,7 @@ import weakref
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns.pattern import Packed
@@ -42,6 +43,13 @@ class PatternLinear(nn.Module):
         x = input.reshape(-1, input.shape[-1])
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(self.packed.dtype)
+        if torch.compiler.is_compiling():
+            if torch.compiler._is_exporting_flag:
+                raise UnsupportedError("torch.export cannot take a packed layer along: export its to_linear()")
+        elif torch._C._are_functorch_transforms_active() or (forward_ad._current_level >= 0 and autograd._dual(x)):
+            raise UnsupportedError(
+                "a packed layer takes no torch.func, no forward-mode derivative: give its to_linear()"
+            )
         y = _Product.apply(x, self.handle, self.out_features)
         return (y if self.bias is None else y + self.bias).reshape(*input.shape[:-1], self.out_features)
 

@@ -33,7 +33,7 @@ PARTS, SCALE = ("compressed", "bitmask", "shape"), "weight_scale"
 @torch.no_grad()
 def save_sparse(path: Path | str, model: nn.Module) -> None:
     """Writes the model to one .safetensors file, whole or not at all; a tied tensor under its first name alone."""
-    tensors = {}
+    tensors, place = {}, torch.device("cpu")
     for name, layer in model.named_modules():
         if split(layer) or isinstance(layer, ParallelLinear24):
             raise UnsupportedError(f"{name} is split over ranks: torch.distributed.checkpoint saves a state dict of it")
@@ -45,8 +45,8 @@ def save_sparse(path: Path | str, model: nn.Module) -> None:
         eight = isinstance(layer, PatternLinear)
         dense = (layer.packed.quantized() if eight else layer.to_dense()).cpu()
         keep = nonzero_places(dense.float() if eight else dense)
-        shape = torch.tensor(dense.shape).view(2, 1)
-        bits = (keep.unflatten(1, (-1, 8)) * 2 ** torch.arange(8)).sum(-1).to(torch.uint8)
+        shape = torch.tensor(dense.shape, device=place).view(2, 1)
+        bits = (keep.unflatten(1, (-1, 8)) * 2 ** torch.arange(8, device=place)).sum(-1).to(torch.uint8)
         found = _whole(dense)[keep].view(len(dense), -1).view(dense.dtype), bits, shape
         tensors |= {f"{name}.{part}": value for part, value in zip(PARTS, found, strict=True)}
         tensors |= {f"{name}.{SCALE}": layer.packed.tensors["scales"].cpu()} if eight else {}
@@ -75,7 +75,7 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
     """
     if not isinstance(config, Sparse24 | None):
         raise ValueError(f"a file holds 2:4 layers, so that config is a Sparse24(), not {config!r}")
-    with contextlib.ExitStack() as stack:
+    with torch.device("cpu"), contextlib.ExitStack() as stack:  # whatever the caller's default is
         try:
             found = _opened(Path(path), stack)
             names = [key.removesuffix(".compressed") for key in found if key.endswith(".compressed")]
@@ -86,7 +86,7 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
         except (OSError, KeyError, ValueError, RuntimeError, BlockShockError, _safetensors().SafetensorError) as error:
             raise CheckpointError(f"{path}: {first_line(error)}") from error
     config, rows = replace(config or Sparse24(), method="given"), []
-    with contextlib.ExitStack() as undo:
+    with torch.device("cpu"), contextlib.ExitStack() as undo:
         for name, weight in weights.items():
             old = model.get_submodule(name)
             device = torch.device("cpu") if old.weight.is_meta else old.weight.device
@@ -106,7 +106,13 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             parameter = isinstance(own[key], nn.Parameter)
             shared[id(own[key])] = nn.Parameter(value, own[key].requires_grad) if parameter else value
         rest = {key: shared[id(old)] for key, old in own.items() if id(old) in shared}
-        model.load_state_dict(rest, strict=False, assign=any(own[key].is_meta for key in rest))
+        assign = any(own[key].is_meta for key in rest)
+        for module in model.modules():
+            undo.callback(module._parameters.update, dict(module._parameters))
+            undo.callback(module._buffers.update, dict(module._buffers))
+        for key in () if assign else rest:
+            undo.callback(own[key].copy_, own[key].clone())
+        model.load_state_dict(rest, strict=False, assign=assign)
         undo.pop_all()
     return Report(tuple(rows))
 
@@ -171,6 +177,11 @@ def _check(model: nn.Module, weights: dict[str, Tensor], rest: dict[str, Tensor]
     own, sparse = _others(model), _sparse(model)
     for name, layer in sparse.items():
         refuse_hooked(layer, name)
+    for name, module in model.named_modules():
+        for key in module._non_persistent_buffers_set:
+            if module._buffers[key] is not None and module._buffers[key].is_meta:
+                where = f"{name}.{key} is on the meta device and in no checkpoint"
+                raise CheckpointError(f"{where}: build the model on the CPU, or its linear layers alone on meta")
     wanted = {name: (shape_of(layer), layer.weight.dtype) for name, layer in sparse.items()}
     with contextlib.suppress(ValueError):  # which says that all are sparse already, or none is there
         for row in plan(model, None, lambda name, _: name in weights.keys() - sparse.keys()):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from blockshock_lib import (
     BlockSparse,
@@ -224,3 +225,17 @@ def test_options_of_another_type_are_refused_by_name():
     ):
         with pytest.raises(ValueError, match=words):
             make()
+
+
+def test_a_packed_layer_is_not_exported_and_takes_no_other_kind_of_derivative():
+    model = nn.Sequential(nn.Linear(64, 64))
+    sparsify_(model, BlockSparse(block=16, sparsity=0.25))
+    x = torch.randn(3, 64)
+    with pytest.raises(Exception, match="export cannot take a packed layer along"):
+        torch.export.export(model, (x,))
+    for transform in (torch.vmap(model), torch.func.jacrev(model), torch.func.jacfwd(model)):
+        with pytest.raises(UnsupportedError, match=r"takes no torch\.func"):
+            transform(x)
+    with forward_ad.dual_level(), pytest.raises(UnsupportedError, match="no forward-mode derivative"):
+        model(forward_ad.make_dual(x, torch.ones_like(x)))
+    assert torch.compile(model, fullgraph=True, backend="aot_eager")(x).shape == (3, 64)

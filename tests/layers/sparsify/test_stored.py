@@ -1,5 +1,7 @@
 """Sparse models on disk: our files, those of compressed-tensors, torch's checkpoints, and what is refused."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -172,3 +174,55 @@ def test_layers_that_are_read_to_be_trained_train_but_for_what_was_frozen_in_a_d
         assert not torch.equal(into(TOKENS), before)
     load_sparse_(dense, path)
     assert not any(p.requires_grad for p in dense.blocks.parameters())
+
+
+class Rotary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.register_buffer("inv_freq", torch.arange(4.0), persistent=False)
+
+
+def test_what_no_file_holds_of_a_model_on_the_meta_device_is_named_and_default_devices_do_not_matter(tmp_path):
+    model, path = Rotary(), tmp_path / "model.safetensors"
+    sparsify_(model, Sparse24())
+    with torch.device("meta"):
+        save_sparse(path, model)
+        empty, into = Rotary(), Rotary()
+    into.inv_freq = model.inv_freq.clone()
+    with pytest.raises(CheckpointError, match=r"inv_freq is on the meta device and in no checkpoint: .*build"):
+        load_sparse_(empty, path)
+    assert empty.linear.weight.is_meta and type(empty.linear) is nn.Linear
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            load_sparse_(into, path)
+        assert torch.equal(into.linear(torch.ones(1, 64)), model.linear(torch.ones(1, 64)))
+    dense_(model)
+    save_sparse(path, model)
+    assert str(load_sparse_(Rotary(), path)).startswith("0 of 0 layers converted")
+
+
+@pytest.mark.parametrize("meta", [False, True])
+def test_a_file_that_is_read_and_interrupted_leaves_every_value(written, meta):
+    _, path = written
+    model = Model(seed=5)
+    model.last = nn.Linear(64, 64, device="meta" if meta else None)
+    whole = Model()
+    whole.last = nn.Linear(64, 64)
+    sparsify_(whole, Sparse24(), "blocks.*")
+    save_sparse(path, whole)
+    sparsify_(model, Sparse24(), "blocks.0.q")
+    before, kinds = {n: p for n, p in model.named_parameters()}, [type(m) for m in model.modules()]
+    values = {n: p.clone() for n, p in before.items() if not p.is_meta}
+    right = nn.Linear._load_from_state_dict
+
+    def fails(module, *given):
+        if module is model.last:
+            raise KeyboardInterrupt
+        right(module, *given)
+
+    with mock.patch.object(nn.Linear, "_load_from_state_dict", fails), pytest.raises(KeyboardInterrupt):
+        load_sparse_(model, path)
+    after = dict(model.named_parameters())
+    assert all(after[n] is p for n, p in before.items()) and [type(m) for m in model.modules()] == kinds
+    assert all(torch.equal(after[n], value) for n, value in values.items())
