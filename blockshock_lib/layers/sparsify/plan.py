@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 
 from blockshock_lib.errors import UnsupportedError, first_line
@@ -42,12 +43,16 @@ def plan(
         places[module].append(name)
     for module in places:
         for parameter in module.parameters(recurse=False):
-            owners[parameter].append(module)
-    rows = []
+            owners[_place(parameter)].append(module)
+    rows, experts = [], []
     for module, names in places.items():
+        if not callable(filter) and any(_takes(filter, name, module) for name in names):  # else a function of layers
+            experts += _experts(module, names[0])
         if not (_is_linear(module) and any(_takes(filter, name, module) for name in names)):
             continue
-        others = [places[other][0] for p in module.parameters(recurse=False) for other in owners[p] if other != module]
+        others = [
+            places[other][0] for p in module.parameters(recurse=False) for other in owners[_place(p)] if other != module
+        ]
         try:
             _refuse(module, names, others)
             taken = parts and parallel.split(module)
@@ -74,7 +79,7 @@ def plan(
     if all(row.refused for row in rows):
         first = f"{rows[0].name or 'the model'}: {rows[0].refused}"
         raise UnsupportedError(f"none of {len(rows)} layers can be converted; {first}")
-    return rows
+    return rows + experts
 
 
 def row_of(name: str, module: nn.Module, refused: str = "") -> Row:
@@ -119,8 +124,27 @@ def as_linear(module: nn.Module) -> nn.Linear:
 
 def _is_linear(module: nn.Module) -> bool:
     # By name too: a quantizer's linear layers, of whatever class, are told that they are left.
-    named = type(module).__name__.endswith(("Linear", "Linear24")) and not any(module.children())
+    named = type(module).__name__.endswith(("Linear", "Linear24")) and not any(map(_is_linear, module.children()))
     return isinstance(module, nn.Linear) or is_conv1d(module) or named
+
+
+def _experts(module: nn.Module, name: str) -> list[Row]:
+    """The parameters [experts, N, K] of a module, which are left too."""
+    rows = []
+    for key, p in () if isinstance(module, _ConvNd) else module._parameters.items():
+        if type(p) is nn.Parameter and p.dim() == 3 and len(p) > 1 and min(p.shape[1:]) >= 16:
+            why = f"it is {len(p)} weights in one parameter of {type(module).__name__}, and no nn.Linear"
+            shape = tuple(p.shape)
+            rows.append(
+                Row(f"{name}.{key}".lstrip("."), "Parameter", shape, p.dtype, p.device, p.nbytes, p.nbytes, why)
+            )
+    return rows
+
+
+def _place(parameter: nn.Parameter) -> int | nn.Parameter:
+    """By which parameters over one storage are known."""
+    made = type(parameter) is nn.Parameter and not parameter.is_meta
+    return (parameter.data_ptr() if made else 0) or parameter
 
 
 def _takes(filter: Filter, name: str, module: nn.Module) -> bool:

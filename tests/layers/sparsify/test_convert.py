@@ -1,6 +1,7 @@
 """A model is made sparse as planned, wholly or not at all, and made dense again."""
 
 import copy
+import warnings
 from dataclasses import replace
 from unittest import mock
 
@@ -273,3 +274,30 @@ def test_what_a_new_layer_would_lose_of_a_linear_leaves_it_dense():
         assert report.converted == ["3.child", "4"]
         for name, words in (("0", "it is a Named, and"), ("1", "and scale"), ("2", "and seen"), ("3", "and child")):
             assert words in report.refused[name]
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.router, self.place = nn.Parameter(torch.ones(8, 128, 64)), nn.Linear(64, 64), None
+        self.token, self.conv = nn.Parameter(torch.ones(1, 64, 64)), nn.Conv1d(64, 64, 32)
+
+
+def test_the_report_names_what_is_linear_and_no_nn_linear():
+    model = nn.ModuleDict({"experts": Experts(), "quantized": nn.Sequential(nn.Linear(64, 64))})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model["quantized"] = torch.ao.quantization.quantize_dynamic(model["quantized"], {nn.Linear})
+    report = sparsify_(model, Sparse24())
+    assert report.converted == ["experts.router"] and report.refused.keys() == {"experts.up", "quantized.0"}
+    assert report.refused["experts.up"] == "it is 8 weights in one parameter of Experts, and no nn.Linear"
+    assert "only an nn.Linear" in report.refused["quantized.0"]
+    assert "experts.up      Parameter 8x128x64  left: it is 8 weights" in str(report)
+    assert sparsify_(Model(), Sparse24(), "blocks.*").converted == ALL
+
+
+def test_parameters_over_one_storage_are_tied():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    model[1].weight = nn.Parameter(model[0].weight.detach())
+    report = sparsify_(model, Sparse24())
+    assert report.converted == ["2"] and "shares a parameter with 1" in report.refused["0"]
