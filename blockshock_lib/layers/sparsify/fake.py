@@ -18,8 +18,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from blockshock_lib.errors import allowed
+from blockshock_lib.errors import UnsupportedError, allowed
 from blockshock_lib.layers import guards
 
 KINDS = ("once", "gradual", "decay", "s-ste")
@@ -95,6 +96,9 @@ class FakeSparse(nn.Linear):
     def effective(self) -> Tensor:
         """What a pass multiplies, [N, K], with its gradient."""
         weight = self.weight.t() if self.conv1d else self.weight
+        if self.kept is None and isinstance(weight, DTensor):
+            why = "a layer that trains as if it were sparse is split over ranks"
+            raise UnsupportedError(f"{why}: its schedule has to be 'once'")
         return _Effective.apply(weight, *self._value(weight.detach()), self.schedule.gradient == "sparse")
 
     def _value(self, weight: Tensor) -> tuple[Tensor, Tensor]:

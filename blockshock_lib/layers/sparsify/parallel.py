@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
@@ -63,8 +63,11 @@ class ParallelLinear24(Linear24):
             destination[prefix + name] = self.spread(name, destination[prefix + name])
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):
-        for name, (placements, *_) in self.places.items():
-            if isinstance(value := state_dict.get(prefix + name), DTensor):
+        for name, (placements, shape, _) in self.places.items():
+            value = state_dict.get(prefix + name)
+            if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == shape:  # whole
+                value = distribute_tensor(value.detach(), self.mesh, placements, src_data_rank=None)
+            if isinstance(value, DTensor):
                 state_dict = state_dict | {prefix + name: local(value.redistribute(self.mesh, placements))}
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
@@ -117,7 +120,11 @@ def agreed(rows: list[Row], model: nn.Module) -> list[Row]:
     """The rows with what any rank that shares the model refuses, so that all leave the same layers. Collectives."""
     meshes = dict.fromkeys(module.weight.device_mesh for module in model.modules() if split(module))
     for mesh in (mesh for mesh in meshes if mesh.ndim == 1):
-        every = Group.of(mesh.get_group()).gather_objects([row.refused for row in rows])
-        first = [next(filter(None, said), "") for said in zip(*every, strict=True)]
+        every = Group.of(mesh.get_group()).gather_objects({row.name: row.refused for row in rows})
+        for rank, said in enumerate(every):
+            if odd := said.keys() ^ every[0].keys():
+                why = f"rank {rank} takes other layers than rank 0, as {min(odd)}: give all ranks one filter"
+                raise UnsupportedError(why)
+        first = [next(filter(None, (said[row.name] for said in every)), "") for row in rows]
         rows = [replace(row, refused=why) for row, why in zip(rows, first, strict=True)]
     return rows
