@@ -47,9 +47,7 @@ class PatternLinear(nn.Module):
             if torch.compiler._is_exporting_flag:
                 raise UnsupportedError("torch.export cannot take a packed layer along: export its to_linear()")
         elif torch._C._are_functorch_transforms_active() or (forward_ad._current_level >= 0 and autograd._dual(x)):
-            raise UnsupportedError(
-                "a packed layer takes no torch.func, no forward-mode derivative: give its to_linear()"
-            )
+            raise UnsupportedError("torch.func and forward-mode derivatives take no packed layer, but its to_linear()")
         y = _Product.apply(x, self.handle, self.out_features)
         return (y if self.bias is None else y + self.bias).reshape(*input.shape[:-1], self.out_features)
 

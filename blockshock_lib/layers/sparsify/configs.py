@@ -157,9 +157,7 @@ class Patterned(Config):
         if self.method == "given":
             keep = self.kept(weight)
             if (count := int(keep.sum())) > (wanted := int(most.sum())):
-                raise ValueError(
-                    f"its weight is not pruned so: it keeps {count}, and sparsity={self.sparsity:g} {wanted}"
-                )
+                raise ValueError(f"its weight is not pruned: it keeps {count}, and sparsity={self.sparsity:g} {wanted}")
         if self.method not in CALIBRATED:
             self.refuse_empty(keep)
 

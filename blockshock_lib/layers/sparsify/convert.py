@@ -119,7 +119,7 @@ def dense_(model: nn.Module) -> Report:
             if not isinstance(old, Linear24 | PatternLinear | FakeSparse) or not name:
                 continue
             if old not in made:
-                refuse_hooked(old, name)
+                refuse_hooked(old, f"{name}: ")
                 row = row_of(name, old)
                 made[old] = _dense(old)
                 rows.append(replace(row, after=row_of(name, made[old]).after))

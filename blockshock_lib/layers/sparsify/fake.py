@@ -75,9 +75,6 @@ class PruneSchedule:
             raise ValueError(f"it is of {state['kind']!r}, this schedule is {self.kind!r}")
         if odd := (state["kept"].keys() ^ own.keys()) | (state["scale"].keys() - layers.keys()):
             raise ValueError(f"it is of other layers than the model's, as {min(odd)}")
-        for name, mask in state["kept"].items():
-            if (mask.shape, mask.dtype) != (own[name].shape, torch.bool):
-                raise ValueError(f"{name}: its mask is {mask.dtype} {list(mask.shape)}, not {list(own[name].shape)}")
         for what in ("kept", "scale"):
             for name, value in state[what].items():
                 setattr(layers[name], what, value.to(layers[name].weight.device))
@@ -91,14 +88,12 @@ class FakeSparse(nn.Linear):
     """What fake_sparsify_ makes of a layer in place: its parameters, names and hooks stay."""
 
     words = "trained as if it were sparse"
-    own = ("kept",)  # beside weight and bias
 
     def effective(self) -> Tensor:
         """What a pass multiplies, [N, K], with its gradient."""
         weight = self.weight.t() if self.conv1d else self.weight
         if self.kept is None and isinstance(weight, DTensor):
-            why = "a layer that trains as if it were sparse is split over ranks"
-            raise UnsupportedError(f"{why}: its schedule has to be 'once'")
+            raise UnsupportedError("a layer that trains as if sparse is split over ranks: its schedule is to be 'once'")
         return _Effective.apply(weight, *self._value(weight.detach()), self.schedule.gradient == "sparse")
 
     def _value(self, weight: Tensor) -> tuple[Tensor, Tensor]:

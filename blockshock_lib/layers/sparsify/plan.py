@@ -50,9 +50,8 @@ def plan(
             experts += _experts(module, names[0])
         if not (_is_linear(module) and any(_takes(filter, name, module) for name in names)):
             continue
-        others = [
-            places[other][0] for p in module.parameters(recurse=False) for other in owners[_place(p)] if other != module
-        ]
+        held = map(_place, module.parameters(recurse=False))
+        others = [places[other][0] for place in held for other in owners[place] if other != module]
         try:
             _refuse(module, names, others)
             taken = parts and parallel.split(module)
@@ -128,17 +127,16 @@ def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or is_conv1d(module) or named
 
 
-def _experts(module: nn.Module, name: str) -> list[Row]:
+def _experts(module: nn.Module, path: str) -> list[Row]:
     """The parameters [experts, N, K] of a module, which are left too."""
-    rows = []
-    for key, p in () if isinstance(module, _ConvNd) else module._parameters.items():
-        if type(p) is nn.Parameter and p.dim() == 3 and len(p) > 1 and min(p.shape[1:]) >= 16:
-            why = f"it is {len(p)} weights in one parameter of {type(module).__name__}, and no nn.Linear"
-            shape = tuple(p.shape)
-            rows.append(
-                Row(f"{name}.{key}".lstrip("."), "Parameter", shape, p.dtype, p.device, p.nbytes, p.nbytes, why)
-            )
-    return rows
+    own = {} if isinstance(module, _ConvNd) else module._parameters
+    found = {name: p for name, p in own.items() if type(p) is nn.Parameter and p.dim() == 3 and len(p) > 1}
+    why = f"it is weights in one parameter of {type(module).__name__}, and no nn.Linear"
+    return [
+        Row(f"{path}.{name}".lstrip("."), "Parameter", tuple(p.shape), p.dtype, p.device, p.nbytes, p.nbytes, why)
+        for name, p in found.items()
+        if min(p.shape[1:]) >= 16
+    ]
 
 
 def _place(parameter: nn.Parameter) -> int | nn.Parameter:
@@ -148,9 +146,7 @@ def _place(parameter: nn.Parameter) -> int | nn.Parameter:
 
 
 def _takes(filter: Filter, name: str, module: nn.Module) -> bool:
-    if isinstance(filter, str):
-        return fnmatchcase(name, filter)
-    return filter is None or bool(filter(name, module))
+    return fnmatchcase(name, filter) if isinstance(filter, str) else filter is None or bool(filter(name, module))
 
 
 def _refuse(module: nn.Module, names: list[str], tied: list[str]) -> None:
@@ -166,8 +162,7 @@ def _refuse(module: nn.Module, names: list[str], tied: list[str]) -> None:
     if hasattr(module, "to_linear") or type(weight) not in (nn.Parameter, DTensor):
         return  # which require_plain refuses by its kind
     refuse_hooked(module)
-    held = module._parameters | module._buffers | module._modules
-    if more := held.keys() - {"weight", "bias", *FakeSparse.own}:
+    if more := (module._parameters | module._buffers | module._modules).keys() - {"weight", "bias", "kept"}:
         raise UnsupportedError(f"it holds more than weight and bias, and {min(more)} would be lost: keep it elsewhere")
     if tied:
         raise UnsupportedError(f"it shares a parameter with {tied[0] or 'the model'}: give it one of its own first")
@@ -175,7 +170,7 @@ def _refuse(module: nn.Module, names: list[str], tied: list[str]) -> None:
         raise UnsupportedError(f"its weight is quantized, {weight.dtype}")
 
 
-def refuse_hooked(module: nn.Module, path: str = "") -> None:
+def refuse_hooked(module: nn.Module, where: str = "") -> None:
     """UnsupportedError for hooks of a layer or its weight."""
     known, weight = (guards.called, *parallel.hooks_of(module)), module._parameters.get("weight")
     hooks = {name: held for name, held in vars(module).items() if "_hooks" in name and isinstance(held, dict)}
@@ -183,5 +178,4 @@ def refuse_hooked(module: nn.Module, path: str = "") -> None:
     if weight is not None and (weight._backward_hooks or weight._post_accumulate_grad_hooks):
         what.append("its weight has hooks")
     if what:
-        where = f"{path}: " if path else ""
         raise UnsupportedError(f"{where}{what[0]}, which a new layer would lose: take them off first")

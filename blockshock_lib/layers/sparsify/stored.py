@@ -176,12 +176,10 @@ def _check(model: nn.Module, weights: dict[str, Tensor], rest: dict[str, Tensor]
     """CheckpointError where names, shapes or dtypes are not the model's, or a layer cannot be made sparse."""
     own, sparse = _others(model), _sparse(model)
     for name, layer in sparse.items():
-        refuse_hooked(layer, name)
-    for name, module in model.named_modules():
-        for key in module._non_persistent_buffers_set:
-            if module._buffers[key] is not None and module._buffers[key].is_meta:
-                where = f"{name}.{key} is on the meta device and in no checkpoint"
-                raise CheckpointError(f"{where}: build the model on the CPU, or its linear layers alone on meta")
+        refuse_hooked(layer, f"{name}: ")
+    if lost := ", ".join(name for name, buffer in model.named_buffers() if buffer.is_meta and name not in own):
+        how = "build the model on the CPU, or its linear layers alone on meta"
+        raise CheckpointError(f"{lost} is on the meta device and in no checkpoint: {how}")
     wanted = {name: (shape_of(layer), layer.weight.dtype) for name, layer in sparse.items()}
     with contextlib.suppress(ValueError):  # which says that all are sparse already, or none is there
         for row in plan(model, None, lambda name, _: name in weights.keys() - sparse.keys()):

@@ -223,7 +223,6 @@ def test_the_state_of_another_schedule_or_model_is_refused_and_changes_nothing()
     for words, given in (
         ("it is of 's-ste', this schedule is 'once'", state | {"kind": "s-ste"}),
         ("other layers than the model's, as 0", other),
-        ("blocks.0.q: its mask", state | {"kept": state["kept"] | {"blocks.0.q": torch.ones(2, 2)}}),
     ):
         with pytest.raises(ValueError, match=words):
             schedules[0].load_state_dict(given | {"done": 7}, model)

@@ -171,7 +171,7 @@ def test_a_fake_model_is_real_with_equal_values_once_its_schedule_has_ended_and_
 
 def test_given_is_what_leaves_out_as_much_as_the_pattern_asks():
     model = Model()
-    with pytest.raises(UnsupportedError, match=r"q: its weight is not pruned so: it keeps 4096, and sparsity=0.9 410"):
+    with pytest.raises(UnsupportedError, match=r"q: its weight is not pruned: it keeps 4096, and sparsity=0.9 410"):
         sparsify_(model, Unstructured(sparsity=0.9, method="given"), "blocks.*")
     with torch.no_grad():
         for name in ("q", "k"):
@@ -234,8 +234,11 @@ def test_a_packed_layer_is_not_exported_and_takes_no_other_kind_of_derivative():
     with pytest.raises(Exception, match="export cannot take a packed layer along"):
         torch.export.export(model, (x,))
     for transform in (torch.vmap(model), torch.func.jacrev(model), torch.func.jacfwd(model)):
-        with pytest.raises(UnsupportedError, match=r"takes no torch\.func"):
+        with pytest.raises(UnsupportedError, match=r"torch\.func and"):
             transform(x)
-    with forward_ad.dual_level(), pytest.raises(UnsupportedError, match="no forward-mode derivative"):
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(UnsupportedError, match="forward-mode derivatives take no packed layer"),
+    ):
         model(forward_ad.make_dual(x, torch.ones_like(x)))
     assert torch.compile(model, fullgraph=True, backend="aot_eager")(x).shape == (3, 64)
