@@ -62,26 +62,24 @@ class PruneSchedule:
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """What a resumed training needs beside the states of model and optimizer: steps done, masks and scales."""
-        held = {
-            what: {name: value for name, layer in self._layers(model) if (value := getattr(layer, what)) is not None}
-            for what in ("kept", "scale")
-        }
-        return {"kind": self.kind, "done": self.done} | held
+        return {"kind": self.kind, "done": self.done} | {what: self._held(model, what) for what in ("kept", "scale")}
 
     def load_state_dict(self, state: Mapping[str, Any], model: nn.Module) -> None:
         """Call it last: a state that the model loads brings new masks. ValueError: of another kind, or other layers."""
-        layers, own = dict(self._layers(model)), self.state_dict(model)["kept"]
+        layers, kept = self._held(model, "schedule"), self._held(model, "kept")
         if state["kind"] != self.kind:
             raise ValueError(f"it is of {state['kind']!r}, this schedule is {self.kind!r}")
-        if odd := (state["kept"].keys() ^ own.keys()) | (state["scale"].keys() - layers.keys()):
+        if odd := (state["kept"].keys() ^ kept.keys()) | (state["scale"].keys() - layers.keys()):
             raise ValueError(f"it is of other layers than the model's, as {min(odd)}")
         for what in ("kept", "scale"):
             for name, value in state[what].items():
-                setattr(layers[name], what, value.to(layers[name].weight.device))
+                layer = model.get_submodule(name)
+                setattr(layer, what, value.to(layer.weight.device))
         self.done = state["done"]
 
-    def _layers(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
-        return [(name, one) for name, one in model.named_modules() if getattr(one, "schedule", None) is self]
+    def _held(self, model: nn.Module, what: str) -> dict[str, Any]:
+        own = {name: one for name, one in model.named_modules() if getattr(one, "schedule", None) is self}
+        return {name: value for name, one in own.items() if (value := getattr(one, what)) is not None}
 
 
 class FakeSparse(nn.Linear):

@@ -123,9 +123,7 @@ def agreed(rows: list[Row], model: nn.Module) -> list[Row]:
         every = Group.of(mesh.get_group()).gather_objects({row.name: row.refused for row in rows})
         for rank, said in enumerate(every):
             if odd := said.keys() ^ every[0].keys():
-                raise UnsupportedError(
-                    f"rank {rank} takes other layers than rank 0, as {min(odd)}: give all one filter"
-                )
+                raise UnsupportedError(f"rank {rank} takes other layers than rank 0, as {min(odd)}: give one filter")
         first = [next(filter(None, (said[row.name] for said in every)), "") for row in rows]
         rows = [replace(row, refused=why) for row, why in zip(rows, first, strict=True)]
     return rows

@@ -19,6 +19,7 @@ from blockshock_lib.errors import BlockShockError, CheckpointError, UnsupportedE
 from blockshock_lib.kernels.patterns.eight_bits import DTYPES, EightBits
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.layers.linear24 import Linear24, nonzero_places
+from blockshock_lib.layers.parts import leave
 from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
 from blockshock_lib.layers.sparsify.configs import Sparse24, of_eight_bits
 from blockshock_lib.layers.sparsify.convert import converted, put
@@ -85,7 +86,7 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             _check(model, weights, rest)
         except (OSError, KeyError, ValueError, RuntimeError, BlockShockError, _safetensors().SafetensorError) as error:
             raise CheckpointError(f"{path}: {first_line(error)}") from error
-    config, rows = replace(config or Sparse24(), method="given"), []
+    config, rows, left = replace(config or Sparse24(), method="given"), [], {}
     with torch.device("cpu"), contextlib.ExitStack() as undo:
         for name, weight in weights.items():
             old = model.get_submodule(name)
@@ -99,6 +100,7 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             new = converted(new, old, name)
             rows.append(replace(row_of(name, old), after=held(new), made=type(new).__name__))
             put(undo, model, name, new)
+            left[name] = old
         own = _others(model)
         shared = {}  # of a tensor of the model, what all of its names get, so that they stay tied where it is replaced
         for key, value in rest.items():
@@ -114,6 +116,8 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             undo.callback(own[key].copy_, own[key].clone())
         model.load_state_dict(rest, strict=False, assign=assign)
         undo.pop_all()
+    for name, old in left.items() if not config.frozen else ():
+        leave(old, name)
     return Report(tuple(rows))
 
 

@@ -170,5 +170,5 @@ def test_a_whole_state_is_loaded_part_by_part(pair):
 
 def test_other_layers_on_another_rank_and_a_split_after_a_schedule_are_refused_by_name(pair):
     for filters, late in pair.call(in_process, differ, seconds=300):
-        assert filters == "rank 1 takes other layers than rank 0, as after: give all one filter"
+        assert filters == "rank 1 takes other layers than rank 0, as after: give one filter"
         assert late == "a layer that trains as if sparse is split over ranks: its schedule is to be 'once'"

@@ -226,3 +226,13 @@ def test_a_file_that_is_read_and_interrupted_leaves_every_value(written, meta):
     after = dict(model.named_parameters())
     assert all(after[n] is p for n, p in before.items()) and [type(m) for m in model.modules()] == kinds
     assert all(torch.equal(after[n], value) for n, value in values.items())
+
+
+def test_an_optimizer_of_before_is_refused_where_layers_that_are_read_are_to_be_trained(written):
+    _, path = written
+    model = Model(seed=1)
+    optimizer = torch.optim.SGD(model.parameters())
+    load_sparse_(model, path, Sparse24(frozen=False))
+    model(TOKENS).sum().backward()
+    with pytest.raises(UnsupportedError, match=r"holds the parameters that blocks\.\d\.\w+ had before"):
+        optimizer.step()
