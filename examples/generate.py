@@ -6,7 +6,10 @@ Without a folder it decodes with a small Llama of random weights, whose words sa
 """
 
 import argparse
+import contextlib
 import copy
+import fnmatch
+import inspect
 import statistics
 import time
 from pathlib import Path
@@ -16,8 +19,10 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, StaticCache
 
 from blockshock_lib import Sparse24, sparsify_
+from blockshock_lib.errors import BlockShockError, first_line
 
 SMALL = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+PROMPT = 32  # tokens
 
 
 class Decoder:
@@ -91,6 +96,29 @@ def loaded(folder, device, dtype):
     return AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=512, **SMALL)).to(device, dtype).eval()
 
 
+def unfit(model, prompt, tokens):
+    """Why the loop above would not decode with this model as it does itself; "" where it does."""
+    config, takes = model.config.get_text_config(), inspect.signature(model.forward).parameters
+    if model._is_stateful or not {"past_key_values", "position_ids", "attention_mask"} <= takes.keys():
+        return (
+            f"{type(model).__name__} takes no static cache with positions and a mask: this example needs one that does"
+        )
+    if (length := prompt + tokens) > config.max_position_embeddings:
+        has = f"the model has {config.max_position_embeddings}"
+        return f"as --tokens {tokens} after a prompt of {prompt} needs {length} positions, and {has}"
+    windows = {name: getattr(config, name, None) for name in ("sliding_window", "window_size", "attention_chunk_size")}
+    for name, window in windows.items():
+        if window and window < length:
+            wanted = f"prompt and --tokens are {length}: leave out --tokens beyond {window - prompt}"
+            return f"the model attends to {window} tokens ({name}), and {wanted}"
+    return ""
+
+
+def filter_of(model):
+    names = [name for name, _ in model.named_modules()]
+    return next((one for one in ("*.layers.*", "*.h.*") if fnmatch.filter(names, one)), "*.layers.*")
+
+
 def batches_of(args, model, device):
     """Rows of 256 tokens of the text, or of random tokens where there is no tokenizer."""
     size = min(256, model.config.max_position_embeddings)
@@ -102,16 +130,36 @@ def batches_of(args, model, device):
     return list(rows[: args.calibration + 16].split(4))
 
 
+def least(number):
+    """What reads an argument as a whole number from this one on."""
+
+    def read(text):
+        if not text.lstrip("-").isdecimal() or int(text) < number:
+            raise argparse.ArgumentTypeError(f"{text}: a whole number from {number} on")
+        return int(text)
+
+    return read
+
+
+@contextlib.contextmanager
+def told(parser, what):
+    """What others raise as one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, BlockShockError) as error:
+        parser.error(f"{what}{first_line(error)}")
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", help="of a model in Hugging Face's form")
     parser.add_argument("--method", default="magnitude", choices=Sparse24.methods)
-    parser.add_argument("--filter", default="*.layers.*", help='which layers ("transformer.h.*" for GPT-2)')
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--filter", help='which layers; without it "*.layers.*", or "*.h.*", as in GPT-2')
+    parser.add_argument("--batch", type=least(1), default=1)
+    parser.add_argument("--tokens", type=least(2), default=64)
+    parser.add_argument("--repeats", type=least(1), default=5)
     parser.add_argument("--compile", action="store_true", help="the steps of both models by torch.compile")
-    parser.add_argument("--calibration", type=int, default=128, help="rows of 256 tokens")
+    parser.add_argument("--calibration", type=least(0), default=128, help="rows of 256 tokens")
     parser.add_argument(
         "--text",
         type=Path,
@@ -121,17 +169,26 @@ def main(argv=None):
     args = parser.parse_args(argv)
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
 
-    dense = loaded(args.folder, device, dtype)
-    batches = batches_of(args, dense, device)
+    if args.folder and not Path(args.folder).is_dir():
+        parser.error(f"{args.folder} is no folder")
+    if not args.text.is_file():
+        parser.error(f"--text {args.text} is no file")
+    with told(parser, f"{args.folder} cannot be read as a model: "):
+        dense = loaded(args.folder, device, dtype)
+    if why := unfit(dense, PROMPT, args.tokens):
+        parser.error(why)
+    with told(parser, f"{args.folder} cannot be read as a tokenizer: "):
+        batches = batches_of(args, dense, device)
     held, rest = batches[:4], batches[4:]
     calibration = rest if args.method in ("wanda", "sparsegpt") else None
     if not held or calibration == []:
         parser.error("too little --text: perplexity takes 16 rows of 256 tokens, and calibration those beyond")
     sparse, start = copy.deepcopy(dense), time.perf_counter()
-    print(sparsify_(sparse, Sparse24(args.method), args.filter, calibration))
+    with told(parser, ""):
+        print(sparsify_(sparse, Sparse24(args.method), args.filter or filter_of(sparse), calibration))
     print(f"pruned by {args.method} in {time.perf_counter() - start:.1f} s")
 
-    prompt = held[0][:1, :32].expand(args.batch, -1).contiguous()
+    prompt = held[0][:1, :PROMPT].expand(args.batch, -1).contiguous()
     for module in sparse.modules():  # which 2:4 kernel is the fastest for this batch: searched once, and kept
         if device == "cuda" and hasattr(module, "tune"):
             module.tune(torch.randn(args.batch, module.in_features, device=device, dtype=dtype))

@@ -176,7 +176,7 @@ class _State:
                 if layer is not None and value.dim():
                     if value.shape != parameter.shape:
                         raise UnsupportedError(f"{full} has not its weight's shape, so it has no dense view")
-                    tensors[full] = layer.to_dense(value).to(device)  # one at a time on the GPU
+                    tensors[full] = layer.as_saved(layer.to_dense(value)).to(device)  # one at a time on the GPU
         return {key: (t.full_tensor() if isinstance(t, DTensor) else t).to(device) for key, t in tensors.items()}
 
     def groups(self) -> list[dict[str, Any]] | None:
@@ -228,7 +228,7 @@ class _State:
             like = self.model[f"model.{name}"] if layer else self.parameters[name]
             value = _like(full, value, like, value.dtype) if value.dim() else value.clone()
             state.setdefault(places[name], {})[key] = (
-                laid_as(self.parameters[name], layer.from_dense(value)) if layer else value
+                laid_as(self.parameters[name], layer.from_dense(layer.as_saved(value))) if layer else value
             )
         return {"state": state, "param_groups": wanted}
 

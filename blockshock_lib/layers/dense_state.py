@@ -11,6 +11,10 @@ from blockshock_lib.layers.watch import describe
 class DenseState(nn.Module):
     """Of a layer with `rows` and `cols` of W, and a weight in a layout of its own."""
 
+    def as_saved(self, dense: Tensor | None) -> Tensor | None:
+        """[N, K] as a state dict and a checkpoint have it, and back: as a Conv1D does, [K, N], where it was one."""
+        return dense.transpose(0, -1).contiguous() if dense is not None and getattr(self, "conv1d", None) else dense
+
     def from_dense(self, dense: Tensor) -> Tensor:
         """This rank's part of a dense [N, K], a new tensor in the layout of `self.weight`."""
         return part_of(dense, None, Part(None, self.rows, self.cols))
@@ -35,9 +39,10 @@ class DenseState(nn.Module):
 
     def to_linear(self) -> nn.Linear:
         """A plain layer with the same weights, whole on every rank. A collective."""
-        like = {"dtype": self.like.dtype, "device": self.like.device}
-        linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, **like)
-        linear.load_state_dict({name: whole(value) for name, value in self.state_dict().items()})
+        n, k, like = self.out_features, self.in_features, self.like
+        linear = nn.Linear(k, n, self.bias is not None, like.device, like.dtype)
+        state = {name: whole(value) for name, value in self.state_dict().items()}
+        linear.load_state_dict(state | {"weight": self.as_saved(state["weight"])})
         return linear
 
     def __prepare_scriptable__(self):
@@ -56,14 +61,14 @@ class DenseState(nn.Module):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.to_dense()
+        destination[prefix + "weight"] = self.as_saved(self.to_dense())
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
         hooks, key, others = self._load_state_dict_pre_hooks, prefix + "weight", []
         for hook in hooks.values():  # before the weight is taken
             hook(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         rest = dict(state_dict)
-        if (dense := rest.pop(key, None)) is not None:  # a rank that stands by checks it too
+        if (dense := self.as_saved(rest.pop(key, None))) is not None:  # a rank that stands by checks it too
             if local_metadata.get("assign_to_params_buffers") and dense.shape == (self.out_features, self.in_features):
                 self.to(dense)  # its dtype and device
             try:

@@ -37,12 +37,10 @@ class Linear24(BlockShockLinear):
         require_plain(linear)
         refuse_lost(linear)
         refuse_wrapped(linear, options)
-        weight, keep = linear.weight.detach(), None
-        mask = Mask.named(mask) if isinstance(mask, str) else mask
+        mask, keep = Mask.named(mask) if isinstance(mask, str) else mask, None
         if not isinstance(mask, Mask):
-            keep, mask = nonzero_places(weight) if mask is None else mask.to(weight.device), PRUNED
-        bias = None if linear.bias is None else linear.bias.detach()
-        layer = cls(weight, bias, mask=mask, keep=keep, group=Group(), **options)
+            keep, mask = nonzero_places(linear.weight) if mask is None else mask.to(linear.weight.device), PRUNED
+        layer = cls(linear.weight, linear.bias, mask=mask, keep=keep, group=Group(), **options)
         train_as(layer, linear)
         return layer
 

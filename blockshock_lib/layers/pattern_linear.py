@@ -6,6 +6,7 @@ import weakref
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns.pattern import Packed
@@ -42,6 +43,11 @@ class PatternLinear(nn.Module):
         x = input.reshape(-1, input.shape[-1])
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(self.packed.dtype)
+        if torch.compiler.is_compiling():
+            if torch.compiler._is_exporting_flag:
+                raise UnsupportedError("torch.export cannot take a packed layer along: export its to_linear()")
+        elif torch._C._are_functorch_transforms_active() or (forward_ad._current_level >= 0 and autograd._dual(x)):
+            raise UnsupportedError("torch.func and forward-mode derivatives take no packed layer, but its to_linear()")
         y = _Product.apply(x, self.handle, self.out_features)
         return (y if self.bias is None else y + self.bias).reshape(*input.shape[:-1], self.out_features)
 
@@ -61,7 +67,8 @@ class PatternLinear(nn.Module):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.to_dense()
+        dense = self.to_dense()
+        destination[prefix + "weight"] = dense.t().contiguous() if self.conv1d else dense
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
         if (name := f"{prefix}weight") in state_dict:
@@ -84,10 +91,17 @@ class PatternLinear(nn.Module):
 
 def linear_of(weight: Tensor, bias: Tensor | None, like: nn.Module | None = None) -> nn.Linear:
     """A layer of this very weight [N, K] and bias, of which is trained what is of `like`: frozen without one."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(weight, like is not None and like.weight.requires_grad)
-    linear.bias = None if bias is None else nn.Parameter(bias, like is not None and like.bias.requires_grad)
+    linear, trained = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta"), trained_of(like)
+    linear.weight = nn.Parameter(weight, trained["weight"])
+    linear.bias = None if bias is None else nn.Parameter(bias, trained["bias"])
     return linear
+
+
+def trained_of(layer: nn.Module | None) -> dict[str, bool]:
+    """Whether a layer's "weight" and "bias" are trained; of one packed for inference, whether they were before."""
+    if getattr(layer, "frozen", isinstance(layer, PatternLinear)):
+        return vars(layer).get("trained", {"weight": True, "bias": True})
+    return {name: getattr(getattr(layer, name, None), "requires_grad", False) for name in ("weight", "bias")}
 
 
 _layers: weakref.WeakValueDictionary[int, PatternLinear] = weakref.WeakValueDictionary()

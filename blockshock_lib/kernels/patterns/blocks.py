@@ -176,9 +176,10 @@ def bsr_bytes(counts: Counts, itemsize: int) -> float:
 
 
 def grouped_bytes(counts: Counts, itemsize: int) -> float:
-    """e a kept block's entries, 4 a column of a block, and 4 N/b, where no row of blocks is empty."""
-    entries, lines = counts.blocks * counts.block**2, counts.n // counts.block
-    return itemsize * entries + 4 * (counts.blocks * counts.block + lines)
+    """e a held block's entries, 4 a column of a block, and 4 N/b; a row of blocks that keeps nothing holds one."""
+    lines = counts.n // counts.block
+    blocks = counts.blocks + lines - counts.rows // counts.block
+    return itemsize * blocks * counts.block**2 + 4 * (blocks * counts.block + lines)
 
 
 def bsr(device: torch.device, dtype: torch.dtype, shape: tuple[int, int], block: int) -> str:

@@ -5,7 +5,7 @@ A pass ends at the layer that it is for, and every layer before that one is prun
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,19 +19,30 @@ class _Reached(Exception):
     """Ends a pass."""
 
 
+def batches_of(calibration: Iterable[Any] | None) -> list[Any]:
+    """ValueError where that is no list of batches."""
+    if isinstance(calibration, Mapping | Tensor) or not isinstance(calibration, Iterable | None):
+        raise ValueError(f"calibration is one {type(calibration).__name__}: put it into a list, [batch]")
+    batches = list(() if calibration is None else calibration)
+    if nothing := [number for number, batch in enumerate(batches) if batch is None]:
+        raise ValueError(f"batch {nothing[0]} of calibration is None: a batch is what the model takes")
+    return batches
+
+
 def survey(model: nn.Module, names: Sequence[str], batches: Sequence[Any], full: bool) -> dict[tuple[str, ...], bool]:
-    """The layers that are called, in order, together those that are given the same tensor; whether once a batch.
+    """The layers that are called, in order, together those that are given the same values; whether once a batch.
 
     DataError names a layer whose inputs are not finite or, if it needs a `full` rank, have fewer rows than features.
     """
-    source, last = 0, None
+    source, last = 0, (None, 0)
     # Of a layer: the batch of each call, and which of the tensors, counted as they come, it is given.
     calls = defaultdict(list)
     rows, features, finite = Counter(), {}, {}
 
     def look(number: int, name: str, x: Tensor) -> None:
         nonlocal source, last
-        source, last = source + (x is not last), x
+        version = None if x.is_inference() else x._version  # of a tensor that is written in place between two layers
+        source, last = source + (version is None or x is not last[0] or version != last[1]), (x, version)
         calls[name].append((number, source))
         features[name] = x.shape[-1]
         rows[name] += x.numel() // x.shape[-1]
@@ -91,4 +102,4 @@ def _passes(
         for batch in batches:
             args, kwargs = ((), batch) if isinstance(batch, Mapping) else (batch, {})
             with contextlib.suppress(_Reached):
-                model(*(args if isinstance(args, tuple) else (args,)), **kwargs)
+                model(*(args if isinstance(args, tuple | list) else (args,)), **kwargs)

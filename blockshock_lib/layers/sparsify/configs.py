@@ -1,19 +1,20 @@
 """How a weight is pruned, and what multiplies it then: one frozen class a pattern."""
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError, allowed
-from blockshock_lib.kernels.patterns import eight_bits, two_four
+from blockshock_lib.kernels.patterns import eight_bits, shuffled, two_four
 from blockshock_lib.kernels.patterns.pattern import empty_rows
 from blockshock_lib.kernels.patterns.table import PATTERNS
 from blockshock_lib.kernels.sparse24.backends import BACKENDS, choose
 from blockshock_lib.layers.linear24 import Linear24, nonzero_places
 from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
-from blockshock_lib.layers.sparsify.prune import sparsegpt, wanda
+from blockshock_lib.layers.sparsify.prune import COLUMNS, sparsegpt, wanda
 
 CALIBRATED = ("wanda", "sparsegpt")
 
@@ -31,6 +32,13 @@ class Config:
     methods: ClassVar[tuple[str, ...]] = ("magnitude", "given", *CALIBRATED)
     method: str
     strip: ClassVar[int]
+
+    @staticmethod
+    def one(config: object) -> None:
+        """ValueError where that is none."""
+        if not isinstance(config, Config):
+            known = "Sparse24(), Unstructured(sparsity=...), BlockSparse(sparsity=...) and the like"
+            raise ValueError(f"config is one of {known}, made with its options, not {config!r}")
 
     def allow(self, **words: tuple[str, tuple[str, ...]]) -> None:
         for what, (given, known) in ({"method": (self.method, self.methods)} | words).items():
@@ -128,8 +136,10 @@ class Patterned(Config):
 
     def __post_init__(self):
         self.allow(kernel=(self.kernel, ("", *(kernel.name for kernel in PATTERNS[self.pattern].kernels))))
-        if not 0 <= self.sparsity < 1:
-            raise ValueError(f"sparsity={self.sparsity:g}: it lies from 0 to below 1")
+        if not (isinstance(self.sparsity, Real) and 0 <= self.sparsity < 1):
+            raise ValueError(f"sparsity={self.sparsity!r}: it lies from 0 to below 1")
+        if PATTERNS[self.pattern].blocks and not (isinstance(self.block, Integral) and self.block > 0):
+            raise ValueError(f"block={self.block!r}: it is a whole number from 1 on")
 
     @property
     def strip(self) -> int:
@@ -141,11 +151,18 @@ class Patterned(Config):
     def refuse(self, weight: Tensor) -> None:
         super().refuse(weight)
         PATTERNS[self.pattern].choose(weight, self.block, self.kernel)
+        if self.method == "sparsegpt" and COLUMNS % (self.block or 1):
+            raise ValueError(f"blocks of {self.block} do not divide the {COLUMNS} columns that SparseGPT takes at once")
+        most = keep = self.keep(weight.abs())
+        if self.method == "given":
+            keep = self.kept(weight)
+            if (count := int(keep.sum())) > (wanted := int(most.sum())):
+                raise ValueError(f"its weight is not pruned: it keeps {count}, and sparsity={self.sparsity:g} {wanted}")
         if self.method not in CALIBRATED:
-            self.refuse_empty(self.kept(weight))
+            self.refuse_empty(keep)
 
     def refuse_empty(self, keep: Tensor) -> None:
-        if self.pattern != "rows" and (count := empty_rows(keep)):
+        if (count := empty_rows(keep)) and (self.pattern != "rows" or count == len(keep)):
             row = int((~keep.any(1)).nonzero()[0])
             raise ValueError(f"a sparsity of {self.sparsity:g} leaves {count} outputs without a weight, as row {row}")
 
@@ -176,7 +193,12 @@ class ShuffledBlocks(BlockSparse):
     """Blocks of a weight whose rows and columns are put in another order first."""
 
     pattern = "shuffled blocks"
-    methods = ("magnitude", "wanda")
+    methods = ("magnitude", "given", "wanda")
+
+    def kept(self, weight: Tensor) -> Tensor:
+        keep = super().kept(weight)
+        shuffled.order(keep, self.block), shuffled.order(keep.t(), self.block)  # which refuse a mask of another kind
+        return keep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +215,10 @@ class StructuredRows(Patterned):
 
     pattern, methods = "rows", ("magnitude", "given", "wanda")
     block: int = 8
+
+    def kept(self, weight: Tensor) -> Tensor:
+        keep = super().kept(weight)
+        return keep.any(1, keepdim=True) & keep.any(0)  # a zero among what is kept stays
 
 
 @dataclass(frozen=True, kw_only=True)

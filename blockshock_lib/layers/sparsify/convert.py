@@ -11,12 +11,12 @@ from torch import nn
 from blockshock_lib.errors import DataError, UnsupportedError
 from blockshock_lib.layers.linear24 import Linear24
 from blockshock_lib.layers.parts import leave, refuse_wrapped
-from blockshock_lib.layers.pattern_linear import PatternLinear
-from blockshock_lib.layers.sparsify.calibrate import moments, survey
+from blockshock_lib.layers.pattern_linear import PatternLinear, trained_of
+from blockshock_lib.layers.sparsify.calibrate import batches_of, moments, survey
 from blockshock_lib.layers.sparsify.configs import CALIBRATED, Config, Sparse24
 from blockshock_lib.layers.sparsify.fake import FakeSparse, PruneSchedule, fake, unfake
 from blockshock_lib.layers.sparsify.parallel import ParallelLinear24, parallel, part_of, split
-from blockshock_lib.layers.sparsify.plan import Filter, as_linear, conv1d_of, held, plan, row_of
+from blockshock_lib.layers.sparsify.plan import Filter, as_linear, conv1d_of, held, plan, refuse_hooked, row_of
 from blockshock_lib.layers.sparsify.report import Report
 
 
@@ -32,14 +32,15 @@ def sparsify_(
     are held, and in calibration those of other patterns than 2:4 a third time, dense. Make optimizers,
     DistributedDataParallel and CUDA graphs afterwards.
 
-    `calibration`, for a method that needs it: batches, each what the model takes, as a tensor, a tuple or a mapping of
-    its arguments, on its device. A layer is pruned by what it is given once all layers before it are pruned, in eval
+    `calibration`, for a method that needs it: batches, each what the model takes, a tensor, or a tuple, list or mapping
+    of its arguments, on its device. A layer is pruned by what it is given once all layers before it are pruned, in eval
     mode; one that no batch reaches stays as it is.
 
     ValueError: the filter takes no linear layer, or calibration is missing or not needed; UnsupportedError: none of the
     layers can be converted; DataError: calibration that is not finite, or has fewer rows than a layer has inputs.
     """
-    full, batches = config.method == "sparsegpt", list(() if calibration is None else calibration)
+    Config.one(config)
+    full, batches = config.method == "sparsegpt", batches_of(calibration)
     if config.method in CALIBRATED and not batches:
         raise ValueError(f"method={config.method!r} needs calibration=[...], batches of what the model takes")
     if config.method not in CALIBRATED and calibration is not None:
@@ -86,6 +87,7 @@ def fake_sparsify_(
     `filter`, what is refused and ValueErrors as for `sparsify_`; ValueError too for a method that needs calibration,
     UnsupportedError for a model that holds fake layers already.
     """
+    Config.one(config)
     if any(isinstance(module, FakeSparse) for module in model.modules()):
         raise UnsupportedError("the model trains as if it were sparse already: call sparsify_ or dense_ first")
     schedule = schedule or PruneSchedule()
@@ -109,7 +111,7 @@ def fake_sparsify_(
 def dense_(model: nn.Module) -> Report:
     """Makes each sparse layer, real or fake, what it was, with zeros where it was pruned; in place, all or none.
 
-    UnsupportedError: there is none.
+    UnsupportedError: there is none, or one has hooks, which would be lost.
     """
     rows, made = [], {}
     with contextlib.ExitStack() as undo:
@@ -117,6 +119,7 @@ def dense_(model: nn.Module) -> Report:
             if not isinstance(old, Linear24 | PatternLinear | FakeSparse) or not name:
                 continue
             if old not in made:
+                refuse_hooked(old, f"{name}: ")
                 row = row_of(name, old)
                 made[old] = _dense(old)
                 rows.append(replace(row, after=row_of(name, made[old]).after))
@@ -124,6 +127,8 @@ def dense_(model: nn.Module) -> Report:
         undo.pop_all()
     if not rows:
         raise UnsupportedError("no layer of this model is sparse")
+    for row, old in zip(rows, made, strict=True):
+        leave(old, row.name)
     return Report(tuple(rows))
 
 
@@ -136,7 +141,7 @@ def put(undo: contextlib.ExitStack, model: nn.Module, name: str, new: nn.Module)
 def converted(new: nn.Module, old: nn.Module, name: str) -> nn.Module:
     """The new layer, told whose place it takes."""
     new = parallel(new, old) if split(old) else new
-    new.path, new.conv1d = name, conv1d_of(old)
+    new.path, new.conv1d, new.trained = name, conv1d_of(old), trained_of(old)
     return new.train(old.training)
 
 
@@ -146,6 +151,7 @@ def _dense(layer: nn.Module) -> nn.Module:
     weight = layer.effective().detach() if isinstance(layer, FakeSparse) else layer.to_dense()
     kind, bias = conv1d_of(layer), layer.bias
     dense = kind(*weight.shape) if kind else nn.Linear(*weight.shape[::-1], device="meta")
-    dense.weight = nn.Parameter((weight.t() if kind else weight).contiguous())
-    dense.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+    trained = trained_of(layer)
+    dense.weight = nn.Parameter((weight.t() if kind else weight).contiguous(), trained["weight"])
+    dense.bias = None if bias is None else nn.Parameter(bias.detach().clone(), trained["bias"])
     return dense.train(layer.training)

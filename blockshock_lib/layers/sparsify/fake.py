@@ -8,16 +8,19 @@
 | s-ste | c sign(W) max(0, abs(W) - the second smallest of its four), c = <W, S> / <S, S> at first | arXiv:2409.09099 |
 
 t goes from 0 to 1 over the schedule's steps; `keep` is taken anew in each pass, but for "once". A state that is loaded
-brings a new `keep` and c.
+brings a new `keep` and c, and the schedule's own state those that were.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from blockshock_lib.errors import allowed
+from blockshock_lib.errors import UnsupportedError, allowed
 from blockshock_lib.layers import guards
 
 KINDS = ("once", "gradual", "decay", "s-ste")
@@ -57,6 +60,27 @@ class PruneSchedule:
         """t, from 0 to 1."""
         return min(1.0, self.done / self.steps) if self.steps else 1.0
 
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """What a resumed training needs beside the states of model and optimizer: steps done, masks and scales."""
+        return {"kind": self.kind, "done": self.done} | {what: self._held(model, what) for what in ("kept", "scale")}
+
+    def load_state_dict(self, state: Mapping[str, Any], model: nn.Module) -> None:
+        """Call it last: a state that the model loads brings new masks. ValueError: of another kind, or other layers."""
+        layers, kept = self._held(model, "schedule"), self._held(model, "kept")
+        if state["kind"] != self.kind:
+            raise ValueError(f"it is of {state['kind']!r}, this schedule is {self.kind!r}")
+        if odd := (state["kept"].keys() ^ kept.keys()) | (state["scale"].keys() - layers.keys()):
+            raise ValueError(f"it is of other layers than the model's, as {min(odd)}")
+        for what in ("kept", "scale"):
+            for name, value in state[what].items():
+                layer = model.get_submodule(name)
+                setattr(layer, what, value.to(layer.weight.device))
+        self.done = state["done"]
+
+    def _held(self, model: nn.Module, what: str) -> dict[str, Any]:
+        own = {name: one for name, one in model.named_modules() if getattr(one, "schedule", None) is self}
+        return {name: value for name, one in own.items() if (value := getattr(one, what)) is not None}
+
 
 class FakeSparse(nn.Linear):
     """What fake_sparsify_ makes of a layer in place: its parameters, names and hooks stay."""
@@ -66,6 +90,8 @@ class FakeSparse(nn.Linear):
     def effective(self) -> Tensor:
         """What a pass multiplies, [N, K], with its gradient."""
         weight = self.weight.t() if self.conv1d else self.weight
+        if self.kept is None and isinstance(weight, DTensor):
+            raise UnsupportedError("a layer that trains as if sparse is split over ranks: its schedule is to be 'once'")
         return _Effective.apply(weight, *self._value(weight.detach()), self.schedule.gradient == "sparse")
 
     def _value(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +99,8 @@ class FakeSparse(nn.Linear):
         if self.schedule.kind == "s-ste":
             soft = soft_threshold(weight)
             if self.scale is None:
-                self.scale = (weight * soft).sum() / soft.square().sum()
+                square = soft.square().sum()
+                self.scale = torch.where(square > 0, (weight * soft).sum() / square, 1)  # 1 of a weight of zeros
             return soft * self.scale, (soft != 0) * self.scale
         keep, share = self.config.keep(weight.abs()) if self.kept is None else self.kept, self.schedule.share
         factor = keep.to(weight.dtype)

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.linear24 import Linear24
-from blockshock_lib.layers.pattern_linear import linear_of
+from blockshock_lib.layers.pattern_linear import linear_of, trained_of
 from blockshock_lib.layers.sparsify.configs import CALIBRATED, Config, Sparse24
 from blockshock_lib.layers.sparsify.report import Row
 
@@ -49,9 +49,9 @@ class ParallelLinear24(Linear24):
     def to_linear(self) -> nn.Linear:
         """As torch's style left it, with zeros where it was pruned. No collective."""
         linear = nn.Linear(*self.places["weight"][1][::-1], bias=self.bias is not None, device="meta")
-        for name, own in linear.named_parameters():
+        for name, _ in linear.named_parameters():
             part = self.to_dense() if name == "weight" else self.bias.detach().clone()
-            linear.register_parameter(name, nn.Parameter(self.spread(name, part), own.requires_grad))
+            linear.register_parameter(name, nn.Parameter(self.spread(name, part), trained_of(self)[name]))
         return hooked(linear, self)
 
     def graphed(self, shapes: int = 8):
@@ -63,8 +63,11 @@ class ParallelLinear24(Linear24):
             destination[prefix + name] = self.spread(name, destination[prefix + name])
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):
-        for name, (placements, *_) in self.places.items():
-            if isinstance(value := state_dict.get(prefix + name), DTensor):
+        for name, (placements, shape, _) in self.places.items():
+            value = state_dict.get(prefix + name)
+            if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == shape:  # whole
+                value = distribute_tensor(value.detach(), self.mesh, placements, src_data_rank=None)
+            if isinstance(value, DTensor):
                 state_dict = state_dict | {prefix + name: local(value.redistribute(self.mesh, placements))}
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
@@ -117,7 +120,10 @@ def agreed(rows: list[Row], model: nn.Module) -> list[Row]:
     """The rows with what any rank that shares the model refuses, so that all leave the same layers. Collectives."""
     meshes = dict.fromkeys(module.weight.device_mesh for module in model.modules() if split(module))
     for mesh in (mesh for mesh in meshes if mesh.ndim == 1):
-        every = Group.of(mesh.get_group()).gather_objects([row.refused for row in rows])
-        first = [next(filter(None, said), "") for said in zip(*every, strict=True)]
+        every = Group.of(mesh.get_group()).gather_objects({row.name: row.refused for row in rows})
+        for rank, said in enumerate(every):
+            if odd := said.keys() ^ every[0].keys():
+                raise UnsupportedError(f"rank {rank} takes other layers than rank 0, as {min(odd)}: give one filter")
+        first = [next(filter(None, (said[row.name] for said in every)), "") for row in rows]
         rows = [replace(row, refused=why) for row, why in zip(rows, first, strict=True)]
     return rows

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 
 from blockshock_lib.errors import UnsupportedError, first_line
@@ -35,26 +36,38 @@ def plan(
     """
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise UnsupportedError("DistributedDataParallel holds on to the parameters it was made of: wrap it afterwards")
+    if not (filter is None or isinstance(filter, str) or callable(filter)):
+        raise ValueError(f"filter={filter!r}: it is a pattern of names, a function of name and module, or None")
     places, owners = defaultdict(list), defaultdict(list)  # of a module, the names; of a parameter, its modules
     for name, module in model.named_modules(remove_duplicate=False):
         places[module].append(name)
     for module in places:
         for parameter in module.parameters(recurse=False):
-            owners[parameter].append(module)
-    rows = []
+            owners[_place(parameter)].append(module)
+    rows, experts = [], []
     for module, names in places.items():
+        if not callable(filter) and any(_takes(filter, name, module) for name in names):  # else a function of layers
+            experts += _experts(module, names[0])
         if not (_is_linear(module) and any(_takes(filter, name, module) for name in names)):
             continue
-        others = [places[other][0] for p in module.parameters(recurse=False) for other in owners[p] if other != module]
+        held = map(_place, module.parameters(recurse=False))
+        others = [places[other][0] for place in held for other in owners[place] if other != module]
         try:
             _refuse(module, names, others)
             taken = parts and parallel.split(module)
             require_plain(linear := parallel.part_of(module, config) if taken else as_linear(module))
             if config and linear.weight.is_meta:
                 raise UnsupportedError("its weight is on the meta device: load it first")
+            if isinstance(module, nn.Linear) and type(module) not in (nn.Linear, FakeSparse):
+                raise UnsupportedError(f"it is a {type(module).__name__}, and dense_ would give an nn.Linear: use that")
             if config:
                 weight = linear.weight.detach()
-                config.refuse(weight.bfloat16() if fake and weight.dtype == torch.float32 else weight)
+                try:
+                    config.refuse(weight)
+                except UnsupportedError:
+                    if not (fake and weight.dtype == torch.float32):
+                        raise
+                    config.refuse(weight.bfloat16())
             reason = ""
         except (UnsupportedError, ValueError) as error:
             reason = first_line(error)
@@ -65,7 +78,7 @@ def plan(
     if all(row.refused for row in rows):
         first = f"{rows[0].name or 'the model'}: {rows[0].refused}"
         raise UnsupportedError(f"none of {len(rows)} layers can be converted; {first}")
-    return rows
+    return rows + experts
 
 
 def row_of(name: str, module: nn.Module, refused: str = "") -> Row:
@@ -110,14 +123,30 @@ def as_linear(module: nn.Module) -> nn.Linear:
 
 def _is_linear(module: nn.Module) -> bool:
     # By name too: a quantizer's linear layers, of whatever class, are told that they are left.
-    named = type(module).__name__.endswith(("Linear", "Linear24")) and not any(module.children())
+    named = type(module).__name__.endswith(("Linear", "Linear24")) and not any(map(_is_linear, module.children()))
     return isinstance(module, nn.Linear) or is_conv1d(module) or named
 
 
+def _experts(module: nn.Module, path: str) -> list[Row]:
+    """The parameters [experts, N, K] of a module, which are left too."""
+    own = {} if isinstance(module, _ConvNd) else module._parameters
+    found = {name: p for name, p in own.items() if type(p) is nn.Parameter and p.dim() == 3 and len(p) > 1}
+    why = f"it is weights in one parameter of {type(module).__name__}, and no nn.Linear"
+    return [
+        Row(f"{path}.{name}".lstrip("."), "Parameter", tuple(p.shape), p.dtype, p.device, p.nbytes, p.nbytes, why)
+        for name, p in found.items()
+        if min(p.shape[1:]) >= 16
+    ]
+
+
+def _place(parameter: nn.Parameter) -> int | nn.Parameter:
+    """By which parameters over one storage are known."""
+    made = type(parameter) is nn.Parameter and not parameter.is_meta
+    return (parameter.data_ptr() if made else 0) or parameter
+
+
 def _takes(filter: Filter, name: str, module: nn.Module) -> bool:
-    if isinstance(filter, str):
-        return fnmatchcase(name, filter)
-    return filter is None or bool(filter(name, module))
+    return fnmatchcase(name, filter) if isinstance(filter, str) else filter is None or bool(filter(name, module))
 
 
 def _refuse(module: nn.Module, names: list[str], tied: list[str]) -> None:
@@ -132,13 +161,21 @@ def _refuse(module: nn.Module, names: list[str], tied: list[str]) -> None:
         )
     if hasattr(module, "to_linear") or type(weight) not in (nn.Parameter, DTensor):
         return  # which require_plain refuses by its kind
-    known = guards.called, *parallel.hooks_of(module)
-    hooks = {name: held for name, held in vars(module).items() if "_hooks" in name and isinstance(held, dict)}
-    if hooked := [name for name, held in hooks.items() if set(held.values()).difference(known)]:
-        raise UnsupportedError(f"it has hooks ({hooked[0]}), which a new layer would lose: take them off first")
+    refuse_hooked(module)
+    if more := (module._parameters | module._buffers | module._modules).keys() - {"weight", "bias", "kept"}:
+        raise UnsupportedError(f"it holds more than weight and bias, and {min(more)} would be lost: keep it elsewhere")
     if tied:
         raise UnsupportedError(f"it shares a parameter with {tied[0] or 'the model'}: give it one of its own first")
     if weight.dtype not in DTYPES:
         raise UnsupportedError(f"its weight is quantized, {weight.dtype}")
-    if weight._backward_hooks or weight._post_accumulate_grad_hooks:
-        raise UnsupportedError("its weight has hooks, which a new layer would lose: take them off first")
+
+
+def refuse_hooked(module: nn.Module, where: str = "") -> None:
+    """UnsupportedError for hooks of a layer or its weight."""
+    known, weight = (guards.called, *parallel.hooks_of(module)), module._parameters.get("weight")
+    hooks = {name: held for name, held in vars(module).items() if "_hooks" in name and isinstance(held, dict)}
+    what = [f"it has hooks ({name})" for name, held in hooks.items() if set(held.values()).difference(known)]
+    if weight is not None and (weight._backward_hooks or weight._post_accumulate_grad_hooks):
+        what.append("its weight has hooks")
+    if what:
+        raise UnsupportedError(f"{where}{what[0]}, which a new layer would lose: take them off first")

@@ -13,7 +13,7 @@ from torch import Tensor
 from blockshock_lib.errors import DataError
 
 DAMPING = 0.01  # of the mean of H's diagonal, as the paper's code has it
-_BLOCK = 128  # columns whose updates of what lies right of them are made at once
+COLUMNS = 128  # columns whose updates of what lies right of them are made at once
 
 
 def wanda(weight: Tensor, moments: Tensor) -> Tensor:
@@ -40,14 +40,14 @@ def sparsegpt(
         upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(hessian)), upper=True)
     except torch.linalg.LinAlgError:
         raise DataError("the second moments of its inputs are not positive definite: give more rows") from None
-    for start in range(0, w.shape[1], _BLOCK):
-        block, factor = w[:, start : start + _BLOCK], upper[start : start + _BLOCK, start : start + _BLOCK]
-        kept, errors = keep[:, start : start + _BLOCK], torch.zeros_like(block)
+    for start in range(0, w.shape[1], COLUMNS):
+        block, factor = w[:, start : start + COLUMNS], upper[start : start + COLUMNS, start : start + COLUMNS]
+        kept, errors = keep[:, start : start + COLUMNS], torch.zeros_like(block)
         for i in range(block.shape[1]):
             if not i % width:
                 ahead = slice(i, i + width)
                 kept[:, ahead] = keep_of((block[:, ahead] / factor.diagonal()[ahead]).square())
             errors[:, i] = torch.where(kept[:, i], 0, block[:, i] / factor[i, i])
             block[:, i:].addr_(errors[:, i], factor[i, i:], alpha=-1)
-        w[:, start + _BLOCK :].addmm_(errors, upper[start : start + _BLOCK, start + _BLOCK :], alpha=-1)
+        w[:, start + COLUMNS :].addmm_(errors, upper[start : start + COLUMNS, start + COLUMNS :], alpha=-1)
     return w.masked_fill_(~keep, 0).to(weight.dtype), keep

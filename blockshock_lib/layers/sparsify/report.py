@@ -56,7 +56,7 @@ class Report:
     def __str__(self) -> str:
         before, after = self.nbytes
         head = f"{len(self.converted)} of {len(self.rows)} layers converted, {_mib(before)} before, {_mib(after)} after"
-        width = max(len(row.name) for row in self.rows)
+        width = max((len(row.name) for row in self.rows), default=0)
         lines = [
             f"{row.name:{width}}  {row.kind} {'x'.join(map(str, row.shape))}  "
             + (f"left: {row.refused}" if row.refused else f"{_mib(row.before)} -> {_mib(row.after)}")

@@ -15,16 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blockshock_lib.errors import CheckpointError, UnsupportedError, first_line
+from blockshock_lib.errors import BlockShockError, CheckpointError, UnsupportedError, first_line
 from blockshock_lib.kernels.patterns.eight_bits import DTYPES, EightBits
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.layers.linear24 import Linear24, nonzero_places
+from blockshock_lib.layers.parts import leave
 from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
 from blockshock_lib.layers.sparsify.configs import Sparse24, of_eight_bits
 from blockshock_lib.layers.sparsify.convert import converted, put
 from blockshock_lib.layers.sparsify.fake import FakeSparse
 from blockshock_lib.layers.sparsify.parallel import ParallelLinear24, split
-from blockshock_lib.layers.sparsify.plan import held, plan, row_of, shape_of
+from blockshock_lib.layers.sparsify.plan import held, plan, refuse_hooked, row_of, shape_of
 from blockshock_lib.layers.sparsify.report import Report
 
 PARTS, SCALE = ("compressed", "bitmask", "shape"), "weight_scale"
@@ -33,7 +34,7 @@ PARTS, SCALE = ("compressed", "bitmask", "shape"), "weight_scale"
 @torch.no_grad()
 def save_sparse(path: Path | str, model: nn.Module) -> None:
     """Writes the model to one .safetensors file, whole or not at all; a tied tensor under its first name alone."""
-    tensors = {}
+    tensors, place = {}, torch.device("cpu")
     for name, layer in model.named_modules():
         if split(layer) or isinstance(layer, ParallelLinear24):
             raise UnsupportedError(f"{name} is split over ranks: torch.distributed.checkpoint saves a state dict of it")
@@ -45,8 +46,8 @@ def save_sparse(path: Path | str, model: nn.Module) -> None:
         eight = isinstance(layer, PatternLinear)
         dense = (layer.packed.quantized() if eight else layer.to_dense()).cpu()
         keep = nonzero_places(dense.float() if eight else dense)
-        shape = torch.tensor(dense.shape).view(2, 1)
-        bits = (keep.unflatten(1, (-1, 8)) * 2 ** torch.arange(8)).sum(-1).to(torch.uint8)
+        shape = torch.tensor(dense.shape, device=place).view(2, 1)
+        bits = (keep.unflatten(1, (-1, 8)) * 2 ** torch.arange(8, device=place)).sum(-1).to(torch.uint8)
         found = _whole(dense)[keep].view(len(dense), -1).view(dense.dtype), bits, shape
         tensors |= {f"{name}.{part}": value for part, value in zip(PARTS, found, strict=True)}
         tensors |= {f"{name}.{SCALE}": layer.packed.tensors["scales"].cpu()} if eight else {}
@@ -73,7 +74,9 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
     file; what has 8 there stays as it is. All is checked before anything is changed. CheckpointError: a file is
     damaged, or names, shapes or dtypes are not the model's.
     """
-    with contextlib.ExitStack() as stack:
+    if not isinstance(config, Sparse24 | None):
+        raise ValueError(f"a file holds 2:4 layers, so that config is a Sparse24(), not {config!r}")
+    with torch.device("cpu"), contextlib.ExitStack() as stack:  # whatever the caller's default is
         try:
             found = _opened(Path(path), stack)
             names = [key.removesuffix(".compressed") for key in found if key.endswith(".compressed")]
@@ -81,10 +84,10 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             scales = {name: _scale(name, weights[name], found) for name in names if weights[name].itemsize == 1}
             rest = {key: read() for key, read in found.items()}
             _check(model, weights, rest)
-        except (OSError, KeyError, ValueError, RuntimeError, CheckpointError, _safetensors().SafetensorError) as error:
+        except (OSError, KeyError, ValueError, RuntimeError, BlockShockError, _safetensors().SafetensorError) as error:
             raise CheckpointError(f"{path}: {first_line(error)}") from error
-    config, rows = replace(config or Sparse24(), method="given"), []
-    with contextlib.ExitStack() as undo:
+    config, rows, left = replace(config or Sparse24(), method="given"), [], {}
+    with torch.device("cpu"), contextlib.ExitStack() as undo:
         for name, weight in weights.items():
             old = model.get_submodule(name)
             device = torch.device("cpu") if old.weight.is_meta else old.weight.device
@@ -93,10 +96,11 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             if name in scales:
                 new = of_eight_bits(weight, scales[name].to(device), old.weight.dtype, bias)
             else:
-                new = config.layer(linear_of(weight, bias))
+                new = config.layer(linear_of(weight, bias, old))
             new = converted(new, old, name)
             rows.append(replace(row_of(name, old), after=held(new), made=type(new).__name__))
             put(undo, model, name, new)
+            left[name] = old
         own = _others(model)
         shared = {}  # of a tensor of the model, what all of its names get, so that they stay tied where it is replaced
         for key, value in rest.items():
@@ -104,8 +108,16 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             parameter = isinstance(own[key], nn.Parameter)
             shared[id(own[key])] = nn.Parameter(value, own[key].requires_grad) if parameter else value
         rest = {key: shared[id(old)] for key, old in own.items() if id(old) in shared}
-        model.load_state_dict(rest, strict=False, assign=any(own[key].is_meta for key in rest))
+        assign = any(own[key].is_meta for key in rest)
+        for module in model.modules():
+            undo.callback(module._parameters.update, dict(module._parameters))
+            undo.callback(module._buffers.update, dict(module._buffers))
+        for key in () if assign else rest:
+            undo.callback(own[key].copy_, own[key].clone())
+        model.load_state_dict(rest, strict=False, assign=assign)
         undo.pop_all()
+    for name, old in left.items() if not config.frozen else ():
+        leave(old, name)
     return Report(tuple(rows))
 
 
@@ -167,6 +179,11 @@ def _scale(name: str, values: Tensor, found: dict[str, Any]) -> Tensor:
 def _check(model: nn.Module, weights: dict[str, Tensor], rest: dict[str, Tensor]) -> None:
     """CheckpointError where names, shapes or dtypes are not the model's, or a layer cannot be made sparse."""
     own, sparse = _others(model), _sparse(model)
+    for name, layer in sparse.items():
+        refuse_hooked(layer, f"{name}: ")
+    if lost := ", ".join(name for name, buffer in model.named_buffers() if buffer.is_meta and name not in own):
+        how = "build the model on the CPU, or its linear layers alone on meta"
+        raise CheckpointError(f"{lost} is on the meta device and in no checkpoint: {how}")
     wanted = {name: (shape_of(layer), layer.weight.dtype) for name, layer in sparse.items()}
     with contextlib.suppress(ValueError):  # which says that all are sparse already, or none is there
         for row in plan(model, None, lambda name, _: name in weights.keys() - sparse.keys()):

@@ -100,6 +100,14 @@ def test_each_kernel_gives_the_masked_dense_product(name, batch, dtype):
     assert torch.equal(copied.product(x), y)
 
 
+@pytest.mark.parametrize("name", ["grouped", "bsr"])
+def test_the_bytes_of_blocks_count_what_is_held_for_empty_rows_of_blocks(name):
+    pattern, weight, mask, block = made("blocks")
+    mask[: 2 * block] = False
+    packed = pattern.pack(weight, mask, block, name)
+    assert packed.nbytes == KERNELS[name][1].weight_bytes(general.counts(mask, block), weight.element_size())
+
+
 @pytest.mark.parametrize("name", ["csr", "coo", "bsr", "grouped", "bsr_shuffled", "smaller_rows", "smaller_columns"])
 def test_a_wrong_place_of_one_weight_does_not_pass_the_gate(name):
     pattern, weight, mask, block = made(KERNELS[name][0].name)

@@ -1,5 +1,7 @@
 """A model is made sparse as planned, wholly or not at all, and made dense again."""
 
+import copy
+import warnings
 from dataclasses import replace
 from unittest import mock
 
@@ -227,3 +229,75 @@ def test_a_transformers_layer_in_eval_mode_calls_its_sparse_layers(convert, conf
         dense_(model)
         torch.testing.assert_close(model(x), read)
     assert not model.linear1._forward_pre_hooks
+
+
+@pytest.mark.parametrize("config", [Sparse24(), Sparse24(frozen=False), BlockSparse(block=16, sparsity=0.5), None])
+def test_made_dense_again_a_model_trains_what_it_trained_and_an_optimizer_of_before_is_refused(config):
+    model = Model()
+    model.blocks[0].requires_grad_(False)
+    model.blocks[1].k.bias.requires_grad_(False)
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    convert = sparsify_ if config else fake_sparsify_
+    convert(model, config or Sparse24(), "blocks.*")
+    optimizer = torch.optim.SGD(model.parameters())
+    dense_(model)
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    if not config or not getattr(config, "frozen", True):
+        model(TOKENS).sum().backward()
+        with pytest.raises(UnsupportedError, match=r"holds the parameters that blocks\.1\.\w+ had before"):
+            optimizer.step()
+
+
+@pytest.mark.parametrize("convert", [sparsify_, fake_sparsify_])
+def test_hooks_of_a_sparse_layer_are_not_lost_without_a_word(convert):
+    model = Model()
+    convert(model, Sparse24(), "blocks.*")
+    handle, before = model.blocks[1].k.register_forward_hook(lambda *_: None), state(model)
+    with pytest.raises(UnsupportedError, match=r"blocks.1.k: it has hooks \(_forward_hooks\)"):
+        dense_(model)
+    assert same(model, before)
+    handle.remove()
+    dense_(model)
+
+
+def test_what_a_new_layer_would_lose_of_a_linear_leaves_it_dense():
+    class Named(nn.Linear):
+        def norm(self):
+            return self.weight.norm()
+
+    scaled, buffered, parent = (nn.Linear(64, 64) for _ in range(3))
+    scaled.scale, parent.child = nn.Parameter(torch.ones(1)), nn.Linear(64, 64)
+    buffered.register_buffer("seen", torch.zeros(1), persistent=False)
+    for convert in (sparsify_, fake_sparsify_):
+        model = nn.Sequential(*map(copy.deepcopy, (Named(64, 64), scaled, buffered, parent, nn.Linear(64, 64))))
+        report = convert(model, Sparse24())
+        assert report.converted == ["3.child", "4"]
+        for name, words in (("0", "it is a Named, and"), ("1", "and scale"), ("2", "and seen"), ("3", "and child")):
+            assert words in report.refused[name]
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.router, self.place = nn.Parameter(torch.ones(8, 128, 64)), nn.Linear(64, 64), None
+        self.token, self.conv = nn.Parameter(torch.ones(1, 64, 64)), nn.Conv1d(64, 64, 32)
+
+
+def test_the_report_names_what_is_linear_and_no_nn_linear():
+    model = nn.ModuleDict({"experts": Experts(), "quantized": nn.Sequential(nn.Linear(64, 64))})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model["quantized"] = torch.ao.quantization.quantize_dynamic(model["quantized"], {nn.Linear})
+    report = sparsify_(model, Sparse24())
+    assert report.converted == ["experts.router"] and report.refused.keys() == {"experts.up", "quantized.0"}
+    assert report.refused["experts.up"] == "it is weights in one parameter of Experts, and no nn.Linear"
+    assert "only an nn.Linear" in report.refused["quantized.0"]
+    assert "experts.up      Parameter 8x128x64  left: it is weights" in str(report)
+    assert sparsify_(Model(), Sparse24(), "blocks.*").converted == ALL
+
+
+def test_parameters_over_one_storage_are_tied():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    model[1].weight = nn.Parameter(model[0].weight.detach())
+    report = sparsify_(model, Sparse24())
+    assert report.converted == ["2"] and "shares a parameter with 1" in report.refused["0"]

@@ -1,5 +1,7 @@
 """Layers that are trained as if they were sparse: what a pass multiplies, its gradient, and how they become real."""
 
+import copy
+import io
 from dataclasses import replace
 from unittest import mock
 
@@ -180,3 +182,64 @@ def test_a_master_of_32_bits_trains_where_only_16_can_be_multiplied(monkeypatch)
     with pytest.raises(UnsupportedError, match="no fp32"):
         sparsify_(model, Sparse24(product="reference"))
     assert not sparsify_(model.bfloat16(), Sparse24(product="reference")).refused
+
+
+@pytest.mark.parametrize("kind", ["once", "gradual", "decay", "s-ste"])
+def test_a_training_that_is_resumed_goes_on_as_if_it_had_not_stopped(kind):
+    def made():
+        model = Model().double()
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01), PruneSchedule(kind, 9 * (kind[0] in "gd"))
+
+    def trains(model, optimizer, schedule, steps):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(TOKENS).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+        return model(TOKENS)
+
+    model, optimizer, schedule = made()
+    fake_sparsify_(model, Sparse24(), schedule=schedule)
+    trains(model, optimizer, schedule, 4)
+    saved = copy.deepcopy([model.state_dict(), optimizer.state_dict(), schedule.state_dict(model)])
+    file = io.BytesIO()
+    torch.save(saved[2], file)
+    file.seek(0)
+    wanted = trains(model, optimizer, schedule, 4)
+    again, optimizer, schedule = made()
+    again.load_state_dict(saved[0])  # into the dense model
+    fake_sparsify_(again, Sparse24(), schedule=schedule)
+    optimizer.load_state_dict(saved[1])
+    schedule.load_state_dict(torch.load(file), again)
+    assert schedule.done == 4 and torch.equal(trains(again, optimizer, schedule, 4), wanted)
+
+
+def test_the_state_of_another_schedule_or_model_is_refused_and_changes_nothing():
+    model, small = Model(), nn.Sequential(nn.Linear(64, 64))
+    schedules = PruneSchedule(), PruneSchedule()
+    fake_sparsify_(model, Sparse24(), schedule=schedules[0])
+    fake_sparsify_(small, Sparse24(), schedule=schedules[1])
+    state, other, y = schedules[0].state_dict(model), schedules[1].state_dict(small), model(TOKENS)
+    for words, given in (
+        ("it is of 's-ste', this schedule is 'once'", state | {"kind": "s-ste"}),
+        ("other layers than the model's, as 0", other),
+    ):
+        with pytest.raises(ValueError, match=words):
+            schedules[0].load_state_dict(given | {"done": 7}, model)
+        assert schedules[0].done == 0 and torch.equal(model(TOKENS), y)
+
+
+def test_a_copy_has_the_schedule_that_was_copied_with_it():
+    schedule = PruneSchedule("decay", 4)
+    fake_sparsify_(model := Model(), Sparse24(), schedule=schedule)
+    model, schedule = copy.deepcopy((model, schedule))
+    y = model(TOKENS)
+    schedule.step()
+    assert not torch.equal(model(TOKENS), y)
+
+
+@pytest.mark.parametrize("gradient", ["straight-through", "sparse"])
+def test_a_weight_of_zeros_is_finite_by_s_ste_and_trains(gradient):
+    one = layer(PruneSchedule("s-ste", gradient=gradient), torch.zeros(64, 64))
+    one(torch.ones(5, 64)).sum().backward()
+    assert one.scale == 1 and not one.effective().any() and one.weight.grad.isfinite().all()

@@ -3,12 +3,13 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from blockshock_lib import BlockSparse, Sparse24, dense_, fake_sparsify_, save_sparse, sparsify_
+from blockshock_lib import BlockSparse, PruneSchedule, Sparse24, dense_, fake_sparsify_, save_sparse, sparsify_
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.sparsify.parallel import ParallelLinear24
 from tests.layers.ranks import draw, in_process
@@ -130,3 +131,44 @@ def test_what_cannot_be_packed_in_parts_is_refused_by_name_on_every_rank(pair):
         strict=True,
     ):
         assert words in reason
+
+
+def loads_whole_states(group):
+    """What set_model_state_dict does with a whole state, which all ranks or rank 0 alone have."""
+    dense, found = MLP(), []
+    sparsify_(dense, Sparse24(), lambda name, _: name != "odd")
+    y = computed(dense, group.rank)
+    wanted = {name: value.clone() for name, value in dense.state_dict().items()}
+    for options in ({}, {"broadcast_from_rank0": True}):
+        model = parallel()
+        sparsify_(model, Sparse24())
+        model.load_state_dict({n: v * (1 if "odd" in n else 3) for n, v in model.state_dict().items()})
+        given = dict(wanted) if group.rank == 0 or not options else {}
+        set_model_state_dict(model, given, options=StateDictOptions(full_state_dict=True, **options))
+        torch.testing.assert_close(computed(model, group.rank), y)
+        found.append({name: torch.equal(value, wanted[name]) for name, value in whole(model).items()})
+    return found
+
+
+def differ(group):
+    model = parallel()
+    with pytest.raises(UnsupportedError) as error:
+        sparsify_(model, Sparse24(), "up" if group.rank else "*")
+    assert type(model.up) is nn.Linear
+    fake = MLP()
+    fake_sparsify_(fake, Sparse24(), "up", PruneSchedule("decay", 4))
+    fake = parallelize_module(fake, init_device_mesh("cpu", (2,)), STYLES)
+    with pytest.raises(UnsupportedError) as late:
+        fake(draw(4, 64, dtype=torch.float64))
+    return [str(error.value), str(late.value)]
+
+
+def test_a_whole_state_is_loaded_part_by_part(pair):
+    for found in pair.call(in_process, loads_whole_states, seconds=300):
+        assert all(all(one.values()) for one in found)
+
+
+def test_other_layers_on_another_rank_and_a_split_after_a_schedule_are_refused_by_name(pair):
+    for filters, late in pair.call(in_process, differ, seconds=300):
+        assert filters == "rank 1 takes other layers than rank 0, as after: give one filter"
+        assert late == "a layer that trains as if sparse is split over ranks: its schedule is to be 'once'"

@@ -2,13 +2,18 @@
 
 import copy
 import io
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+from torch.autograd import forward_ad
 
 from blockshock_lib import (
     BlockSparse,
+    PruneSchedule,
     ShuffledBlocks,
+    Sparse24,
     Sparse24InBlocks,
     StructuredColumns,
     StructuredRows,
@@ -109,14 +114,6 @@ def test_unstructured_weights_of_16_bits_are_multiplied_in_fp32_and_stay_of_thei
         linear(x.float())
 
 
-def test_fake_layers_of_a_pattern_become_real_with_equal_values():
-    model = Model()
-    fake_sparsify_(model, BlockSparse(block=16, sparsity=0.5))
-    y = model(TOKENS)
-    assert sparsify_(model, BlockSparse(block=16, sparsity=0.5, method="given")).converted == ALL
-    torch.testing.assert_close(model(TOKENS), y)
-
-
 def test_what_a_pattern_cannot_do_is_refused_by_name():
     model = Model()
     before = state(model)
@@ -144,3 +141,104 @@ def test_what_a_pattern_cannot_do_is_refused_by_name():
     with pytest.raises(UnsupportedError, match=r"q is blocks, 0.500 sparse, and a file holds 2:4 layers alone"):
         save_sparse(io.BytesIO(), model)
     assert "packed or sharded already" in sparsify_(model, BlockSparse(block=16, sparsity=0.5)).refused["blocks.0.q"]
+
+
+PRUNED = [config for config in CONFIGS if "given" in config.methods and not config.kernel]
+
+
+@pytest.mark.parametrize("kind", ["once", "decay", "gradual"])
+@pytest.mark.parametrize("config", PRUNED, ids=lambda config: type(config).__name__)
+def test_a_fake_model_is_real_with_equal_values_once_its_schedule_has_ended_and_no_sooner(config, kind):
+    model, schedule = Model().double(), PruneSchedule(kind, 4 * (kind != "once"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    if isinstance(config, Unstructured):
+        config = replace(config, sparsity=0.5)  # of more, training by tokens leaves outputs without a weight
+    fake_sparsify_(model, config, schedule=schedule)
+    for step in range(4):
+        if kind != "once" and step in (1, 3):
+            with pytest.raises(
+                UnsupportedError, match=r"none of.*q: (.*it keeps \d+, and|the mask is not of shuffled)"
+            ):
+                sparsify_(model, replace(config, method="given"))
+        model(TOKENS).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    y = model(TOKENS)
+    assert sparsify_(model, replace(config, method="given")).converted == ALL
+    torch.testing.assert_close(model(TOKENS), y)
+
+
+def test_given_is_what_leaves_out_as_much_as_the_pattern_asks():
+    model = Model()
+    with pytest.raises(UnsupportedError, match=r"q: its weight is not pruned: it keeps 4096, and sparsity=0.9 410"):
+        sparsify_(model, Unstructured(sparsity=0.9, method="given"), "blocks.*")
+    with torch.no_grad():
+        for name in ("q", "k"):
+            weight = model.blocks[0].get_submodule(name).weight
+            weight.masked_fill_(weight.abs() <= weight.abs().flatten().kthvalue(2048).values, 0)
+    assert sparsify_(model, Unstructured(sparsity=0.5, method="given"), "*.[qk]").converted == ALL[:2]
+
+
+def test_one_layer_that_is_not_pruned_so_or_that_blocks_do_not_divide_leaves_the_others_converted():
+    def made():
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)), nn.Linear(64, 96))
+        fake_sparsify_(model, config)
+        dense_(model)
+        return model
+
+    for config in (StructuredRows(sparsity=0.5), StructuredColumns(sparsity=0.5)):
+        model, given = made(), replace(config, method="given")
+        with torch.no_grad():
+            model[0].weight.zero_()
+            row, column = model[1].weight.nonzero()[0].tolist()
+            model[1].weight[row, column] = 0  # by chance, inside what is kept
+        report = sparsify_(model, given)
+        assert report.converted == ["1", "2", "3"] and model[1].to_dense()[row, column] == 0
+        assert "without a weight" in report.refused["0"] or "keeps nothing" in report.refused["0"]
+    for block, left in ((32, []), (64, ["3"])):
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)), nn.Linear(64, 96))
+        config = BlockSparse(block=block, sparsity=0.5, method="sparsegpt")
+        assert list(sparsify_(model, config, calibration=[torch.randn(99, 64)]).refused) == left
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+    for block in (48, 200, 256):
+        with pytest.raises(UnsupportedError, match=f"none of 2 .*blocks of {block} do not divide"):
+            sparsify_(model, BlockSparse(block=block, sparsity=0.5, method="sparsegpt"), None, [torch.randn(600, 512)])
+
+
+def test_what_a_cpu_multiplies_in_32_bits_alone_trains_there():
+    model = nn.Sequential(nn.Linear(64, 64))
+    assert fake_sparsify_(model, ShuffledBlocks(block=16, sparsity=0.25)).converted == ["0"]
+
+
+def test_options_of_another_type_are_refused_by_name():
+    for make, words in (
+        (lambda: BlockSparse(block="8", sparsity=0.5), "block='8': it is a whole number from 1 on"),
+        (lambda: BlockSparse(block=16.0, sparsity=0.5), "block=16.0: it is a whole number"),
+        (lambda: StructuredRows(block=0, sparsity=0.5), "block=0: it is a whole number"),
+        (lambda: Unstructured(sparsity="0.5"), "sparsity='0.5': it lies from 0 to below 1"),
+        (lambda: Unstructured(sparsity=None), "sparsity=None: it lies"),
+        (lambda: sparsify_(Model(), BlockSparse), "config is one of Sparse24.*, BlockSparse.*, made with its options"),
+        (lambda: sparsify_(Model(), "2:4"), "config is one of .*not '2:4'"),
+        (lambda: fake_sparsify_(Model(), Sparse24), "config is one of"),
+        (lambda: sparsify_(Model(), Sparse24(), ["blocks.0.q"]), r"filter=\['blocks.0.q'\]: it is a pattern of names"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make()
+
+
+def test_a_packed_layer_is_not_exported_and_takes_no_other_kind_of_derivative():
+    model = nn.Sequential(nn.Linear(64, 64))
+    sparsify_(model, BlockSparse(block=16, sparsity=0.25))
+    x = torch.randn(3, 64)
+    with pytest.raises(Exception, match="export cannot take a packed layer along"):
+        torch.export.export(model, (x,))
+    for transform in (torch.vmap(model), torch.func.jacrev(model), torch.func.jacfwd(model)):
+        with pytest.raises(UnsupportedError, match=r"torch\.func and"):
+            transform(x)
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(UnsupportedError, match="forward-mode derivatives take no packed layer"),
+    ):
+        model(forward_ad.make_dual(x, torch.ones_like(x)))
+    assert torch.compile(model, fullgraph=True, backend="aot_eager")(x).shape == (3, 64)

@@ -200,3 +200,47 @@ def test_a_layer_that_no_batch_reaches_is_left_and_batches_may_be_mappings():
     report = sparsify_(model, Sparse24("wanda"), calibration=[{"tokens": BATCHES[0]}, (BATCHES[1],)])
     assert report.converted == ALL and report.refused["spare"] == "no batch of calibration reaches it"
     assert type(model.spare) is nn.Linear
+
+
+class InPlace(nn.Module):
+    """As residual streams are added to in place: `b` is given the same tensor as `a`, with other values."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        x = x.clone()
+        x += 10 * self.a(x)
+        x += self.b(x)
+        return x
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_tensor_that_is_written_between_two_layers_is_two_inputs(inference):
+    model, x = InPlace(), torch.randn(7, 64)
+    with torch.inference_mode(inference):
+        assert calibrate.survey(model, ["a", "b"], [x], False) == {("a",): True, ("b",): True}
+    sparsify_(model, Sparse24("wanda"), calibration=[x])
+    with torch.no_grad():
+        given = x + 10 * model.a(x)
+    keep = CONFIG.keep(prune.wanda(InPlace().b.weight.detach(), given.square().sum(0)))
+    assert torch.equal(model.b.pattern.mask(), keep)
+
+
+def test_calibration_is_a_list_of_batches_and_what_is_none_is_named():
+    model, listed = InPlace(), InPlace()
+    x = torch.randn(8, 64)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=4)  # its batches are lists
+    sparsify_(listed, Sparse24("wanda"), calibration=loader)
+    sparsify_(model, Sparse24("wanda"), calibration=[(x[:4],), x[4:]])
+    assert torch.equal(listed(x), model(x))
+    for given, words in (
+        ({"x": x}, r"calibration is one dict: put it into a list, \[batch\]"),
+        (x, r"calibration is one Tensor: put it into a list"),
+        ([x, None], "batch 1 of calibration is None"),
+        (3, "calibration is one int"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            sparsify_(InPlace(), Sparse24("wanda"), calibration=given)

@@ -1,5 +1,7 @@
 """Sparse models on disk: our files, those of compressed-tensors, torch's checkpoints, and what is refused."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -66,7 +68,9 @@ def test_compressed_tensors_reads_our_files_and_we_read_its(written, tmp_path):
 
     model, path = written
     theirs = Sparse24BitMaskCompressor(Sparse24BitMaskConfig(sparsity_structure="2:4"))
-    state = model.state_dict()
+    # Theirs are [out, in] all, while a Conv1D's state is [in, out].
+    state = {name: value.t() if "up.weight" in name else value for name, value in model.state_dict().items()}
+    state = {name: value.contiguous() for name, value in state.items()}
     for name, value in theirs.decompress(path):
         assert torch.equal(value, state[name if name in state else f"{name}.weight"]), name
     del state["head.weight"]
@@ -148,7 +152,87 @@ def test_a_checkpoint_that_is_not_this_models_or_is_damaged_is_refused_by_name_a
     model.blocks[0].k = nn.ReLU()
     with pytest.raises(CheckpointError, match=r"blocks.0.k is 2:4 in the checkpoint and no linear layer"):
         load_sparse_(model, path)
-    hooked = Model()
-    hooked.blocks[0].q.register_forward_hook(lambda *_: None)
-    with pytest.raises(CheckpointError, match=r"blocks.0.q cannot be made 2:4: it has hooks"):
-        load_sparse_(hooked, path)
+    for hooked, words in ((Model(), "q cannot be made 2:4: it has hooks"), (sparse, "blocks.0.q: it has hooks")):
+        hooked.blocks[0].q.register_forward_hook(lambda *_: None)
+        with pytest.raises(CheckpointError, match=words):
+            load_sparse_(hooked, path)
+
+
+def test_layers_that_are_read_to_be_trained_train_but_for_what_was_frozen_in_a_dense_model(written):
+    _, path = written
+    frozen, part, dense = Model(seed=1), Model(seed=2), Model(seed=3)
+    sparsify_(frozen, Sparse24())
+    part.blocks[0].k.weight.requires_grad_(False)
+    for into in (frozen, part, dense):
+        load_sparse_(into, path, Sparse24(frozen=False))
+        trained = {name: p.requires_grad for name, p in into.named_parameters()}
+        assert [name for name, does in trained.items() if not does] == ["blocks.0.k.weight"] * (into is part)
+        optimizer = torch.optim.SGD(into.parameters(), 1.0)
+        before = into(TOKENS)
+        before.square().mean().backward()
+        optimizer.step()
+        assert not torch.equal(into(TOKENS), before)
+    load_sparse_(dense, path)
+    assert not any(p.requires_grad for p in dense.blocks.parameters())
+
+
+class Rotary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.register_buffer("inv_freq", torch.arange(4.0), persistent=False)
+
+
+def test_what_no_file_holds_of_a_model_on_the_meta_device_is_named_and_default_devices_do_not_matter(tmp_path):
+    model, path = Rotary(), tmp_path / "model.safetensors"
+    sparsify_(model, Sparse24())
+    with torch.device("meta"):
+        save_sparse(path, model)
+        empty, into = Rotary(), Rotary()
+    into.inv_freq = model.inv_freq.clone()
+    with pytest.raises(CheckpointError, match=r"inv_freq is on the meta device and in no checkpoint: .*build"):
+        load_sparse_(empty, path)
+    assert empty.linear.weight.is_meta and type(empty.linear) is nn.Linear
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            load_sparse_(into, path)
+        assert torch.equal(into.linear(torch.ones(1, 64)), model.linear(torch.ones(1, 64)))
+    dense_(model)
+    save_sparse(path, model)
+    assert str(load_sparse_(Rotary(), path)).startswith("0 of 0 layers converted")
+
+
+@pytest.mark.parametrize("meta", [False, True])
+def test_a_file_that_is_read_and_interrupted_leaves_every_value(written, meta):
+    _, path = written
+    model = Model(seed=5)
+    model.last = nn.Linear(64, 64, device="meta" if meta else None)
+    whole = Model()
+    whole.last = nn.Linear(64, 64)
+    sparsify_(whole, Sparse24(), "blocks.*")
+    save_sparse(path, whole)
+    sparsify_(model, Sparse24(), "blocks.0.q")
+    before, kinds = {n: p for n, p in model.named_parameters()}, [type(m) for m in model.modules()]
+    values = {n: p.clone() for n, p in before.items() if not p.is_meta}
+    right = nn.Linear._load_from_state_dict
+
+    def fails(module, *given):
+        if module is model.last:
+            raise KeyboardInterrupt
+        right(module, *given)
+
+    with mock.patch.object(nn.Linear, "_load_from_state_dict", fails), pytest.raises(KeyboardInterrupt):
+        load_sparse_(model, path)
+    after = dict(model.named_parameters())
+    assert all(after[n] is p for n, p in before.items()) and [type(m) for m in model.modules()] == kinds
+    assert all(torch.equal(after[n], value) for n, value in values.items())
+
+
+def test_an_optimizer_of_before_is_refused_where_layers_that_are_read_are_to_be_trained(written):
+    _, path = written
+    model = Model(seed=1)
+    optimizer = torch.optim.SGD(model.parameters())
+    load_sparse_(model, path, Sparse24(frozen=False))
+    model(TOKENS).sum().backward()
+    with pytest.raises(UnsupportedError, match=r"holds the parameters that blocks\.\d\.\w+ had before"):
+        optimizer.step()
