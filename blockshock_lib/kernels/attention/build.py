@@ -62,7 +62,7 @@ def _judged(
         return number[may.expand_as(number)]
 
     # What no band bounds may list few of those that are judged.
-    at_once = min(CHUNK if wide < columns else CHUNK // 2, max(LEAST, rows * wide // 4))
+    at_once = min(CHUNK if wide < columns else CHUNK // 4 * 3, max(LEAST, rows * wide // 4))
     pieces = zip(*(x.split(max(1, at_once // wide)) for x in (p0, p1, first, begin)), strict=True)
     found = torch.cat([judged(*piece) for piece in pieces])
     whole = (found & 1).bool()

@@ -108,9 +108,13 @@ class Diagonal(Atom):
 class _Cells(Atom):
     """Cells of pairs, each of which sees whole or not at all."""
 
+    def sees(self, p, k):
+        return self.keeps(*self.cell(p, k))
+
     def bounds(self, p0, p1, k0, k1):
-        one, kept = [a == b for a, b in zip(self.cell(p0, k0), self.cell(p1, k1), strict=True)], self.sees(p0, k0)
-        return kept | ~(one[0] & one[1]), kept & one[0] & one[1]
+        first, last = self.cell(p0, k0), self.cell(p1, k1)
+        one, kept = (first[0] == last[0]) & (first[1] == last[1]), self.keeps(*first)
+        return kept | ~one, kept & one
 
 
 @dataclass(frozen=True)
@@ -124,8 +128,9 @@ class Cells(_Cells):
     def cell(self, p, k):
         return p // self.size, k // self.size
 
-    def sees(self, p, k):
-        return _hash(*self.cell(p, k), self.seed) < self.threshold
+    def keeps(self, i, j):
+        mixed = _hash(i, j, self.seed)
+        return mixed < self.threshold - 2**31 if self.threshold < 2**32 else mixed == mixed
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,8 +150,8 @@ class Table(_Cells):
     def on(self, device):
         return replace(self, table=self.table.to(device))
 
-    def sees(self, p, k):
-        return self.table.to(p.device)[self.cell(p, k)]
+    def keeps(self, i, j):
+        return self.table.to(i.device)[i, j]
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,10 +238,12 @@ def _one_piece(p0, p1, k0, k1):
 
 
 def _hash(i, j, seed: int):
-    # 32 bits in int64, whose products wrap; the mixing is that of Wellons's lowbias32.
-    bits = 0xFFFFFFFF
-    i, j = i.long(), j.long()
-    mixed = (i * 0x9E3779B1 ^ j * 0x85EBCA77 ^ (seed * 0xC2B2AE3D & bits)) & bits
-    mixed = ((mixed ^ mixed >> 16) * 0x7FEB352D) & bits
-    mixed = ((mixed ^ mixed >> 15) * 0x846CA68B) & bits
-    return mixed ^ mixed >> 16
+    # Wellons's lowbias32 in int32, whose products wrap and whose sign, turned over, has the numbers rise as its 32 bits.
+    mixed = i.int() * _signed(0x9E3779B1) ^ j.int() * _signed(0x85EBCA77) ^ _signed(seed * 0xC2B2AE3D)
+    for shift, odd in ((16, 0x7FEB352D), (15, _signed(0x846CA68B))):
+        mixed = (mixed ^ mixed >> shift & (1 << 32 - shift) - 1) * odd
+    return mixed ^ mixed >> 16 & 0xFFFF ^ _signed(1 << 31)
+
+
+def _signed(bits: int) -> int:
+    return (bits + 2**31) % 2**32 - 2**31
