@@ -238,7 +238,7 @@ def _one_piece(p0, p1, k0, k1):
 
 
 def _hash(i, j, seed: int):
-    # Wellons's lowbias32 in int32, whose products wrap and whose sign, turned over, has the numbers rise as its 32 bits.
+    # Wellons's lowbias32 in int32, whose products wrap; its sign is turned over, so that it rises as the 32 bits do.
     mixed = i.int() * _signed(0x9E3779B1) ^ j.int() * _signed(0x85EBCA77) ^ _signed(seed * 0xC2B2AE3D)
     for shift, odd in ((16, 0x7FEB352D), (15, _signed(0x846CA68B))):
         mixed = (mixed ^ mixed >> shift & (1 << 32 - shift) - 1) * odd
