@@ -190,7 +190,9 @@ def cut(whole: nn.Linear, group: Group, dim: int) -> Share:
     linear = Share(weight.shape[1], weight.shape[0], device="meta")
     linear.group, linear.split = group, ("weight",) if dim else ("weight", "bias")
     autograd.register(linear)
-    linear.weight, linear.bias = (nn.Parameter(x.clone(memory_format=torch.contiguous_format)) for x in (weight, bias))
+    for name, part in (("weight", weight), ("bias", bias)):
+        trained = getattr(whole, name).requires_grad
+        setattr(linear, name, nn.Parameter(part.clone(memory_format=torch.contiguous_format), trained))
     return linear
 
 

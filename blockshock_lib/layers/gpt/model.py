@@ -39,7 +39,7 @@ class GPTConfig:
 
 class Cache:
     """Keys and values of the `length` tokens that a GPT has read, for up to `positions`; each forward with it goes on
-    behind them. Of a sequence it holds what one schedule makes on this rank, without gradients.
+    behind them, without gradients. Of a sequence it holds what one schedule makes on this rank.
     """
 
     def __init__(self, positions: int):
@@ -48,12 +48,19 @@ class Cache:
 
     def grown(self, attention: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values, those of the new tokens, [n B, heads, S, size], behind the others."""
-        if attention not in self.held:
+        if not self.length:
             self.held[attention] = k.new_zeros(2, *k.shape[:2], self.positions, k.shape[3])
-        held, end = self.held[attention], self.length + k.shape[2]
+        held, end = self.held.get(attention), self.length + k.shape[2]
+        if held is None or held.shape[1:3] != k.shape[:2]:
+            raise ValueError("the cache holds other sequences, or those of another model or schedule: begin a new one")
         for place, new in zip(held, (k, v), strict=True):
             place[:, :, self.length : end] = new.detach()
         return held[0, :, :, :end], held[1, :, :, :end]
+
+    def __deepcopy__(self, memo: dict) -> "Cache":
+        made = Cache(self.positions)  # of the same model, from here on by itself
+        made.length, made.held = self.length, {attention: held.clone() for attention, held in self.held.items()}
+        return made
 
 
 class Attention(nn.Module):
@@ -170,6 +177,9 @@ class GPT(nn.Module):
         ranks. With a cache they are the next S tokens of what it holds. ValueError for other shapes, or more positions
         than the context or the cache has.
         """
+        if cache is not None and torch.is_grad_enabled():
+            with torch.no_grad():  # of what it holds none would come
+                return self.forward(tokens, targets, cache)
         start, room = (cache.length, min(cache.positions, self.config.context)) if cache else (0, self.config.context)
         if tokens.dim() != 2 or tokens.shape[1] > room - start:
             raise ValueError(f"tokens are [batch, at most {room - start} positions], not {list(tokens.shape)}")

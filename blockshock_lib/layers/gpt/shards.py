@@ -52,8 +52,9 @@ def read(path: Path) -> np.ndarray:
     if not count:
         raise DataError(f"{path} holds no tokens")
     tokens = np.memmap(path, "<u2", "r", start, (count,))
-    if (first := tokens[:CHUNK])[::2].any() and count > 2 and not first[1::2].any():
-        raise DataError(f"every second token of {path} is 0: its tokens take four bytes or more, not two")
+    # The upper halves of uint32 are 0, or 1 in a vocabulary of up to 2^17, as Llama's.
+    if (first := tokens[:CHUNK])[::2].any() and count > 2 and first[1::2].max() <= (first[::2].max() > 1):
+        raise DataError(f"every second token of {path} is 0 or 1: its tokens take four bytes or more, not two")
     return tokens
 
 
@@ -89,10 +90,10 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 
 def overlap(train: Sequence[np.ndarray], val: Sequence[np.ndarray]) -> float:
-    """The share of the validation's shingles that stand in the training."""
+    """The share of the validation's shingles that stand in the training. DataError where it is too short for one."""
     held, counts = np.unique(np.concatenate([shingles(part) for part in _chunks(val)]), return_counts=True)
     if not len(held):
-        return 0.0
+        raise DataError(f"the validation, {sum(map(len, val))} tokens, is too short to be told from the training")
     found = np.zeros(len(held), bool)
     for part in tqdm(list(_chunks(train)), "comparing", leave=False, disable=None):
         hashes = shingles(part)

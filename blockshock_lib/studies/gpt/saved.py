@@ -13,7 +13,7 @@ from blockshock_lib.report.tables import ABSENT, rounded, shown, smallest_first
 from blockshock_lib.studies.gpt import gaps
 from blockshock_lib.studies.gpt.axes import AXES
 from blockshock_lib.studies.gpt.methods import METHODS
-from blockshock_lib.studies.gpt.params import LAYERS
+from blockshock_lib.studies.gpt.params import COLUMNS, LAYERS
 
 CASE = ["work", "length", "width", "ranks", "link"]
 KINDS = ("forward_kernel", "step_kernel")
@@ -193,7 +193,8 @@ def gap_over_time_saved(frame: pd.DataFrame) -> Figure:
     saved = saved[saved["method"].isin(list(gap))]
     if saved.empty:
         return figures.empty(title, "no schedule was both trained and timed")
-    trained, widths = losses["width"].iloc[0], sorted(saved["width"].unique())
+    arm, widths, shape = losses.iloc[0], sorted(saved["width"].unique()), [*COLUMNS, "dtype"]
+    trained = arm["width"]
     first = saved[saved["width"].eq(trained)] if trained in widths else saved
     said = [
         f"{AXES.short(r['method'])} saves {saving_text(r)}: {gap[r['method']]} nats." for r in first.to_dict("records")
@@ -219,7 +220,8 @@ def gap_over_time_saved(frame: pd.DataFrame) -> Figure:
                 kind = dict(color=look.colour, marker=look.marker, linestyle="", capsize=2, label=look.label)
                 ax.errorbar(x, own.mean, up, across, markerfacecolor="none" if up is None else look.colour, **kind)
             ax.axhline(0, color=INK, linewidth=0.8)
-            what = f"{width} wide, {part['length'].iloc[0]} tokens" + ", as trained" * bool(width == trained)
+            alike = work == "step" and part["layers"].eq(LAYERS).all() and (part[shape] == arm[shape]).all(axis=None)
+            what = f"{width} wide, {part['length'].iloc[0]} tokens" + ", as trained" * bool(alike)
             ax.set(xlabel="time saved (%)", title=what)
             ax.grid(True)
         grid[0, 0].set_ylabel("loss gap (nats)")

@@ -281,3 +281,10 @@ def test_bad_shapes_and_parts_are_refused():
     ):
         with pytest.raises(ValueError, match=words):
             make()
+
+
+def test_what_is_not_trained_of_a_whole_model_is_not_trained_of_its_shares():
+    whole = drawn("spd", 2)
+    whole.blocks[0]["mlp"].requires_grad_(False)
+    for model in local.run(2, lambda group: gpt.GPT.of(whole, group)):
+        assert [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in whole.parameters()]

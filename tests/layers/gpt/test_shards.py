@@ -43,8 +43,9 @@ def test_the_files_of_nanogpt_are_read(tmp_path):
         ("train.bin", bytes(101), "odd size, 101 bytes"),
         ("train.bin", b"", "no tokens"),
         ("train.bin", header(20240801, 7, 4) + bytes(16), "begins with 20240801, version 7"),
-        ("val.bin", np.arange(9, dtype="<u4").tobytes(), "every second token of .* is 0"),
-        ("val.bin", np.arange(9, dtype="<i8").tobytes(), "every second token of .* is 0"),
+        ("val.bin", np.arange(9, dtype="<u4").tobytes(), "every second token of .* is 0 or 1"),
+        ("val.bin", (np.arange(9, dtype="<u4") * 16000).tobytes(), "every second token of .* is 0 or 1"),
+        ("val.bin", np.arange(9, dtype="<i8").tobytes(), "every second token of .* is 0 or 1"),
     ],
 )
 def test_a_damaged_shard_is_refused(tmp_path, name, content, sentence):
@@ -132,3 +133,8 @@ def test_the_share_of_the_validation_in_the_training(planted, monkeypatch):
     share = np.mean([one in seen for one in shards.shingles(val).tolist()])
     monkeypatch.setattr(shards, "CHUNK", 1000)  # stretches on both sides of a chunk's end count too
     assert shards.overlap([train], [val]) == share and (share > 0.2) == bool(planted)
+
+
+def test_a_validation_that_is_too_short_to_compare_is_refused():
+    with pytest.raises(DataError, match=r"the validation, 40 tokens, is too short"):
+        shards.overlap([np.arange(9000)], [np.arange(100, 140)])

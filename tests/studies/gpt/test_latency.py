@@ -1,5 +1,7 @@
 """Latency: what is timed is checked, a sum that is left out is refused, and the cache is the whole forward."""
 
+import copy
+
 import pytest
 import torch
 
@@ -113,6 +115,19 @@ def test_tokens_behind_a_cache_are_those_of_a_whole_forward(name):
     assert cache.length == 7 == CONFIG.context
     with pytest.raises(ValueError, match="at most 0 positions"):
         model(tokens[:, :1], cache=cache)
+
+
+def test_a_cache_is_copied_with_what_it_holds_and_serves_one_model_and_its_sequences_without_gradients():
+    model, cache, tokens = drawn("spd", 2), gpt.Cache(7), torch.arange(14).view(2, 7)
+    assert not model(tokens[:, :3], tokens[:, 1:4], cache=cache).requires_grad
+    branch = copy.deepcopy(cache)
+    for one in (cache, branch):
+        torch.testing.assert_close(model(tokens[:, 3:], cache=one), model(tokens)[:, 3:], atol=1e-12, rtol=0)
+    assert cache.length == branch.length == 7
+    for other, given in ((drawn("spd", 2), tokens), (model, tokens[:1])):
+        model(tokens[:, :3], cache=(held := gpt.Cache(7)))
+        with pytest.raises(ValueError, match="other sequences, or those of another model or schedule: begin a new"):
+            other(given[:, 3:], cache=held)
 
 
 def test_a_slow_link_starts_ranks_without_peer_access(monkeypatch):

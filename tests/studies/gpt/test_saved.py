@@ -80,6 +80,9 @@ def test_the_figure_of_the_study_takes_both_phases_and_says_what_is_missing():
         (both(ranks=2), "this was not timed"),
     ):
         assert said in saved.gap_over_time_saved(frame).alt
+    for other in ({}, {"layers": 2}, {"heads": 6}, {"dtype": "fp32"}, {"batch": 16}, {"work": "prefill"}):
+        frame = pd.concat([records(TRUE, noise=0.0005), timed().assign(**other)], ignore_index=True)
+        assert ("as trained" in saved.gap_over_time_saved(frame).axes[0].get_title(loc="left")) is (not other)
 
 
 SAME = {"tensor_parallel": 0.0, "spd": 0.0, "grouped_2": 0.0}
