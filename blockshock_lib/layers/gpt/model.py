@@ -123,7 +123,7 @@ class GPT(nn.Module):
         if group is not None and tracks > 1:
             raise ValueError(f"{tracks} tracks are computed on one device: give tracks or a group, not both")
         ranks = group.world_size if group else tracks
-        if ranks < 1 or config.heads % ranks:
+        if not isinstance(ranks, int) or ranks < 1 or config.heads % ranks:
             raise ValueError(f"{config.heads} heads do not divide by {ranks} ranks")
         self.tokens, self.positions = (nn.Embedding(size, config.width) for size in (config.vocab, config.context))
         made = lambda: nn.ModuleDict({"attention": Attention(config), "mlp": MLP(config)})  # noqa: E731
@@ -160,6 +160,8 @@ class GPT(nn.Module):
     @schedule.setter
     def schedule(self, given: Schedule | str) -> None:
         schedule = named(given, self.config.layers) if isinstance(given, str) else given
+        if not isinstance(schedule, Schedule):
+            raise ValueError(f"schedule is a name, as 'spd', or a gpt.Schedule, not {given!r}")
         if schedule.layers != self.config.layers:
             raise ValueError(f"schedule {schedule.name} has {schedule.layers} layers, not {self.config.layers}")
         self._schedule = schedule

@@ -124,10 +124,12 @@ class Trainer:
         """DataError where it was trained on another corpus, or is damaged."""
         try:
             state = torch.load(path, map_location=self.device, weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        except (RuntimeError, EOFError, LookupError, pickle.UnpicklingError) as error:
             if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):  # memory, or the device
                 raise
             raise DataError(f"{path} cannot be read: remove it, and the training begins anew") from error
+        if not (isinstance(state, dict) and {"corpus", "model", "optimizer", "step", "fakes"} <= state.keys()):
+            raise DataError(f"{path} is no checkpoint of a training: remove it, and the training begins anew")
         if (was := state["corpus"]) != self.task.digest:
             raise DataError(f"the training was stopped on corpus {was}, this is {self.task.digest}: begin a new run")
         self.model.load_state_dict(state["model"])

@@ -268,6 +268,8 @@ def test_bad_shapes_and_parts_are_refused():
         ("8 heads do not divide by 3 ranks", lambda: gpt.GPT(CONFIG, "spd", 3)),
         ("8 heads do not divide by 3 ranks", lambda: gpt.GPT(CONFIG, "spd", group=Group(0, 3))),
         ("do not divide by 0 ranks", lambda: gpt.GPT(CONFIG, "spd", 0)),
+        ("do not divide by 2.0 ranks", lambda: gpt.GPT(CONFIG, "spd", 2.0)),
+        ("schedule is a name, as 'spd', or a gpt.Schedule, not None", lambda: gpt.GPT(CONFIG, None)),
         ("2 tracks are computed on one device", lambda: gpt.GPT(CONFIG, "spd", 2, Group(0, 2))),
         ("schedule spd has 3 layers, not 4", lambda: gpt.GPT(CONFIG, gpt.named("spd", 3))),
         ("layer 4 is out of range: 0 to 3", lambda: gpt.GPT(CONFIG, "selective(4)")),

@@ -308,7 +308,10 @@ def test_a_training_does_not_go_on_with_another_corpus(tmp_path):
     task.digest = "bbbb"
     with pytest.raises(DataError, match="stopped on corpus aaaa, this is bbbb"):
         trainer.load(tmp_path / "state")
-    for left in (b"", b"PK", (tmp_path / "state").read_bytes()[:-100]):
+    torch.save({"model": {}}, tmp_path / "other")
+    with pytest.raises(DataError, match="other is no checkpoint of a training: remove it"):
+        trainer.load(tmp_path / "other")
+    for left in (b"", b"PK", b"hello world" * 30, (tmp_path / "state").read_bytes()[:-100]):
         (tmp_path / "state").write_bytes(left)
         with pytest.raises(DataError, match="state cannot be read: remove it, and the training begins anew"):
             trainer.load(tmp_path / "state")
