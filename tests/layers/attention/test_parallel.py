@@ -43,7 +43,7 @@ def whole(pattern, q, k, v, upstream):
 
 def shared(group, pattern, q, k, v, upstream, **options):
     layer = attention.ContextParallelAttention(pattern, LENGTH, group, **OPTIONS | options)
-    made = [layer.shard(x).clone().requires_grad_() for x in (q, k, v)]
+    made = [layer.shard(x).clone().requires_grad_(x.is_floating_point()) for x in (q, k, v)]
     out = layer(*made)
     out.backward(layer.shard(upstream))
     return [layer.gather(x) for x in (out, *(x.grad for x in made))]
