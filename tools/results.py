@@ -23,6 +23,7 @@ from blockshock_lib.runs import compare, reference, rules
 RESULTS = ROOT / "docs" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 ASIDE = re.compile(r" \((?!as called)(?:[^()\s]+\s){2,}[^()]+\)")  # more than two words: left to the page
+SENTENCE = re.compile(r"^.*?\.(?= [A-Z]|$)")
 NOTHING = "Not answered: no run on a GPU is shipped yet."
 HOW = """\
 [a, b] is a 99% interval: of times over whole runs, of a single run over its fresh groups of processes, over several
@@ -41,7 +42,7 @@ def written() -> dict[Path, str | Figure]:
         study = studies.load(name)
         if study.results:
             found = Findings(None, "reference", Path(), study)
-            source, said = "Written by `make findings`: no run of it is shipped yet.\n", NOTHING
+            source, said, machines = "Written by `make findings`: no run of it is shipped yet.\n", NOTHING, ""
             if found.frames:
                 source = f"Written by `make findings` from the records of {found.setting}."
                 if study.picture:
@@ -49,21 +50,18 @@ def written() -> dict[Path, str | Figure]:
                     source = f"{source}\n\n![{drawn.alt}]({name}.png)"
                 source = f"{source}\n\n{study.results(found.main)}\n{_before(found)}{_runs(found)}"
                 of = [one for one in found.sources if one.counts and one.setting == found.setting]
-                machines = ", ".join(sorted({one.manifest["machine"]["title"] for one in of}))
-                gpu = set(found.main["device"]) - {"cpu"}
-                several = (one for one in of if one.frame["group"].nunique() > 1 or one.manifest.get("reference"))
-                told = " ".join(one.manifest.get("verdict", "") for one in several)  # one group tells no difference
-                tells = sorted(re.findall(r"smallest difference to claim: ([\d.]+)%", told), key=float)
-                ends = " to ".join(dict.fromkeys([*tells[:1], *tells[-1:]]))
-                apart = f"; smallest difference that their controls tell: {ends}%" * bool(ends)
-                said = f"{ASIDE.sub('', found.sentence)} Measured on {machines}{apart}." if gpu else NOTHING
+                if set(found.main["device"]) - {"cpu"}:
+                    said = SENTENCE.search(ASIDE.sub("", found.sentence))[0]
+                    machines = ", ".join(sorted({one.manifest["machine"]["title"] for one in of}))
             text = f"# Results of the study {name}\n\n**{study.question}**\n\n{HOW}\n\n{source}"
             pages[RESULTS / f"{name}.md"] = text
-            rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {said} |")
+            rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {said} | {machines} |")
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     if BEGIN in text:
-        head = "| study | question | answer; its conditions: the study's page |\n| --- | --- | --- |"
+        head = (
+            "| study | question | answer; its conditions: the study's page | measured on |\n| --- | --- | --- | --- |"
+        )
         table = "\n".join([head, *rows])
         pages[readme] = re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{table}\n{END}", text, flags=re.DOTALL)
     return pages

@@ -10,6 +10,7 @@ from blockshock_lib.report.axes import CEILING, MACHINE, Axes
 
 GIB = 2**30
 ABSENT = "–"
+MOST_ROWS = 20  # that Markdown shows unfolded
 _WORDS = {"failed": "FAIL", "oom": "out of memory", "timeout": "out of time"}
 
 
@@ -154,14 +155,16 @@ def memory_table(frame: pd.DataFrame, axes: Axes, metrics: Mapping[str, str], wh
 
 
 def markdown(table: pd.DataFrame) -> list[str]:
-    """Its lines; the index is left out."""
+    """Its lines; the index is left out. What has many rows is folded."""
     known = table.astype(object).where(table.notna(), ABSENT)
     rows = [
         list(table),
         ["---"] * table.shape[1],
         *([f"{one:g}" if isinstance(one, float) else str(one) for one in row] for row in known.to_numpy()),
     ]
-    return ["| " + " | ".join(row) + " |" for row in rows]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    folded = [f"<details><summary>{len(table)} rows</summary>", "", *lines, "", "</details>"]
+    return folded if len(table) > MOST_ROWS else lines
 
 
 def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:

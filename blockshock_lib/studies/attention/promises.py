@@ -1,6 +1,6 @@
 """What the study promises of one GPU beside its law: over FlexAttention, by `auto`, dilated; and the study's page."""
 
-import re
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -121,29 +121,45 @@ _SECTIONS = {  # phase, "" for all records: title: the table, and what it says
 
 
 def gains(frame: pd.DataFrame) -> str:
-    """`report.answer`, and how much faster a forward is at the least density that was measured, by each length's kernel
-    of the law over the fastest dense one.
+    """Up to which density a forward surely is faster than by the fastest dense kernel, and by how much at the least
+    measured, by each length's kernel of the law; `report.answer` where a length tells no such density.
     """
-    text, rows = report.answer(frame), law.blocks(frame)
+    rows = law.blocks(frame)
     rows, _ = frames.focus(rows, AXES, metrics=(frames.time_metric(rows, "forward_kernel"), "block_density"))
-    if frames.no_claim(rows):
-        return text
-    density, each = law.densities(rows).astype(float), []
-    for row, cells in law.judged(rows):
+    judged = [] if frames.no_claim(rows) else [*law.judged(rows)]
+    ends = [row["law"].even.low for row, _ in judged]
+    if not all(end > 0 for end in ends) or not ends:
+        return report.answer(frame)
+    density, by = law.densities(rows).astype(float), {"in kernel time": [], "as called": []}
+    for row, cells in judged:
         least = cells.loc[cells["case"].map(density).idxmin()]
         call = verdicts.ratio(frame[frame["case"].eq(least["case"])], AXES, row["rival"], row["method"], "forward_call")
-        called = "".join(f" (as called {verdicts.interval_text(one)})" for one in call.to_dict("records"))
-        each.append(f"{verdicts.interval_text(least)}{called} at {row['k_len']}")
-    return f"{text} At a density of {density.min():.1g} its speed is {', '.join(each)} keys." if each else text
+        for ratios, each in zip(by.values(), ([least["ratio"]], call["ratio"]), strict=True):
+            ratios += [*each]
+    said = [f"{_span(ratios, '{:.2f}x')} {clock}" for clock, ratios in by.items() if ratios]
+    lengths = _span([row["k_len"] for row, _ in judged], "{}")
+    text = f"On one GPU block-sparse attention beats the fastest dense kernel at {lengths} keys up to a density of "
+    return f"{text}{min(*ends, 1.0):.2f} at least, at {density.min():.1g} by {', '.join(said)}."
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    return " to ".join(dict.fromkeys(form.format(end) for end in (min(values), max(values))))
+
+
+def steps(frame: pd.DataFrame) -> str:
+    """By ranks how much faster a step is than the fastest dense kernel's on one; else the phase's own answer."""
+    table = scaling_report.furthest(frame)[1]
+    known = table.iloc[:0] if frames.no_claim(table) else table[table["beside"].ne(ABSENT)]
+    each = [f"{row.beside.rpartition(' ')[0]} on {row.world_size} GPUs" for row in known.itertuples()]
+    said = f"A step at {table['k_len'].max()} keys is {' and '.join(each)} as fast as by that kernel on one GPU."
+    return said if each else scaling_report.answer(frame)
 
 
 def answer(frame: pd.DataFrame) -> str:
-    """That of each phase that was timed."""
-    said = {"attention_speed": gains, "attention_scaling": scaling_report.answer}
-    found = [say(frame[frame["phase"].eq(phase)]) for phase, say in said.items() if phase in verdicts.phases(frame)]
-    found = [one.partition(", by points of")[0] + "." * (", by points of" in one) for one in found]  # A1 names them
-    found = [re.sub(r", batch \d+, \d+ densities", "", one) for one in found]
-    return " ".join(dict.fromkeys(found)) or report.answer(frame)
+    """Of the phases that were timed, in a sentence."""
+    made = {"attention_speed": gains, "attention_scaling": steps}
+    found = [say(frame[frame["phase"].eq(phase)]) for phase, say in made.items() if phase in verdicts.phases(frame)]
+    return f"{'; '.join(one.removesuffix('.') for one in found or [report.answer(frame)])}."
 
 
 def rests(frame: pd.DataFrame) -> str:

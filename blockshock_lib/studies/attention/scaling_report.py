@@ -151,32 +151,41 @@ def block(frame: pd.DataFrame) -> pd.DataFrame:
     return rounded(shown(smallest_first(table.assign(**made), AXES), AXES, [*_CASE, "method", *made]))
 
 
-def answer(frame: pd.DataFrame, rival: bool = True) -> str:
-    """The answer of the phase in a sentence: the fastest strategy at the largest length of A3's cells, where there are
-    none of all, by ranks, of several cases the one that gains least; beside it, with `rival`, over the fastest dense
-    kernel on one.
+def furthest(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The records of A3's cells, where there are none all; and of the largest length there the row of `best` by ranks,
+    of several `cases` the one that gains least; `beside`: over the fastest dense kernel on one rank, and the outcome.
     """
     headline = where(frame, **HEADLINE, batch=1)
     frame = headline if len(best(headline)) else frame
     table = best(frame)
+    table = table[table["k_len"].eq(table["k_len"].max())].sort_values("ratio", kind="stable")
+    table = table.assign(cases=table["world_size"].map(table["world_size"].value_counts()))
+    table, dense = table.drop_duplicates("world_size").sort_values("world_size"), fastest_dense(frame, "step")
+    table["alike"] = table["method"].map(ONE).eq(table["case"].map(dense))  # then the same kernel is the rival
+    beside = zip(table.to_dict("records"), told(frame, table, dense, "step"), strict=True)
+    own = lambda row, text: f"{verdicts.interval_text(row)} {text.rpartition(' ')[2]}"  # noqa: E731
+    return frame, table.assign(beside=[own(row, text) if row["alike"] else text for row, text in beside])
+
+
+def answer(frame: pd.DataFrame, rival: bool = True) -> str:
+    """The answer of the phase in a sentence: the fastest strategy of `furthest`; beside it, with `rival`, over the
+    fastest dense kernel on one.
+    """
+    frame, table = furthest(frame)
     if table.empty:
         return "Not answered: no case holds valid times of a strategy and of the same kernel on one rank."
     if why := frames.no_claim(table):
         return f"Not answered here ({why})."
-    table = table[table["k_len"].eq(table["k_len"].max())].sort_values("ratio", kind="stable")
-    cases, dense = table["world_size"].value_counts(), fastest_dense(frame, "step")
-    table = table.drop_duplicates("world_size").sort_values("world_size")
-    over, called = (told(rows, table, dense, "step") for rows in (frame, frame[frame["metric"].ne("step_kernel")]))
+    called = told(frame[frame["metric"].ne("step_kernel")], table, fastest_dense(frame, "step"), "step")
     ran = frames.medians(where(frame, method=tuple(ONE)), AXES, ms="step_call").groupby("world_size")["method"].agg(set)
     each = []
-    for row, beside, call in zip(table.to_dict("records"), over, called, strict=True):
+    for row, call in zip(table.to_dict("records"), called, strict=True):
         ranks, about = row["world_size"], [AXES.short(row["method"]), row["pattern"]]
-        about += [f"the least of {cases[ranks]} cases"] * bool(cases[ranks] > 1)
+        about += [f"the least of {row['cases']} cases"] * bool(row["cases"] > 1)
         about += [f"{AXES.short(name)} not run" for name in AXES.ordered(set().union(*ran) - ran[ranks])]
         what = f"on {ranks} GPUs ({', '.join(about)})"
-        own, (ratio, _, outcome) = verdicts.interval_text(row), beside.rpartition(" ")
-        alike = ONE[row["method"]] == dense.get(row["case"])  # then the same kernel is the rival
-        said = [f"{own} as fast as on one with the same kernel"] * (not rival or not alike)
-        over = f"{own if alike else ratio} as fast as the fastest dense kernel on one ({outcome}; as called {call})"
-        each.append(f"{what} is {', '.join(said + [over] * (rival and beside != ABSENT))}")
+        own, (ratio, _, outcome) = verdicts.interval_text(row), row["beside"].rpartition(" ")
+        said = [f"{own} as fast as on one with the same kernel"] * (not rival or not row["alike"])
+        over = f"{ratio} as fast as the fastest dense kernel on one ({outcome}; as called {call})"
+        each.append(f"{what} is {', '.join(said + [over] * (rival and row['beside'] != ABSENT))}")
     return f"At {table['k_len'].iloc[0]} keys a step {', '.join(each)}."

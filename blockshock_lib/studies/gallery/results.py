@@ -8,8 +8,8 @@ from blockshock_lib.report.tables import markdown
 from blockshock_lib.report.verdicts import FASTER, UNDECIDED
 from blockshock_lib.studies.gallery import report
 
-_STEP = "One layer, its mask fixed: "
-_LEADS = {"speed": "", "decode": "A whole model, a token in a CUDA graph: ", "training": _STEP, "accuracy": "Loss: "}
+_STEP = "of one layer, its mask fixed, "
+_LEADS = {"speed": "", "decode": "a token in a CUDA graph: ", "training": _STEP, "accuracy": "loss: "}
 _TABLES = {  # table: its phase, and what it says
     "tokens": ("decode", "Over searched dense, compiled; the answer takes the dense model that is the fastest."),
     "steps": ("training", "T1 packs a dense master in each step, T3 trains the packed values."),
@@ -21,7 +21,7 @@ _TABLES = {  # table: its phase, and what it says
 
 
 def answer(frame: pd.DataFrame) -> str:
-    """The answers of the phases that were measured, and that of the products."""
+    """In a sentence: the answers of the phases that were measured, and that of the products."""
     from blockshock_lib.studies.gallery import STUDY  # its answers and tables by name, as notebooks take them
 
     rows = {name: frame[frame["phase"].eq(f"gallery_{name}")] for name in _LEADS}
@@ -29,10 +29,15 @@ def answer(frame: pd.DataFrame) -> str:
     said["speed"] = products(rows["speed"])
     called = report.ratios(rows["decode"], report.DECODE_DENSE, [report.TOKENS.under], "token_call")
     each = [f"{verdicts.interval_text(one)} at B={one['batch']}" for one in called.to_dict("records")]
-    if each and (text := said["decode"])[:3] != "Not":
-        said["decode"] = f"{text.removesuffix('.')}; called without a graph {', '.join(each)}."
-    none = " Accuracy: not measured on a GPU yet." * (not frames.no_claim(frame) and rows["accuracy"].empty)
-    return " ".join(lead + said[name] for name, lead in _LEADS.items() if name in said) + none
+    if each and (text := said["decode"])[:3] != "Not":  # the table names the fastest dense model of each case
+        said["decode"] = f"{text.partition('; ')[0].removesuffix('.')}, called without one {', '.join(each)}"
+    none = ["accuracy: not measured on a GPU yet"] * (not frames.no_claim(frame) and rows["accuracy"].empty)
+    said = {
+        name: text.removesuffix(".").replace(" beside the dense one: Always", ": always") for name, text in said.items()
+    }
+    parts = [lead + said[name][:1].lower() + said[name][1:] for name, lead in _LEADS.items() if name in said]
+    text = "; ".join([*parts, *none])
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def products(frame: pd.DataFrame) -> str:
@@ -49,10 +54,10 @@ def products(frame: pd.DataFrame) -> str:
         blind = open_["high"].eq(np.inf).sum()  # of one group of processes
         left = {"undecided": len(open_) - blind, "without an interval": blind}
         by = " to ".join(sorted({f"{end:.2f}" for end in (wins.min(), wins.max())})) if len(wins) else ""
-        words = [f"{pattern} ({', '.join(spans)}) at {len(wins)} of {len(best)}" + f", by {by}x" * bool(by)]
-        each.append(", ".join([*words, *(f"{count} {how}" for how, count in left.items() if count)]))
+        about = ", ".join([*spans, *(f"{count} {how}" for how, count in left.items() if count)])
+        each.append(f"{pattern} at {len(wins)} of {len(best)}" + f", by {by}x" * bool(by) + f" ({about})")
     lacks = report.beaten(frame, table, report.DENSE)[1:]  # the table of times names the fastest dense one
-    return f"Places where a product beats the best dense one: {'; '.join([*each, *lacks])}."
+    return f"Places where a product beats the best dense one: {'; '.join([', '.join(each), *lacks])}."
 
 
 def page(frame: pd.DataFrame) -> str:

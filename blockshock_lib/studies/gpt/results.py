@@ -15,14 +15,14 @@ SHOWN = (1, 2, 4, 6, 8, 12)  # of how many syncs were dropped; the page of a run
 
 
 def answer(frame: pd.DataFrame) -> str:
-    """Of losses, and of times over each link."""
+    """In a sentence: of losses, and of times over each link."""
     phase, none = frames.complete(frame)["phase"], "Not answered: no record of these machines is shipped yet."
     loss = report.answer(frame) if phase.eq(_TRAINED).any() else none
     if not (time := both(frame)):
         times = [saved.answer(part).removeprefix("Time: ") for _, part in frame[phase.eq(_TIMED)].groupby("link")]
         said = "; ".join(one.rstrip(".") for one in times).replace("at most", "up to")  # of what was timed
-        time = f"Time: {said}." if said else f"Time: {none}"
-    return f"Loss: {loss.removeprefix('Loss: ')} {time}"
+        time = f"time: {said}." if said else f"time: {none}"
+    return f"{loss.removesuffix('.')}; {time}"
 
 
 def both(frame: pd.DataFrame) -> str:
@@ -39,7 +39,7 @@ def both(frame: pd.DataFrame) -> str:
     best["text"] = [f"{saved.saving_text(row)} on the {row['link']} link" for row in best.to_dict("records")]
     each = [f"{row.text} by {AXES.short(row.method)}" + " (one run)" * (row.runs == 1) for row in best.itertuples()]
     costs = "; ".join(f"{AXES.short(name)} {gap[name]} nats" for name in dict.fromkeys(best["method"]))
-    return f"Time that such a training step saves within {COST} nats: {', '.join(each)} ({costs})." if each else ""
+    return f"a training step within {COST} nats saves {', '.join(each)} ({costs})." if each else ""
 
 
 def headline(frame: pd.DataFrame) -> pd.DataFrame:

@@ -125,8 +125,8 @@ def _step_answer(frame: pd.DataFrame) -> str:
 
 
 def _whole_answer(frame: pd.DataFrame) -> str:
-    step = _speed(rows_of(frame, "step"), "step", "In training,", "it")
-    return f"{_speed(rows_of(frame, 'forward'), 'forward')} {step}"
+    step = _speed(rows_of(frame, "step"), "step", "in training,", "it")
+    return f"{_speed(rows_of(frame, 'forward'), 'forward').removesuffix('.')}; {step}"
 
 
 ANSWERS = {

@@ -414,7 +414,10 @@ def test_tables_say_what_was_planted_and_figures_stand_without_records():
         assert len(STUDY.tables[name](frame.iloc[:0])) == 1
     page = promises.page(frame)
     assert "| ranks |" in page and "world_size" not in page
-    assert "At 4096 keys a step on 2 GPUs (pull, causal) is 1.50x [" in page and "## Speed-up over ranks" in page
+    assert "At 4096 keys a step on 2 GPUs (pull, causal) is 1.50x [" in page, "nothing dense was timed"
+    both = planted(lambda p, k: {"alone": 2.5, "dense": 1.0, "dense_fa4": 2.0, "pull": 3.0}, (4096,), (2,))
+    assert promises.answer(both).startswith("A step at 4096 keys is 1.50x [1.50, 1.50] on 2 GPUs as fast")
+    assert "## Speed-up over ranks" in page
     assert "- **No record of their cells yet.** A4a: the claim that at 4K " in page and "; A4k: the claim that " in page
     assert "No record of attention_speed on these machines is shipped yet." in page and "- **A1: " not in page
     empty = pd.DataFrame(columns=COLUMNS)

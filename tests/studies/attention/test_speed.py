@@ -274,7 +274,10 @@ def test_what_is_promised_is_read_from_records_and_the_page_stands_without_them(
         and "no case holds valid times of it" in page
     )
     assert "Of 18 headline cells 6 were timed, 0 in 3 whole runs or more; of others 0, 0 in" in page
-    assert "No record of attention_sc" in page and "At a density of 0.05 its speed is 15.36x [" in page
+    assert (
+        "No record of attention_sc" in page
+        and " keys up to a density of 1.00 at least, at 0.05 by 15.36x in kernel" in page
+    )
     three = pd.concat([frame.assign(run=run) for run in "abc"])
     assert promises.rests(three).startswith("Of 18 headline cells 6 were timed, 6 in 3 whole runs")
     for part in (frame.iloc[:0], frame[frame["method"].eq("flex")], frame[frame["case"].eq("4096 1.0")]):

@@ -277,10 +277,10 @@ def test_the_study_says_how_many_tokens_a_whole_model_makes_behind_what_its_prod
     said = results.answer(planted({16: 1.2, 1: 1.5}, rival=3.0))  # ms of the fastest dense one: 4 / 3 of it
     assert (
         said.startswith("Not answered: no case")
-        and said.count("A whole model, a token in a CUDA graph: 2:4, compiled makes of the") == 1
+        and said.count("; a token in a CUDA graph: 2:4, compiled makes of the") == 1
     )
     assert said.index("1.1") < said.index("at B=1,") < said.index("0.9") < said.index("at B=16 (")
-    assert results.answer(planted({1: 1.5}, "cpu")).endswith("graph: Not answered here (no claim about speed: CPU).")
+    assert results.answer(planted({1: 1.5}, "cpu")).endswith("graph: not answered here (no claim about speed: CPU).")
     assert decoded(planted({1: 1.5}).iloc[:0]).startswith("Not answered: no case holds valid times")
     frame = planted({1: 1.5, 4: 1.5})
     assert decoded(frame).startswith("2:4, compiled makes") and "left out" not in decoded(frame)
