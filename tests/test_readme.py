@@ -77,7 +77,7 @@ def test_the_examples_of_one_layer_and_of_sparse_models_run(tmp_path, monkeypatc
 
 def test_it_is_a_page_with_the_answer_of_the_shipped_findings():
     assert TEXT.count("\n") <= 150 and len(TEXT.split()) <= 1500
-    assert f"| {manifest.read(manifest.REFERENCE / 'findings')['answer']} Measured on " in TEXT
+    assert f"| {manifest.read(manifest.REFERENCE / 'findings')['answer']} | " in TEXT
 
 
 def test_every_column_of_a_record_is_explained():

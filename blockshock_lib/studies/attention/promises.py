@@ -159,7 +159,8 @@ def answer(frame: pd.DataFrame) -> str:
     """Of the phases that were timed, in a sentence."""
     made = {"attention_speed": gains, "attention_scaling": steps}
     found = [say(frame[frame["phase"].eq(phase)]) for phase, say in made.items() if phase in verdicts.phases(frame)]
-    return f"{'; '.join(one.removesuffix('.') for one in found or [report.answer(frame)])}."
+    found = found or [report.answer(frame)]
+    return f"{'; '.join([found[0].removesuffix('.'), *(one[0].lower() + one[1:-1] for one in found[1:])])}."
 
 
 def rests(frame: pd.DataFrame) -> str:
