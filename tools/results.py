@@ -23,7 +23,6 @@ from blockshock_lib.runs import compare, reference, rules
 RESULTS = ROOT / "docs" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 ASIDE = re.compile(r" \((?!as called)(?:[^()\s]+\s){2,}[^()]+\)")  # more than two words: left to the page
-SENTENCE = re.compile(r"^.*?\.(?= [A-Z]|$)")
 NOTHING = "Not answered: no run on a GPU is shipped yet."
 HOW = """\
 [a, b] is a 99% interval: of times over whole runs, of a single run over its fresh groups of processes, over several
@@ -51,11 +50,11 @@ def written() -> dict[Path, str | Figure]:
                 source = f"{source}\n\n{study.results(found.main)}\n{_before(found)}{_runs(found)}"
                 of = [one for one in found.sources if one.counts and one.setting == found.setting]
                 if set(found.main["device"]) - {"cpu"}:
-                    said = SENTENCE.search(ASIDE.sub("", found.sentence))[0]
+                    said = found.sentence
                     machines = ", ".join(sorted({one.manifest["machine"]["title"] for one in of}))
-            text = f"# Results of the study {name}\n\n**{study.question}**\n\n{HOW}\n\n{source}"
+            text = f"# Results of the study {name}\n\n**{study.question}**\n\n{said}\n\n{HOW}\n\n{source}"
             pages[RESULTS / f"{name}.md"] = text
-            rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {said} | {machines} |")
+            rows.append(f"| [{name}](docs/results/{name}.md) | {study.question} | {ASIDE.sub('', said)} | {machines} |")
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     if BEGIN in text:

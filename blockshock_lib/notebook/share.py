@@ -9,6 +9,7 @@ import datetime as dt
 import hashlib
 import io
 import json
+import os
 import shutil
 import stat
 import subprocess
@@ -22,37 +23,55 @@ from urllib.parse import quote
 
 from PIL import Image
 
+from blockshock_lib import studies
 from blockshock_lib.errors import RecordError, ShareError, first_line
 from blockshock_lib.files import ROOT, sha256, shown, write_atomic
 from blockshock_lib.notebook import archive
 from blockshock_lib.notebook.pages import page
-from blockshock_lib.runs import manifest, records
+from blockshock_lib.runs import manifest, record, records
 from blockshock_lib.runs.run import OUTPUTS, now
 
 WIDTH = 560  # pixels of a figure in the list: twice what it shows, for fine screens
 
 
 def write_index(out: Path = OUTPUTS) -> Path:
-    """Writes `out`/index.html and returns its path: the findings first, then the shipped runs of real GPUs and of CPUs
-    by phase, then all others, newest first.
+    """Writes `out`/index.html and returns its path: the shipped runs of each study behind its answer, the findings and
+    real GPUs first, then all others, newest first.
     """
     out = Path(out)
     entries = [_entry(folder, out) for folder in manifest.folders(out)]
     entries.sort(key=lambda entry: (entry["seconds"], entry["folder"]), reverse=True)
     shipped = [entry for entry in entries if "reference" in (out.name, entry["folder"].partition("/")[0])]
     shipped.sort(key=lambda entry: (entry["phase"] != "findings", entry["cpu"], entry["phase"]))
-    groups = {"The shipped answers": shipped, "Yours": [entry for entry in entries if entry not in shipped]}
+    order = dict.fromkeys([*studies.names(), *(entry["study"] for entry in shipped)])
+    groups = {f"The shipped answers: {name}": [one for one in shipped if one["study"] == name] for name in order}
+    groups["Yours"] = [entry for entry in entries if entry not in shipped]
+    answers = {f"The shipped answers: {name}": _answer(name, out) for name in order}
     phases, machines = (sorted({entry[key] for entry in entries}) for key in ("phase", "machine"))
-    given = dict(groups={name: some for name, some in groups.items() if some}, count=len(entries))
+    given = dict(groups={name: some for name, some in groups.items() if some}, answers=answers, count=len(entries))
     text = page.document("index.html", "Block-Shock runs", phases=phases, machines=machines, **given)
     write_atomic(out / "index.html", text)
     return out / "index.html"
 
 
+def _answer(study: str, out: Path) -> tuple[str, str]:
+    # As docs/results says it, from the shipped records, and the way there from `out`; "" twice of a study without.
+    path = ROOT / "docs" / "results" / f"{study}.md"
+    found = path.read_text("utf-8").split("\n\n", 3) if path.is_file() else []
+    return (found[2], quote(os.path.relpath(path, out))) if len(found) > 3 else ("", "")
+
+
 def _entry(folder: Path, out: Path) -> dict[str, object]:
     # All of it is text of a manifest, which anybody may have written; links are relative to the list.
     entry = dict.fromkeys(("redrawn_from", "received", "page", "notebook", "picture", "alt", "note"), "")
-    entry |= dict(phase="unknown phase", machine="unknown machine", seconds=0.0, when="unknown time", cpu=False)
+    entry |= dict(
+        study="unknown study",
+        phase="unknown phase",
+        machine="unknown machine",
+        seconds=0.0,
+        when="unknown time",
+        cpu=False,
+    )
     entry["folder"] = quote(folder.relative_to(out).as_posix())
     try:
         found = manifest.read(folder)
@@ -67,6 +86,7 @@ def _entry(folder: Path, out: Path) -> dict[str, object]:
     verdict = _short(found.get("verdict") or found.get("reason") or "", 2000)
     answer = _short(found.get("answer") or "", 1000) if found["status"] in ("completed", "running") else ""
     received = found.get("received")
+    entry["study"] = _short(found.get("study") or record.NEW["study"])
     entry["picture"], entry["alt"] = _picture(folder, found)
     texts = {key: found.get(key) or "" for key in ("phase", "status", "redrawn_from")}
     texts |= dict(machine=found["machine"]["title"], when=page.moment(found["started"]))

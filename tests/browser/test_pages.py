@@ -70,7 +70,9 @@ def test_the_list_pins_the_shipped_answers_and_filters_sorts_and_keeps_it_in_its
     runs = page.locator(".run:visible")
     assert runs.count() == len(REFERENCE) + 1
     keep(page, "runs")
-    assert page.locator(".group h2").all_inner_texts() == ["The shipped answers", "Yours"]
+    assert page.locator(".group h2").all_inner_texts() == ["The shipped answers: linear", "Yours"]
+    assert page.get_by_text("Never surely faster here than tensor parallelism (B1): of 20").first.is_visible()
+    assert page.get_by_role("link", name="All numbers").get_attribute("href").endswith("docs/results/linear.md")
     titles = [title.split(" · ")[0] for title in page.locator(".run h3").all_inner_texts()]
     assert titles[:6] == ["findings", "phase0", "phase1", "phase2", "phase3", "phase0"]
     assert runs.nth(2).locator(".line").inner_text() == ANSWER

@@ -173,13 +173,13 @@ def rests(frame: pd.DataFrame) -> str:
 
 
 def page(frame: pd.DataFrame) -> str:
-    """The answer in Markdown, behind its title: what was not measured says so."""
+    """The page in Markdown, behind its title and `answer`: what was not measured says so."""
     from blockshock_lib.studies.attention import STUDY  # its tables and rules by name
 
     rules = {phase: STUDY.hypotheses.get(phase, ()) for phase in verdicts.phases(frame)}
     said = verdicts.claims(frame, rules)
     none = [one[4:].rpartition(": ")[0] for one in said if one.endswith(f" {NONE}.")]
-    lines = ["## The answer", "", answer(frame), "", *(one for one in said if not one.endswith(f" {NONE}."))]
+    lines = ["## The answer", "", *(one for one in said if not one.endswith(f" {NONE}."))]
     lines += [f"- **No record of their cells yet.** {'; '.join(none)}."] * bool(none)
     for phase, sections in _SECTIONS.items():
         rows = frame[frame["phase"].eq(phase)] if phase else frame

@@ -137,7 +137,7 @@ def stated(frame: pd.DataFrame, name: str) -> Verdict:
         inside, outside = ends[0] >= NEAR[0] and ends[1] <= NEAR[1], ends[1] < NEAR[0] or ends[0] > NEAR[1]
         verdict = SUPPORTED if inside else REFUTED if outside else UNDECIDED
         span = f"[{row['low']:.3g}, {row['high']:.3g}]" if row["groups"] > 1 else "(a point, of one group)"
-        why = f"{row['ratio']:.3g} {span} at {row['k_len']} keys, stated {one.value:g}"
+        why = f"{row['ratio']:.3g} {span} at {row['k_len']:.0f} keys, stated {one.value:g}"
         table = table.assign(**{name: table[name] / one.value for name in ("ratio", "low", "high")})
     return _verdict(frame, claim, rule, verdict, why, table)
 

@@ -54,7 +54,7 @@ def speed_up(frame: pd.DataFrame, over: str = "") -> Figure:
     table = against(chosen, over, ONE) if over else over_one(chosen)
     if table.empty:
         return figures.empty(title, "no case holds valid times of a strategy and of one rank")
-    top = table.loc[table["ratio"].idxmax()]
+    top, most = table.loc[table["ratio"].idxmax()], 1.1 * table[["ratio", "world_size"]].max().max()
     said = f"{top['ratio']:.2f}x by {AXES.short(top['method'])} at {top['k_len']} keys, {top['pattern']}"
 
     def panel(ax: Axes, part: pd.DataFrame) -> None:
@@ -63,7 +63,7 @@ def speed_up(frame: pd.DataFrame, over: str = "") -> Figure:
             reach = [(own["ratio"] - own[end]).abs().where(known) for end in ("low", "high")]
             ax.errorbar(own["k_len"], own["ratio"], reach, **AXES.line(method))
         ax.axhline(float(part["world_size"].iloc[0]), color=INK, linewidth=1, linestyle=(0, (4, 3)))
-        ax.set(xscale="log", xlabel="keys", ylabel="speed-up of a step", ylim=(0, None))
+        ax.set(xscale="log", xlabel="keys", ylabel="speed-up of a step", ylim=(0, most))
         lengths = sorted(part["k_len"].unique())
         ax.set_xticks(lengths, [f"{length / 1024:g}K" for length in lengths])
         ax.xaxis.set_minor_locator(NullLocator())
@@ -73,7 +73,7 @@ def speed_up(frame: pd.DataFrame, over: str = "") -> Figure:
     return _drawn(
         *(table, panel, _dots(table), title, setting),
         alt=f"Lines of speed-up over length, a panel a pattern. The most is {said}.",
-        note="Bars: 99% intervals. Level: as many times as there are ranks. Kernel time where it could be captured.",
+        note="Bars: 99% intervals, cut at the edge. Level: as many times as ranks. Kernel time where captured.",
     )
 
 

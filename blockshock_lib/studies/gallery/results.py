@@ -61,10 +61,10 @@ def products(frame: pd.DataFrame) -> str:
 
 
 def page(frame: pd.DataFrame) -> str:
-    """The page of results behind its title; what was not measured says so."""
+    """The page of results behind its title and `answer`; what was not measured says so."""
     from blockshock_lib.studies.gallery import STUDY
 
-    lines = ["## The answer", "", answer(frame), "", *verdicts.claims(frame, STUDY.hypotheses)]
+    lines = ["## The answer", "", *verdicts.claims(frame, STUDY.hypotheses)]
     for name, (phase, about) in _TABLES.items():
         own = frame[frame["phase"].eq(f"gallery_{phase}")]
         if len(own) or phase == "speed":

@@ -196,7 +196,8 @@ def s5(frame: pd.DataFrame) -> Verdict:
             asked.append(found)
         six, base = asked[1], rows.loc[rows["method"].eq(gaps.BASELINE), "value"].mean()
         states.append(REFUTED if six.low > WITHIN * base else SUPPORTED if six.high <= WITHIN * base else UNDECIDED)
-        words.append(f"6 syncs {six.mean / base:+.1%} of the loss, predicted within {WITHIN:.0%}")
+        of = "not trained" if np.isnan(six.mean) else f"{six.mean / base:+.1%} of the loss"
+        words.append(f"6 syncs {of}, predicted within {WITHIN:.0%}")
         verdict = REFUTED if REFUTED in states else SUPPORTED if set(states) == {SUPPORTED} else UNDECIDED
         return Weighed([six, *asked], verdict, "; ".join(words))
 

@@ -89,11 +89,11 @@ _TABLES = {  # title: its phase, what is said of it, the table
 
 
 def page(frame: pd.DataFrame) -> str:
-    """The page in Markdown, behind its title; what no run has measured says so. docs/gpt.md says how to read it."""
+    """The page in Markdown, behind its title and `answer`; what no run has measured says so. See docs/gpt.md."""
     from blockshock_lib.studies.gpt import STUDY  # its rules by name
 
     measured = verdicts.phases(frame)
-    lines = ["## The answer", "", answer(frame), "", *verdicts.claims(frame, STUDY.hypotheses)]
+    lines = ["## The answer", "", *verdicts.claims(frame, STUDY.hypotheses)]
     lines += ["", "[How to read this, and what it does not say](../gpt.md#how-to-read-the-results)."]
     for title, (phase, about, make) in _TABLES.items():
         if phase in measured and len(table := make(frame)):

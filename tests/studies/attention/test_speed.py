@@ -276,7 +276,7 @@ def test_what_is_promised_is_read_from_records_and_the_page_stands_without_them(
     assert "Of 18 headline cells 6 were timed, 0 in 3 whole runs or more; of others 0, 0 in" in page
     assert (
         "No record of attention_sc" in page
-        and " keys up to a density of 1.00 at least, at 0.05 by 15.36x in kernel" in page
+        and " keys up to a density of 1.00 at least, at 0.05 by 15.36x in kernel" in promises.answer(frame)
     )
     three = pd.concat([frame.assign(run=run) for run in "abc"])
     assert promises.rests(three).startswith("Of 18 headline cells 6 were timed, 6 in 3 whole runs")

@@ -148,6 +148,8 @@ def test_two_recipes_of_one_size_that_differ_decide_nothing_and_are_named():
 def test_what_was_not_trained_is_no_number_and_hides_nothing_that_was():
     why = hypotheses.s2(records({name: gap for name, gap in TRUE.items() if name != "grouped_6"})).why
     assert "nan" not in why and "2 syncs not trained" in why and "from 6 syncs on all lie above 0" in why
+    why = hypotheses.s5(records({name: gap for name, gap in TRUE.items() if name != "grouped_2"})).why
+    assert "nan" not in why and "; 6 syncs not trained, predicted within 2%" in why
 
 
 def test_what_a_trained_model_loses_is_of_that_very_model():

@@ -48,7 +48,7 @@ FEW = {"tensor_parallel": 0.0, "spd": 0.05}
     ],
 )
 def test_the_page_says_what_is_there_and_what_is_missing(frame, said, unsaid):
-    text = results.page(frame)
+    text = results.answer(frame) + results.page(frame)
     for words in said:
         assert words in text, words
     for words in unsaid:
