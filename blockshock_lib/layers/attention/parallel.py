@@ -87,7 +87,9 @@ class ContextParallelAttention(nn.Module):
         return routes(self.placement, self.needed, self.group.rank)
 
     def shard(self, x: Tensor, dim: int = 2) -> Tensor:
-        """This rank's positions of a whole tensor, along `dim`."""
+        """This rank's positions of a whole tensor, along `dim`. ValueError where it is not as long as the sequence."""
+        if x.shape[dim] != self.placement.length:
+            raise ValueError(f"a whole tensor has {self.placement.length} positions along {dim}, not {x.shape[dim]}")
         return x.index_select(dim, self.placement.positions[self.group.rank])
 
     def gather(self, x: Tensor, dim: int = 2) -> Tensor:

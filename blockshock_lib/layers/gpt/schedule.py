@@ -46,8 +46,8 @@ class Sync:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A Step for each sublayer. ValueError names the sublayer whose partial result never lands, or comes too early, or
-    at no whole number.
+    """A Step for each sublayer. ValueError names the sublayer that has none, or whose partial result never lands, or
+    comes too early, or at no whole number.
 
     `syncs`: the all-reduces of a forward in the order in which they start; a backward has as many.
     `operations`: what a forward does, in order. ("land", i) waits for the sum of syncs[i] and adds it; ("show", t) adds
@@ -61,11 +61,14 @@ class Schedule:
     operations: tuple[tuple[str, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
+        object.__setattr__(self, "steps", tuple(self.steps))
         if not self.steps or len(self.steps) % 2:
             raise ValueError(f"schedule {self.name}: a layer has 2 sublayers, {len(self.steps)} make no layers")
         together: dict[int, list[int]] = {}
         for s, step in enumerate(self.steps):
             what = f"schedule {self.name}: the partial result of sublayer {s}"
+            if not isinstance(step, Step) or not isinstance(step.mean, bool):
+                raise ValueError(f"{what} has {step!r}, not a Step whose mean is True or False")
             if not (isinstance(step.own, Integral) and isinstance(step.lands, Integral)):
                 raise ValueError(f"{what} is read at {step.own} and lands at {step.lands}: sublayers are whole numbers")
             if step.lands > self.end:

@@ -319,6 +319,9 @@ def test_later_calls_compare_nothing(monkeypatch):
 def test_what_is_no_pattern_or_no_group_is_refused():
     with pytest.raises(ValueError, match=r"pattern is a Pattern.*not a NoneType"):
         local.run(2, lambda group: attention.ContextParallelAttention(None, LENGTH, group))
+    with pytest.raises(ValueError, match=rf"a whole tensor has {LENGTH} positions along 2, not {LENGTH + 1}"):
+        longer, causal = torch.ones(1, 1, LENGTH + 1, 8), PATTERNS["causal"]
+        local.run(2, lambda group: attention.ContextParallelAttention(causal, LENGTH, group).shard(longer))
     with pytest.raises(ValueError, match=r"group is a Group of ranks.*not a NoneType"):
         attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, None)
 

@@ -1,5 +1,7 @@
 """Schedules are data: what they read, when they sum, and what they refuse."""
 
+import re
+
 import pytest
 
 from blockshock_lib import gpt
@@ -73,6 +75,7 @@ def test_a_sum_of_each_partial_result_starts_when_it_is_made_and_lands_before_it
         ("desync(two)", "k of desync two is out of range"),
         ("delayed(25)", "delta of delayed 25 is out of range: 1 to 24"),
         ("selective(12)", "layer 12 is out of range: 0 to 11"),
+        ("selective(3, 0, 3)", "selective names a layer twice: 3, 0, 3"),
     ],
 )
 def test_a_bad_name_is_refused(text, words):
@@ -87,9 +90,13 @@ def test_a_schedule_that_leaves_a_partial_result_unsummed_or_reads_it_too_early_
         (gpt.Step(1, 3), "sublayer 1 is read by this rank at 1 and lands at 3: first 2 at the earliest"),
         (gpt.Step(2, 2.5), "sublayer 1 is read at 2 and lands at 2.5: sublayers are whole numbers"),
         (gpt.Step(3, 2), "sublayer 1 is read by this rank at 3 and lands at 2"),
+        (gpt.Step(2, 3, "yes"), "sublayer 1 has Step(own=2, lands=3, mean='yes'), not a Step whose mean is True or F"),
+        ((2, 3), "sublayer 1 has (2, 3), not a Step"),
     ):
-        with pytest.raises(ValueError, match=f"schedule mine: the partial result of {words}"):
+        with pytest.raises(ValueError, match=re.escape(f"schedule mine: the partial result of {words}")):
             gpt.Schedule("mine", (good[0], step, *good[2:]))
+    assert gpt.Schedule("mine", [*good]) == gpt.Schedule("mine", good), "a list of steps is one too, and can be hashed"
+    assert hash(gpt.Schedule("mine", [*good]))
     for steps in ((), good[:3]):
         with pytest.raises(ValueError, match="make no layers"):
             gpt.Schedule("mine", steps)
