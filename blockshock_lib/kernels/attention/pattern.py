@@ -4,6 +4,8 @@ A pattern is combined by `&` and `|`, and differs by head and batch by `by_head`
 the positions: with fewer queries than keys the last query stands beside the last key, as in decoding.
 """
 
+import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -17,6 +19,8 @@ from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.attention.rules import FAR, Rule
 
 KEPT = 16  # lists of one pattern: decoding asks for others with each token
+NUMBERED: weakref.WeakValueDictionary[int, "Pattern"] = weakref.WeakValueDictionary()  # an operator takes no objects
+_count = itertools.count()
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,13 @@ class Pattern:
     lengths: tuple[int, int] | None = None
     positions: int | None = None
     made: dict[tuple, BlockLists] = field(default_factory=dict, repr=False)  # the lists asked for last
+    number: int = field(default_factory=_count.__next__, init=False, repr=False)  # of this process
+
+    def __post_init__(self):
+        NUMBERED[self.number] = self
+
+    def __reduce__(self):  # a copy has a number and lists of its own
+        return Pattern, (self.rules, self.plane, self.lengths, self.positions)
 
     def __and__(self, other: "Pattern") -> "Pattern":
         return self._join(other, lambda a, b: tuple(rules.both(x, y) for x in a for y in b))

@@ -4,12 +4,14 @@ import math
 from dataclasses import replace
 from numbers import Real
 
+import torch
 from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends
 from blockshock_lib.kernels.attention.call import Call
-from blockshock_lib.kernels.attention.pattern import Pattern, checked
+from blockshock_lib.kernels.attention.pattern import NUMBERED, Pattern, checked
+from blockshock_lib.kernels.once import once
 
 
 def sparse_attention(
@@ -31,13 +33,88 @@ def sparse_attention(
     and -inf. `block`: queries and keys of a block of the lists.
 
     ValueError where shapes, dtypes or devices do not fit each other or the pattern; UnsupportedError where the backend
-    cannot do it, with its reason.
+    cannot do it, with its reason. To `torch.compile` it is one operator, where a gradient is asked for too of those
+    backends that have a backward of their own, among which "auto" then chooses; of others it breaks the graph.
     """
-    call = replace(call_of(q, k, v, pattern, scale, return_lse, block), lse_grad=return_lse)
     if dropout:
         raise UnsupportedError("dropout: no backend draws the same for the same seed as another; use it on the output")
-    out, lse = backends.chosen(backend, call).attend(call)
+    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    how = backend, scale, block, return_lse
+    if not torch.compiler.is_compiling() or (grad and backend in _BY_AUTOGRAD):
+        out, lse = _attend(q, k, v, pattern, *how)
+    elif grad:
+        out, lse = _Compiled.apply(q, k, v, checked(pattern).number, *how)
+    else:
+        out, lse = torch.ops.blockshock.attention(q, k, v, checked(pattern).number, *how, False)
     return (out, lse) if return_lse else out
+
+
+_BY_AUTOGRAD = {name for name, row in backends.BACKENDS.items() if not hasattr(row, "backward")}
+
+
+@torch.compiler.disable
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, backend: str, scale: float | None, block: int, lse: bool
+) -> tuple[Tensor, Tensor]:
+    call = replace(call_of(q, k, v, pattern, scale, lse, block), lse_grad=lse)
+    return backends.chosen(backend, call).attend(call)
+
+
+_held: dict[int, Pattern] = {}  # by compiled calls, till their gradients: one made inside is nobody else's
+MOST_HELD = 128
+# As in layers/autograd.py: shapes follow from the arguments, and a Function joins the operators to a gradient.
+_ops = torch.library.Library("blockshock", "FRAGMENT")
+_HOW = "SymInt pattern, str backend, float? scale, int block, bool lse"
+_ops.define(f"attention(Tensor q, Tensor k, Tensor v, {_HOW}, bool grad) -> (Tensor, Tensor)")
+_ops.define(
+    f"attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor level, Tensor dout, Tensor dlse, {_HOW})"
+    " -> (Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.impl(_ops, "attention", "CompositeExplicitAutograd")
+def _attention(q, k, v, pattern, backend, scale, block, lse, grad):
+    if not grad:
+        out, level = _attend(q, k, v, NUMBERED[pattern], backend, scale, block, lse)
+        return out.contiguous(), level.contiguous() if lse else q.new_empty(0)
+    _held[pattern] = _held.pop(pattern, NUMBERED[pattern])
+    if len(_held) > MOST_HELD:
+        del _held[next(iter(_held))]
+    call = replace(call_of(q, k, v, NUMBERED[pattern], scale, lse, block), lse_grad=lse)
+    return tuple(x.contiguous() for x in backends.explicit(backend, call).forward(call))
+
+
+@torch.library.register_fake("blockshock::attention", lib=_ops)
+def _(q, k, v, pattern, backend, scale, block, lse, grad):
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3] if lse or grad else 0, dtype=wide if lse or grad else q.dtype)
+
+
+@torch.library.impl(_ops, "attention_backward", "CompositeExplicitAutograd")
+def _attention_backward(q, k, v, out, level, dout, dlse, pattern, backend, scale, block, lse):
+    call = replace(call_of(q, k, v, NUMBERED[pattern], scale, lse, block), lse_grad=lse)
+    grads = backends.explicit(backend, call).backward(call, dout, out, level, dlse if lse else None)
+    return tuple(x.contiguous() for x in grads)
+
+
+@torch.library.register_fake("blockshock::attention_backward", lib=_ops)
+def _(q, k, v, *_):
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+class _Compiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, *how):
+        out, level = torch.ops.blockshock.attention(q, k, v, *how, True)
+        ctx.save_for_backward(q, k, v, out, level)
+        ctx.how = how
+        return out, level
+
+    @staticmethod
+    @once
+    def backward(ctx, dout, dlse):
+        grads = torch.ops.blockshock.attention_backward(*ctx.saved_tensors, dout, dlse, *ctx.how)
+        return *grads, *[None] * len(ctx.how)
 
 
 def tune(

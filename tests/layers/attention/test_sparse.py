@@ -1,6 +1,8 @@
 """attention.sparse_attention: each backend against dense attention in float64, and what is refused."""
 
+import copy
 import math
+import pickle
 import re
 from types import SimpleNamespace
 
@@ -80,11 +82,47 @@ def test_autocast_changes_no_value(backend):
         torch.testing.assert_close(*(torch.autograd.grad(each[0].sum(), made) for each in (found, right)))
 
 
+@pytest.mark.parametrize("lse", [False, True])
+def test_to_the_compiler_it_is_one_operator(lse):
+    model = attention.SparseAttention(PATTERNS["window"], block=32)
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert copied.pattern.number != model.pattern.number
+    for layer in (model, copied):
+
+        def attend(q, k, v, layer=layer):
+            found = attention.sparse_attention(q * 1.0, k, v, layer.pattern, return_lse=lse, block=32)
+            return found[0].square().sum() + found[1].sum() if lse else layer(q * 1.0, k, v).square().sum()
+
+        made, whole = drawn(), torch.compile(attend, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(*(torch.autograd.grad(run(*made), made) for run in (whole, attend)))
+        with torch.no_grad():
+            torch.testing.assert_close(whole(*made), attend(*made))
+    q, k, v = (x.detach() for x in made)
+    for grad in (False, True):
+        torch.library.opcheck(
+            torch.ops.blockshock.attention, (q, k, v, layer.pattern.number, "reference", None, 32, lse, grad)
+        )
+
+
+def test_a_pattern_made_in_what_is_compiled_lives_till_its_gradient_and_makes_no_further_graphs():
+    made, seen = drawn(), []
+
+    def attend(q, k, v):
+        return attention.sparse_attention(q * 1.0, k, v, attention.causal() & attention.window(9), block=32).sum()
+
+    whole = torch.compile(attend, backend="aot_eager")
+    for _ in range(5):
+        grads = torch.autograd.grad(whole(*made), made)
+        seen.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert seen[2:] == [seen[2]] * 3, "each step's pattern is another object"
+    torch.testing.assert_close(grads, torch.autograd.grad(attend(*made), made))
+
+
 @pytest.mark.long
-def test_a_model_that_holds_it_compiles_with_breaks_of_its_graph():
+def test_what_is_no_operator_breaks_the_graph():
     made = [x.float() for x in drawn()]
     for attend in (
-        lambda q, k, v: 2 * attention.sparse_attention(q * 1.0, k, v, PATTERNS["window"]),
+        lambda q, k, v: 2 * attention.sparse_attention(q * 1.0, k, v, attention.window(9)),
         lambda q, k, v: 2 * attention.dilated_attention(q * 1.0, k, v, [16, 64], [1, 4]),
     ):
         outs = [run(*made) for run in (attend, torch.compile(attend, backend="aot_eager"))]
