@@ -9,6 +9,9 @@ import torch
 
 from blockshock_lib.comm import Group
 from blockshock_lib.engine.timing import Timer
+from blockshock_lib.kernels.patterns.dense import Way
+from blockshock_lib.kernels.sparse24.mask import MASKS
+from blockshock_lib.layers import PermutedDenseLinear
 from blockshock_lib.studies.linear import ways, works
 from blockshock_lib.studies.linear.works import ORDERS
 from tests.processes import call
@@ -37,6 +40,18 @@ def test_each_product_is_timed_on_every_copy_and_a_rank_that_stands_by_captures_
     every, idle, alone = (found("cuda", *how)[1] for how in ((True,), (False,), (True, True)))
     assert every == idle == [*products, ("forward_graph_call", "", False, 2)] and alone == products
     assert [layer.graphed.return_value.call_args_list for layer in layers] == [[mock.call("x")]] * 2
+
+
+@pytest.mark.parametrize("form", ["classes", "batched", "transposed"])
+def test_a_product_is_said_to_be_searched_only_where_it_takes_what_was_found(form):
+    layer = PermutedDenseLinear(torch.randn(64, 64), mask=MASKS["checkerboard"], group=Group(0, 2), frozen=True)
+    layer.form, x = form, torch.randn(8, 64)
+    layer.gemm.ways, by = {"some": "operands"}, []
+    way = lambda *_: by.append(form) or Way("cublaslt", 1)  # noqa: E731
+    with mock.patch.object(layer.gemm, "way", way), mock.patch("torch.backends.cuda.preferred_blas_library"):
+        layer.local(x)
+        said = f"{form}, cublaslt" if by else form
+        assert ways.taken(layer, x) == said
 
 
 def test_each_reduction_starts_anew_before_a_sample():
