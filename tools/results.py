@@ -16,9 +16,9 @@ from blockshock_lib.engine.study import Study
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import terminal
 from blockshock_lib.notebook.findings import Findings
-from blockshock_lib.report import figures
+from blockshock_lib.report import changes, figures, verdicts
 from blockshock_lib.report.tables import markdown
-from blockshock_lib.runs import compare, reference, rules
+from blockshock_lib.runs import records, reference, rules
 
 RESULTS = ROOT / "docs" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -70,23 +70,26 @@ def written() -> dict[Path, str | Figure]:
 
 
 def _before(found: Findings) -> str:
-    """How many times as long a method's kernels take now, of each run that has an older one, `<name>-before`, beside it
-    and of its further runs; "" where none has.
+    """What changed since a run's older one, `<name>-before`, beside it, to it and its further runs: what is said of each
+    hypothesis, and the speeds; "" where none has an older one.
     """
-    tables = []
+    lines, study = [], found.study
     for source in (one for one in found.sources if one.counts and one.setting == found.setting):
-        old = source.folder.with_name(f"{source.folder.name}-before")
-        runs = [source.folder, *reference.others(source.folder, source.manifest)] if old.is_dir() else []
-        rows = [compare.compare(old, run, allow=("hardware", "dirty")).rows for run in runs]
-        if rows and len(times := pd.concat(rows).query("what == 'kernel time' and ratio.notna()")):
-            ratio = times.groupby("method")["ratio"]
-            made = pd.DataFrame({"median": ratio.median(), "least": ratio.min(), "most": ratio.max()}).round(3)
-            made = made.loc[(axes := found.study.axes).ordered(made.index)]
-            made.insert(0, "method", [axes.label(name) for name in made.index])
-            cases = ratio.size().max() // len(runs)
-            lead = f"Kernel time now over that of {shown(old)}, of {cases} cases in {len(runs)} runs:"
-            tables += ["", "## The new runs over the one before", "", lead, "", *markdown(made), ""]
-    return "\n".join(tables)
+        older = source.folder.with_name(f"{source.folder.name}-before")
+        if not older.is_dir():
+            continue
+        runs = [source.folder, *reference.others(source.folder, source.manifest)]
+        old, new = records.load(older), records.load(*runs)
+        said = [verdicts.hypotheses(side, study.hypotheses) for side in (old, new)]
+        claims = [{"": a.name, "before": f"{a.verdict}: {a.why}", "now": f"{b.verdict}: {b.why}"} for a, b in zip(*said)]
+        speeds, cases, (inside, asked) = changes.speeds(old, new, study.axes)
+        lead = f"[{shown(older)}](../../{shown(older)}) stays; its {cases} cases were measured anew in {len(runs)} runs by other code. Of their "
+        lead += f"{asked} ratios over the baseline, kernel and call time, it predicted {inside} ({inside / asked:.0%}). "
+        lead += "Speeds are over the baseline's, medians of the cases; *up* and *down*: in how many of them the 99% "
+        lead += "intervals of before and now lie apart. Times are kernel time."
+        lines += ["", "## What changed against the numbers before", "", lead]
+        lines += ["", *markdown(pd.DataFrame(claims)), "", *markdown(speeds), ""]
+    return "\n".join(lines)
 
 
 def _runs(found: Findings) -> str:

@@ -4,15 +4,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from jinja2 import StrictUndefined, Template
 
-from blockshock_lib.report import reruns, tables, verdicts
+from blockshock_lib.report import frames, reruns, tables, verdicts
 from blockshock_lib.report.axes import TWIN
 from blockshock_lib.report.plots import fastest, fastest_words
 from blockshock_lib.report.tables import markdown
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.hypotheses import h1, h2, h3, h4
+from blockshock_lib.studies.linear.phases import LINES
 from blockshock_lib.studies.linear.report import TABLES, build, law, plots
 from blockshock_lib.studies.linear.report.build import B1, OURS, STOCK, T1, A, C, D
 
@@ -31,6 +33,7 @@ def page(frame: pd.DataFrame) -> str:
         before_forms=[words for work, words in _OF.items() if _before_forms(law.rows_of(frame, work))],
         b2_over_b1=_count(forward, B1, _B2, "B1"),
         undecided=_undecided(forward),
+        control=_control(forward),
         reruns=next(iter(reruns.sentences(forward, AXES)), "one run, foretold by none"),
         eagerly=_called(frame, "forward_call"),
         by_graph=_called(frame, "forward_graph_call"),
@@ -38,7 +41,7 @@ def page(frame: pd.DataFrame) -> str:
         s=_span(law.law_rows(frame)["s"]),
         which=_which(forward, step),
         tables=_tables(frame),
-        lines=markdown(lines) if "vs B1" in (lines := TABLES["reference lines"](forward)) else [],
+        lines=[*_lines(forward)],
         limits=[markdown(TABLES[name](forward)) for name in ("products", "all-reduce")],
     )
 
@@ -54,6 +57,22 @@ def _count(
     found = [int(table["outcome"].eq(name).sum()) for name in ("faster", "slower")]
     counts = f"faster than {against} in {found[0]} of {len(table)} cells and slower in {found[1]}"
     return f"{counts}; {build.interval(row)} at {AXES.case(row)}."
+
+
+def _control(frame: pd.DataFrame) -> str:
+    """How many times of B1's twin lie nearer to B1's than the smallest difference in kernel time that may be claimed."""
+    again, smallest = frame.replace({"method": {TWIN: verdicts.AGAIN}}), verdicts.twin(frame, AXES)[1]
+    found = {}
+    for kind in ("kernel", "call"):
+        cells = reruns.cells(again, B1, verdicts.AGAIN, f"forward_{kind}").values()
+        found[kind] = np.abs([logs.mean() for cell in cells for logs in cell.values()])
+    if not len(found["kernel"]):
+        return "none: B1 was not timed twice"
+    inside = [f"{(off <= np.log1p(smallest)).sum()} of {len(off)} {kind} times" for kind, off in found.items()]
+    most = [f"{np.exp(off.max()):.2f}x" for off in found.values() if len(off)]
+    return f"of B1's twin {' and '.join(inside)} lie within {smallest:.1%}, the smallest difference to claim in " + (
+        f"kernel time, the furthest {' and '.join(most)} apart; what calls tell is said above"
+    )
 
 
 def _called(frame: pd.DataFrame, metric: str) -> str:
@@ -107,11 +126,27 @@ def _which(forward: pd.DataFrame, step: pd.DataFrame) -> Iterator[tuple[str, lis
             yield title, _wide(found, partial(fastest_words, axes=axes))
 
 
-def _wide(table: pd.DataFrame, words: Callable[[dict], str]) -> list[str]:
-    """`words` of each row, a row a B, a column a size."""
+def _lines(frame: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
+    """The reference lines of phase 1 in kernel time, and what an eager user pays for B1 in each way; none without any."""
+    rows = build.with_lines(frame)
+    kernel = [verdicts.ratio(rows, AXES, B1, line).assign(method=line) for line in LINES.values()]
+    if not any(map(len, kernel)):
+        return
+    fp8 = frames.summary(rows[rows["method"].eq(LINES["fp8"])], AXES, "error_rms")["median"]
+    off = f" (y of fp8 lies {fp8.min():.2%} to {fp8.max():.2%}, RMS, from the truth)" if len(fp8) else ""
+    yield f"Speed over B1{off}, kernel time", _wide(build.stacked(kernel), build.interval, "method")
+    calls = frames.summary(rows, AXES, "forward_call")
+    calls = pd.concat([calls[calls["method"].eq(name)] for name in (B1, LINES["torch"], LINES["compiled"], OURS)])
+    calls = calls.assign(method=calls["method"].map(AXES.label), micro=build.micro(calls["median"]))
+    yield "An eager call (µs)", _wide(calls, lambda row: f"{row['micro']:g}", "method")
+
+
+def _wide(table: pd.DataFrame, words: Callable[[dict], str], *lead: str) -> list[str]:
+    """`words` of each row, a row a B, a column a size; one a value of the column `lead` too."""
     table = table.assign(text=[words(row) for row in table.to_dict("records")])
-    wide = table.pivot(index="batch", columns="shape", values="text")[list(dict.fromkeys(table["shape"]))]
-    return markdown(wide.rename_axis("B").reset_index())
+    wide = table.pivot(index=[*lead, "batch"], columns="shape", values="text")[list(dict.fromkeys(table["shape"]))]
+    wide = wide.reindex(list(dict.fromkeys(table[lead[0]])), level=0) if lead else wide
+    return markdown(wide.rename_axis([*lead, "B"]).reset_index())
 
 
 def _span(values: pd.Series) -> str:
