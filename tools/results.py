@@ -81,10 +81,14 @@ def _before(found: Findings) -> str:
         runs = [source.folder, *reference.others(source.folder, source.manifest)]
         old, new = records.load(older), records.load(*runs)
         said = [verdicts.hypotheses(side, study.hypotheses) for side in (old, new)]
-        claims = [{"": a.name, "before": f"{a.verdict}: {a.why}", "now": f"{b.verdict}: {b.why}"} for a, b in zip(*said)]
+        claims = [
+            {"": a.name, "before": f"{a.verdict}: {a.why}", "now": f"{b.verdict}: {b.why}"} for a, b in zip(*said)
+        ]
         speeds, cases, (inside, asked) = changes.speeds(old, new, study.axes)
         lead = f"[{shown(older)}](../../{shown(older)}) stays; its {cases} cases were measured anew in {len(runs)} runs by other code. Of their "
-        lead += f"{asked} ratios over the baseline, kernel and call time, it predicted {inside} ({inside / asked:.0%}). "
+        lead += (
+            f"{asked} ratios over the baseline, kernel and call time, it predicted {inside} ({inside / asked:.0%}). "
+        )
         lead += "Speeds are over the baseline's, medians of the cases; *up* and *down*: in how many of them the 99% "
         lead += "intervals of before and now lie apart. Times are kernel time."
         lines += ["", "## What changed against the numbers before", "", lead]
