@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from blockshock_lib.report import frames, interval, reruns, verdicts
+from blockshock_lib.report import frames, interval, verdicts
 from blockshock_lib.report.axes import Axes
 from blockshock_lib.report.tables import ABSENT, varying
 
@@ -114,27 +114,6 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, loose: Iterable[str] =
     ties = {"kind": "stable", "key": lambda column: column.round(9)}  # the last bits depend on the processor
     table = table.sort_values(["place", "ratio"], ascending=[True, False], ignore_index=True, **ties)
     return Compared(table[columns], pd.DataFrame(only, columns=["run", "method", *_key(axes)]), each, intervals)
-
-
-def speeds(a: pd.DataFrame, b: pd.DataFrame, axes: Axes) -> tuple[pd.DataFrame, int, list[int]]:
-    """From `a`, the older, to the runs `b`: a row a method that both timed, of its kernel time in the cases of both, on
-    whichever machine; how many cases these are; of how many ratios over the baseline `a` predicted a run of `b`, and
-    all. The speed over the baseline is a median; it is "up" or "down" where the intervals of the two lie apart.
-    """
-    alike = pairs(*cases((a, b), axes), LOOSE["hardware"])
-    b, found = b[b["case"].isin(alike)].assign(case=lambda rows: rows["case"].map(alike)), []
-    times = [frames.medians(side, axes, time=f"{axes.stem}_kernel").set_index(["method", "case"]) for side in (a, b)]
-    for name in axes.ordered(set.intersection(*(set(one.index.unique("method")) for one in times))):
-        was, now = (verdicts.ratio(side, axes, axes.over, name).set_index("case") for side in (a, b))
-        was, now = was.align(now, join="inner", axis=0)
-        change, slower = (now["ratio"] / was["ratio"]), times[1].loc[name, "time"] / times[0].loc[name, "time"]
-        row = {"speed before": was["ratio"].median(), "now": now["ratio"].median(), "now / before": change.median()}
-        row |= {"least": change.min(), "most": change.max()}
-        row = {"method": axes.label(name)} | {word: f"{value:.2f}" for word, value in row.items()}
-        row |= {"up": (now["low"] > was["high"]).sum(), "down": (now["high"] < was["low"]).sum()}
-        found.append(row | {"time, now / before": f"{slower.median():.2f}"})
-    told = [reruns.foretold(a, run, axes) for _, run in b.groupby("run")]
-    return pd.DataFrame(found), len(set(alike.values())), [sum(one) for one in zip(*told, strict=True)]
 
 
 def _side(frame: pd.DataFrame, metrics: Iterable[str]) -> tuple[dict, dict, dict]:

@@ -150,10 +150,10 @@ class Run:
     def alone(self) -> str:
         """That fewer runs are weighed than its reference has, as of a copy that lies elsewhere, like `lost`."""
         about, here = manifest.read(self.source), 1 + len(self.others())
-        told = re.search(r" (\d+) runs: ", about.get("verdict", ""))
-        known = max(int(told[1]) if told else 1, 1 + bool(about.get("reference")))
-        missing = "the others are not found, or not whole, from where it lies"
-        return f" · weighs {here} of the {known} runs of its reference: {missing}" if here < known else ""
+        told = re.findall(r" (\d+) runs: ", about.get("verdict", ""))
+        known = max(map(int, [*told, 1 + bool(about.get("reference"))]))
+        lead = f" · weighs {here} of the {known} runs of its reference: the others are not found, or not whole, from "
+        return f"{lead}where it lies" if here < known else ""
 
     def table(self, name: str, *more: object) -> pd.DataFrame:
         return self._named("table", self.study.tables, name)(self.frame, *more)

@@ -63,11 +63,9 @@ def test_copies_stopped_runs_and_runs_of_other_references_do_not_count(first):
 
 
 def test_a_copy_that_lies_where_its_reference_is_not_says_how_many_runs_it_weighs(first, tmp_path_factory):
-    third = [finished(again(first)), finished(again(first))][-1]
-    for run in (first, third):
-        assert "weighs" not in run.conclude() + run.sentence
-    copy = tmp_path_factory.mktemp("far") / "a" / "b"
-    shutil.copytree(third.folder, copy)
+    _, third = finished(again(first)), finished(again(first))
+    assert not any("weighs" in run.conclude() + run.sentence for run in (first, third))
+    copy = shutil.copytree(third.folder, tmp_path_factory.mktemp("far") / "a" / "b")
     drawn = open_run("phase0", redraw=str(copy), out=first.folder.parents[1])
     said = "weighs 2 of the 3 runs of its reference: the others are not found, or not whole, from where it lies"
     assert f" · {said}" in drawn.conclude() and said in drawn.sentence, "it knows where the first one is"

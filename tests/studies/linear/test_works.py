@@ -42,16 +42,16 @@ def test_each_product_is_timed_on_every_copy_and_a_rank_that_stands_by_captures_
     assert [layer.graphed.return_value.call_args_list for layer in layers] == [[mock.call("x")]] * 2
 
 
-@pytest.mark.parametrize("form", ["classes", "batched", "transposed"])
-def test_a_product_is_said_to_be_searched_only_where_it_takes_what_was_found(form):
+def test_of_ds_forms_only_that_which_takes_what_a_search_found_is_said_to_be_searched(monkeypatch):
     layer = PermutedDenseLinear(torch.randn(64, 64), mask=MASKS["checkerboard"], group=Group(0, 2), frozen=True)
-    layer.form, x = form, torch.randn(8, 64)
-    layer.gemm.ways, by = {"some": "operands"}, []
-    way = lambda *_: by.append(form) or Way("cublaslt", 1)  # noqa: E731
-    with mock.patch.object(layer.gemm, "way", way), mock.patch("torch.backends.cuda.preferred_blas_library"):
+    x, layer.gemm.ways, asked = torch.randn(8, 64), {"some": "operands"}, []
+    monkeypatch.setattr(layer.gemm, "way", lambda *_: asked.append(1) or Way("cublaslt", 1))
+    monkeypatch.setattr("torch.backends.cuda.preferred_blas_library", lambda *_: None)
+    for form in layer.forms:
+        layer.form = form
         layer.local(x)
-        said = f"{form}, cublaslt" if by else form
-        assert ways.taken(layer, x) == said
+        assert (", cublaslt" if asked else "") == ways.taken(layer, x).removeprefix(form)
+        asked.clear()
 
 
 def test_each_reduction_starts_anew_before_a_sample():
