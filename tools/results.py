@@ -16,9 +16,10 @@ from blockshock_lib.engine.study import Study
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import terminal
 from blockshock_lib.notebook.findings import Findings
-from blockshock_lib.report import figures
-from blockshock_lib.report.tables import markdown
-from blockshock_lib.runs import compare, reference, rules
+from blockshock_lib.report import changes, figures, frames, reruns, verdicts
+from blockshock_lib.report.axes import Axes
+from blockshock_lib.report.tables import markdown, rounded
+from blockshock_lib.runs import records, reference, rules
 
 RESULTS = ROOT / "docs" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -67,23 +68,51 @@ def written() -> dict[Path, str | Figure]:
 
 
 def _before(found: Findings) -> str:
-    """How many times as long a method's kernels take now, of each run that has an older one, `<name>-before`, beside it
-    and of its further runs; "" where none has.
+    """What changed from a run's older one, `<name>-before` beside it, to it and its further runs: what is said of each
+    hypothesis, and the speeds; "" where none has an older one.
     """
-    tables = []
+    lines, study = [], found.study
     for source in (one for one in found.sources if one.counts and one.setting == found.setting):
-        old = source.folder.with_name(f"{source.folder.name}-before")
-        runs = [source.folder, *reference.others(source.folder, source.manifest)] if old.is_dir() else []
-        rows = [compare.compare(old, run, allow=("hardware", "dirty")).rows for run in runs]
-        if rows and len(times := pd.concat(rows).query("what == 'kernel time' and ratio.notna()")):
-            ratio = times.groupby("method")["ratio"]
-            made = pd.DataFrame({"median": ratio.median(), "least": ratio.min(), "most": ratio.max()}).round(3)
-            made = made.loc[(axes := found.study.axes).ordered(made.index)]
-            made.insert(0, "method", [axes.label(name) for name in made.index])
-            cases = ratio.size().max() // len(runs)
-            lead = f"Kernel time now over that of {shown(old)}, of {cases} cases in {len(runs)} runs:"
-            tables += ["", "## The new runs over the one before", "", lead, "", *markdown(made), ""]
-    return "\n".join(tables)
+        older = source.folder.with_name(f"{source.folder.name}-before")
+        if not older.is_dir():
+            continue
+        runs = [source.folder, *reference.others(source.folder, source.manifest)]
+        old, new = records.load(older), records.load(*runs)
+        said = [verdicts.hypotheses(side, study.hypotheses) for side in (old, new)]
+        claims = [
+            {"": then.name} | {when: f"{one.verdict}: {one.why}" for when, one in (("before", then), ("now", now))}
+            for then, now in zip(*said, strict=True)
+        ]
+        speeds, cases, (inside, asked) = _speeds(old, new, study.axes)
+        lead = (
+            f"[{shown(older)}](../../{shown(older)}) stays; its {cases} cases were measured anew in {len(runs)} runs "
+            f"by other code. Of their {asked} ratios over the baseline, kernel and call time, it predicted {inside} "
+            f"({inside / asked:.0%}). Speeds are over the baseline's, medians of the cases; *up* and *down*: in how "
+            "many of them the 99% intervals of before and now lie apart. Times are kernel time."
+        )
+        lines += ["", "## What changed against the numbers before", "", lead]
+        lines += ["", *markdown(pd.DataFrame(claims)), "", *markdown(speeds), ""]
+    return "\n".join(lines)
+
+
+def _speeds(a: pd.DataFrame, b: pd.DataFrame, axes: Axes) -> tuple[pd.DataFrame, int, list[int]]:
+    """From `a`, the older, to the runs `b`: a row a method that both timed, of its kernel time in the cases of both, on
+    whichever machine; how many cases these are; of how many ratios over the baseline `a` predicted a run of `b`, and
+    all. The speed over the baseline is a median; it is "up" or "down" where the intervals of the two lie apart.
+    """
+    alike = changes.pairs(*changes.cases((a, b), axes), changes.LOOSE["hardware"])
+    b, found = b[b["case"].isin(alike)].assign(case=lambda rows: rows["case"].map(alike)), []
+    times = [frames.medians(side, axes, time=f"{axes.stem}_kernel").set_index(["method", "case"]) for side in (a, b)]
+    for name in axes.ordered(set.intersection(*(set(one.index.unique("method")) for one in times))):
+        was, now = (verdicts.ratio(side, axes, axes.over, name).set_index("case") for side in (a, b))
+        was, now = was.align(now, join="inner", axis=0)
+        change, slower = now["ratio"] / was["ratio"], times[1].loc[name, "time"] / times[0].loc[name, "time"]
+        row = {"speed before": was["ratio"].median(), "now": now["ratio"].median(), "now / before": change.median()}
+        row |= {"least": change.min(), "most": change.max()}
+        row |= {"up": (now["low"] > was["high"]).sum(), "down": (now["high"] < was["low"]).sum()}
+        found.append({"method": axes.label(name)} | row | {"time, now / before": slower.median()})
+    told = [reruns.foretold(a, run, axes) for _, run in b.groupby("run")]
+    return rounded(pd.DataFrame(found)), len(set(alike.values())), [sum(one) for one in zip(*told, strict=True)]
 
 
 def _runs(found: Findings) -> str:

@@ -109,14 +109,6 @@ class Drift(NamedTuple):
     scatter: float  # as far as the scatter of the cells, each by itself, lets that mean be off
     most: float  # as far as runs without a drift lie apart, whatever cells of a run share
 
-    @property
-    def seen(self) -> bool:
-        return abs(self.shift) > self.scatter
-
-    @property
-    def beyond(self) -> bool:
-        return abs(self.shift) > self.most
-
 
 def drift(cells: Sequence[Cell], tests: int = 1) -> Drift | None:
     """How far apart whole runs lie; None where fewer than two runs or cells tell. `tests`: of how many this is one

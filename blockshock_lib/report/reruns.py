@@ -76,8 +76,8 @@ def sentences(frame: pd.DataFrame, axes: Axes) -> list[str]:
 def _drift(found: dict[str, list[Cell]]) -> list[str]:
     drifts = [(words, one) for words in found if (one := interval.drift(found[words], tests=len(found)))]
     drifts.sort(key=lambda one: -abs(one[1].shift))
-    ways = [("RUNS LIE APART: ", "beyond"), ("runs differ, by no more than machines do: ", "seen")]
-    ways = [(lead, [one for one in drifts if getattr(one[1], which)]) for lead, which in ways]
+    ways = [("RUNS LIE APART: ", "most"), ("runs differ, by no more than machines do: ", "scatter")]
+    ways = [(lead, [one for one in drifts if abs(one[1].shift) > getattr(one[1], end)]) for lead, end in ways]
     lead, drifts = next((way for way in ways if way[1]), ("no drift between runs, the furthest: ", drifts[:1]))
     said = [
         f"{words}: {one.run} {np.expm1(one.shift):+.1%} against the others (up to {np.expm1(one.most):.1%} is usual)"

@@ -1,6 +1,6 @@
 """Records frame in, table out; units stand in the columns' names, numbers are rounded to what a reader can use."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import pandas as pd
@@ -112,20 +112,30 @@ def speed_table(frame: pd.DataFrame, axes: Axes, stem: str = "") -> pd.DataFrame
     table["of floor (%)"] = (100 * table["floor (ms)"] / table["kernel (ms)"]).round(1)
     metric, vs = frames.time_metric(frame, metrics["kernel"]), f"vs {axes.short(axes.over)}"
     further = "a further run"
-    ratios = [
-        (row["case"], method, verdicts.interval_text(row), verdicts.further_text(row), row["outcome"])
-        for method in set(table["method"]) - {axes.over}
-        for row in verdicts.ratio(frame, axes, axes.over, method, metric).to_dict("records")
-    ]
-    ratios = pd.DataFrame(ratios, columns=["case", "method", vs, further, "claim"], dtype=object)
+    ratios = beside(frame, axes, axes.over, set(table["method"]), metric)
+    ratios = ratios.rename(columns={"ratio": vs, "further": further})
     table = smallest_first(table.merge(ratios, on=["case", "method"], how="left"), axes)
-    table[vs] = table[vs].mask(table["method"].eq(axes.over), "1 (itself)").fillna(ABSENT)
-    table[["claim", further]] = table[["claim", further]].fillna(ABSENT)
+    table[[vs, further, "claim"]] = table[[vs, further, "claim"]].fillna(ABSENT)
     columns = [axes.x, axes.y, *varying(table, axes), "method", "kernel (ms)", "kernel p10–p90 (ms)", vs]
     # A product and a collective are parts of the narrowest work alone.
     parts = (*(() if stem else ("compute", "reduce", "exposed communication")), "host", "call")
     columns += ["claim", further, *(f"{name} (ms)" for name in parts), "of floor (%)"]
     return rounded(shown(table, axes, columns))
+
+
+def beside(
+    frame: pd.DataFrame, axes: Axes, base: str, methods: Iterable[str], metric: str, turned: bool = False
+) -> pd.DataFrame:
+    """Of each of `methods` in each case the `ratio` t(base) / t(method) in words, or `turned` its inverse, in which
+    interval a `further` run's lies, and the `claim`.
+    """
+    found = []
+    for method in methods:
+        pair = (method, base) if turned else (base, method)
+        for row in verdicts.ratio(frame, axes, *pair, metric).to_dict("records"):
+            told = verdicts.interval_text(row), verdicts.further_text(row), row["outcome"]
+            found.append((row["case"], method, *(("1 (itself)", ABSENT, ABSENT) if method == base else told)))
+    return pd.DataFrame(found, columns=["case", "method", "ratio", "further", "claim"], dtype=object)
 
 
 def varying(table: pd.DataFrame, axes: Axes) -> list[str]:
@@ -222,14 +232,9 @@ def energy_table(frame: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     for metric, name, value in (("power", "power (W a GPU)", of.median()), ("sm_clock", "SM clock (MHz)", of.min())):
         at = pd.MultiIndex.from_arrays([[metric] * len(table), table["case"], table["method"]])
         table[name] = value.reindex(at).to_numpy()
-    over = {
-        (row["case"], method): verdicts.interval_text(row)
-        for method in set(table["method"]) - {axes.over}
-        for row in verdicts.ratio(rows, axes, method, axes.over, "energy").to_dict("records")
-    }
     named = f"over {axes.short(axes.over)}'s"
-    own = {(case, axes.over): "1 (itself)" for case in table["case"]}
-    table[named] = [(over | own).get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
+    over = beside(rows, axes, axes.over, set(table["method"]), "energy", turned=True).rename(columns={"ratio": named})
+    table = table.merge(over, on=["case", "method"], how="left").fillna({named: ABSENT})
     table = rounded(smallest_first(table, axes).rename(columns={"median": "energy (J)"}))
     about = [axes.x, axes.y, *varying(table, axes), "method"]
     return shown(table, axes, [*about, "energy (J)", named, "power (W a GPU)", "SM clock (MHz)"])

@@ -77,8 +77,7 @@ def read(folder: Path, axes: Axes) -> pd.DataFrame:
     collective, which none leaves much before the others. `attrs["damaged"]`: the files that `document` refused, with a
     warning.
     """
-    traces: dict[tuple[str, str], dict[int, pd.DataFrame]] = {}
-    damaged: list[str] = []
+    parts, damaged = [], []
     for path in sorted(folder.glob("traces/*.json.gz")):
         named = NAME.fullmatch(path.name)
         if named is None or not path.is_file():
@@ -90,14 +89,13 @@ def read(folder: Path, axes: Axes) -> pd.DataFrame:
             warnings.warn(f"skipped: {error}", stacklevel=2)
             continue
         if len(work):
-            traces.setdefault((named["case"], named["method"]), {})[int(named["rank"])] = work
-    order, parts = axes.place_of(method for _, method in traces), []
-    for case, method in sorted(traces, key=lambda key: (key[0], order.get(key[1], len(order)), key[1])):
-        for rank, work in sorted(traces[case, method].items()):
             sent = work[work["kind"].eq(COMMUNICATION)]
             zero = (sent["ts"] + sent["dur"]).iloc[0] if len(sent) else work["ts"].min()
-            parts.append(work.assign(case=case, method=method, rank=rank, ts=work["ts"] - zero))
-    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["ts", "dur", *COLUMNS])
+            parts.append(work.assign(**named.groupdict() | {"rank": int(named["rank"])}, ts=work["ts"] - zero))
+    table = pd.concat(parts) if parts else pd.DataFrame(columns=["ts", "dur", *COLUMNS])
+    order = axes.place_of(table["method"])
+    place = lambda column: column.map(order) if column.name == "method" else column  # noqa: E731
+    table = table.sort_values(["case", "method", "rank"], key=place, ignore_index=True)  # several: a stable sort
     zero = table.groupby(["case", "method"])["ts"].transform("min")
     table["start_ms"], table["duration_ms"] = (table["ts"] - zero) / 1e3, table["dur"] / 1e3
     table = table[COLUMNS].astype({"rank": int, "start_ms": float, "duration_ms": float})

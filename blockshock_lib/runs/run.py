@@ -147,6 +147,14 @@ class Run:
     def others(self) -> list[Path]:
         return reference.others(self.source, manifest.read(self.source))
 
+    def alone(self) -> str:
+        """That fewer runs are weighed than its reference has, as of a copy that lies elsewhere, like `lost`."""
+        about, here = manifest.read(self.source), 1 + len(self.others())
+        told = re.findall(r" (\d+) runs: ", about.get("verdict", ""))
+        known = max(map(int, [*told, 1 + bool(about.get("reference"))]))
+        lead = f" · weighs {here} of the {known} runs of its reference: the others are not found, or not whole, from "
+        return f"{lead}where it lies" if here < known else ""
+
     def table(self, name: str, *more: object) -> pd.DataFrame:
         return self._named("table", self.study.tables, name)(self.frame, *more)
 
@@ -162,7 +170,7 @@ class Run:
         phase, study = self.study.phases[self.params.phase], self.study
         speed = partial(answer.speed, axes=study.axes, metric=phase.metric)
         said = study.answers.get(phase.name) or (speed if phase.metric else answer.checked)
-        return answer.sentence(self.frame, said, self.lost(), self.own)
+        return answer.sentence(self.frame, said, self.lost() + self.alone(), self.own)
 
     def answer(self) -> HTML:
         """How a notebook begins: `sentence`, the phase's first figure, the checks, the hypotheses in words."""
@@ -207,7 +215,7 @@ class Run:
         study, lost, seen, wanted = self.study, self.lost(), tables.machine_table(self.own), len(self._wanted)
         state = f"INCOMPLETE {wanted - self._missing()} of {wanted}" if lost else "PASS"
         about = study.axes, study.hypotheses, study.summary
-        line = verdicts.one_line(self.frame, *about, good=state, own=self.own) + lost
+        line = verdicts.one_line(self.frame, *about, good=state, own=self.own) + lost + self.alone()
         other = rules.changed(manifest.read(self.source), study, self.frame)
         line += "".join(f" · {one}" for one in (answer.failure(self.own, study.axes), other) if one)
         facts = {} if other else {"verdicts": verdicts.by_name(self.frame, study.hypotheses)}

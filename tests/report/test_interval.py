@@ -42,11 +42,13 @@ def test_welchs_interval_is_the_textbooks():
     assert np.allclose(np.log(welch_interval(one, other)), [middle, middle - reach, middle + reach], atol=1e-6)
 
 
-def test_one_group_gives_no_interval_nor_does_one_beyond_all_numbers():
+def test_one_group_gives_no_interval_nor_does_one_beyond_all_numbers_and_what_foretells_nothing_is_not_counted():
     found = [welch_interval(np.zeros(a), np.zeros(b)) for a, b in ((1, 5), (5, 1), (1, 1))]
     found += [of_logs([0.7]), welch_interval(np.array([0.0, 0.5]), np.array([0.0, 0.7]), 1 - 1e-7)]
     for interval in found:
         assert (interval.low, interval.high) == (0.0, np.inf) and 0 < interval.ratio < np.inf
+    cells, further = [{"a": np.array([0.1])}, {"a": np.array([0.1]), "b": np.array([0.1])}], [np.array([0.1])] * 2
+    assert intervals.foretold(cells, further) == [True] and intervals.caught(cells) == []
 
 
 def references(kind, count=2000, *, cells=20, runs=3, groups=2, machine=0.014, noise=(0.002, 0.008), seed=3):
@@ -90,11 +92,6 @@ def test_a_further_run_is_caught_with_few_cells_unequal_noise_one_group_and_one_
     assert np.mean(found) >= 0.97 and len(found) >= 300
 
 
-def test_a_run_of_a_single_group_foretells_nothing_and_is_not_counted():
-    cells, further = [{"a": np.array([0.1])}, {"a": np.array([0.1]), "b": np.array([0.1])}], [np.array([0.1])] * 2
-    assert intervals.foretold(cells, further) == [True] and intervals.caught(cells) == []
-
-
 def test_the_interval_over_runs_is_never_narrower_than_runs_differ():
     equal = [intervals.intervals(cells) for cells, _ in references("own", 50, machine=0.0)]
     least = min(mean.high / mean.ratio - 1 for both in equal for mean, _ in both)
@@ -135,10 +132,10 @@ def test_a_drift_of_3_percent_is_seen_and_runs_lie_further_apart_than_machines_i
     """
     found = []
     for cells, _ in references(kind):
-        planted = intervals.drift([cell | {"run 2": cell["run 2"] + 0.03} for cell in cells])
-        alone = intervals.drift(cells)
-        found.append((planted.seen, planted.beyond and planted.run == "run 2", alone.seen, alone.beyond))
-        found[-1] += (abs(planted.shift),)
+        alone, planted = map(intervals.drift, (cells, [cell | {"run 2": cell["run 2"] + 0.03} for cell in cells]))
+        off, shift = abs(alone.shift), abs(planted.shift)
+        called = shift > planted.most and planted.run == "run 2"
+        found.append((shift > planted.scatter, called, off > alone.scatter, off > alone.most, shift))
     seen, called, differ, false, shift = zip(*found, strict=True)
     assert np.mean(false) <= 0.02 and np.mean(called) >= beyond and 0.025 < np.median(shift) < 0.04
     assert np.mean(seen) >= 0.97 and (np.mean(differ) <= 0.02 or kind != "own")

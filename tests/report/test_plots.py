@@ -27,8 +27,6 @@ RUNS = {
     "rectangular": dict(ns=(), bs=(16,), features=((4096, 16384), (8192, 32768)), groups=2, repeats=3),
 }
 SMALL = dict(ns=(4096, 8192), bs=(16, 4096), methods=("dense", "row_parallel", "block_shock"), repeats=6)
-
-
 OF_FRAME = (time_over, ratio_heatmap, roofline, which_to_use)
 
 
@@ -73,7 +71,7 @@ def test_methods_that_bring_no_look_differ_in_colour_and_marker_and_keep_theirs(
     assert len({*more, *looks.values()}) == 20 == len({(one.colour, one.marker) for one in (*more, *looks.values())})
 
 
-def test_a_line_of_time_is_the_ratio_of_the_verdict_with_its_interval(frame):
+def test_a_line_of_time_is_the_ratio_of_the_verdict_with_its_interval_and_on_a_cpu_no_kernel_time(frame):
     panel = time_over(frame).axes[0]
     table = verdicts.ratio(frame, AXES, "block_shock", "row_parallel")
     ours = table[table["batch"].eq(16)].sort_values("size")
@@ -84,11 +82,7 @@ def test_a_line_of_time_is_the_ratio_of_the_verdict_with_its_interval(frame):
     assert np.allclose([part[:, 1] for part in bars.get_segments()], ours[["low", "high"]])
     rest = frame[frame["method"].ne("row_parallel")]
     assert time_over(rest).axes[0].get_ylabel() == "time over A's", "without the baseline over the first method"
-
-
-def test_on_a_cpu_no_figure_of_time_says_kernel_time():
-    cpu = frames.make((256, 512), (16,), device="cpu", kernel=True, groups=2, repeats=2)
-    fig = time_over(cpu)
+    fig = time_over(frames.make((256, 512), (16,), device="cpu", kernel=True, groups=2, repeats=2))
     assert "time of a forward, plain calls" in words(fig) and "kernel" not in fig.alt.lower()
 
 
@@ -135,15 +129,12 @@ def test_the_timed_way_of_a_product_is_the_one_that_is_named_on_one_gpu():
     assert "nothing to draw" in words(one_gpu(run[run["method"].ne("block_shock")]))
 
 
-def test_the_title_of_a_heat_map_counts_what_the_intervals_exclude():
+def test_the_title_of_a_heat_map_counts_what_the_intervals_exclude_and_that_alone_is_coloured():
     parity = 1 / verdicts.ratio(frames.make(**SMALL), AXES, "row_parallel", "block_shock")["ratio"]
     mixed = frames.make(**SMALL, speedup={("block_shock", 4096, 16): parity[0], ("block_shock", 8192, 4096): 1.6})
     said = title(ratio_heatmap(mixed))
     assert said.startswith("Is Block-Shock faster? Sometimes faster here") and said.endswith("; 1 undecided.")
     assert "of 4 cases 1 faster, by 35%; 2 slower, by " in said
-
-
-def test_only_decided_cells_are_coloured():
     one, three = (ratio_heatmap(frames.make(**SMALL, groups=n)).axes[0].patches for n in (1, 3))
     assert {(patch.get_facecolor(), patch.get_hatch()) for patch in one} == {((1, 1, 1, 1), "////")}, "decides nothing"
     assert all(patch.get_facecolor()[0] > patch.get_facecolor()[2] and not patch.get_hatch() for patch in three)
@@ -198,7 +189,7 @@ def test_a_floor_is_the_larger_bound_of_the_product_and_the_link_after_it():
     assert "nothing to draw" in words(machine_plots.floors_figure(floors().assign(floor_whole=float("nan")), AXES))
 
 
-def test_measured_times_are_dots_beside_the_floors_and_change_the_title():
+def test_measured_times_are_dots_beside_the_floors_and_change_the_title_and_the_legend_is_whole():
     times = pd.Series({"row_parallel": 0.05, "block_shock": 0.08})
     table = floors().assign(measured=lambda rows: rows["method"].map(times))
     fig = machine_plots.floors_figure(table, AXES, "c", "outputs/reference/phase1-cuda")
@@ -208,9 +199,6 @@ def test_measured_times_are_dots_beside_the_floors_and_change_the_title():
     assert title(fig).endswith("measured, it has 0.62 of its speed") and ax.get_xlim()[1] > 0.08
     assert "Block-Shock: 32 µs" in fig.alt and "80 µs measured" in fig.alt and "Dots: medians of outputs" in words(fig)
     assert "measured" not in title(machine_plots.floors_figure(table, AXES, "c"))
-
-
-def test_the_legend_of_floors_is_whole_where_every_bound_is_drawn():
     fig = machine_plots.floors_figure(floors().assign(world_size=8, measured=0.1), AXES, "c", "r")
     fig.savefig(io.BytesIO())
     legend = fig.axes[0].get_legend()

@@ -90,11 +90,13 @@ def test_the_page_has_both_intervals_of_each_cell_and_a_single_run_says_so(three
     assert set(speed.loc[speed["method"].eq("Sorts alone"), "a further run"]) == {"–"}
 
 
-def test_not_applicable_is_a_verdict_and_any_other_word_is_none():
+def test_not_applicable_is_a_verdict_any_other_word_is_none_and_no_interval_is_rounded_to_1():
     word = verdicts.Verdict("S1: x", "rule", np.nan, np.nan, np.nan, "not applicable", "nothing was sorted", None)
     assert word.line == "S1 not applicable: nothing was sorted"
     with pytest.raises(ValueError, match="'perhaps' is no verdict; there are supported, refuted"):
         verdicts.Verdict("S1: x", "rule", np.nan, np.nan, np.nan, "perhaps", "", None)
+    text = verdicts.interval_text({"ratio": 0.98, "low": 0.96, "high": 0.9987})
+    assert text == "0.980x [0.960, 0.999]"
 
 
 def test_a_rerun_is_judged_by_the_interval_that_predicts_it(three):
@@ -109,8 +111,3 @@ def test_a_rerun_is_judged_by_the_interval_that_predicts_it(three):
     assert re.match(r"\w+ time of Shares at n=\d+, order=\w+: ", changes.sentence(bad.iloc[0], SORTING))
     inside, asked = reruns.foretold(three, run_of("d", 9), SORTING)
     assert asked == 16 and inside >= 15 and reruns.foretold(three, run_of("d", 9, ratio=1.2), SORTING) == (0, 16)
-
-
-def test_the_text_of_an_interval_never_rounds_to_1():
-    text = verdicts.interval_text({"ratio": 0.98, "low": 0.96, "high": 0.9987})
-    assert text == "0.980x [0.960, 0.999]"

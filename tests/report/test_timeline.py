@@ -16,14 +16,11 @@ def draw(folder):
     return timeline.timeline(NONE, AXES, folder)
 
 
-def test_ranks_that_do_not_meet_have_spans_of_their_own(tmp_path):
+def test_ranks_that_do_not_meet_have_spans_of_their_own_and_stretches_agree_with_a_count_on_a_grid(tmp_path):
     chrome.write(tmp_path, [chrome.event("gemm", 0, 90)])
     chrome.write(tmp_path, [chrome.event("gemm", 5_000_000, 40)], rank=1)
     table = timeline.exposed(NONE, AXES, tmp_path)
     assert list(table["span (ms)"]) == pytest.approx([0.09, 0.04]) and list(table["idle (%)"]) == [0, 0]
-
-
-def test_stretches_agree_with_a_count_on_a_grid():
     rng, grid = np.random.default_rng(0), np.arange(0.5, 80)
     for _ in range(30):
         begin = rng.integers(0, 60, 16)

@@ -62,6 +62,17 @@ def test_copies_stopped_runs_and_runs_of_other_references_do_not_count(first):
     assert reference.others(other.folder, manifest.read(other.folder)) == []
 
 
+def test_a_copy_that_lies_where_its_reference_is_not_says_how_many_runs_it_weighs(first, tmp_path_factory):
+    _, third = finished(again(first)), finished(again(first))
+    assert not any("weighs" in run.conclude() + run.sentence for run in (first, third))
+    copy = shutil.copytree(third.folder, tmp_path_factory.mktemp("far") / "a" / "b")
+    drawn = open_run("phase0", redraw=str(copy), out=first.folder.parents[1])
+    said = "weighs 2 of the 3 runs of its reference: the others are not found, or not whole, from where it lies"
+    assert f" · {said}" in drawn.conclude() and said in drawn.sentence, "it knows where the first one is"
+    manifest.note(copy, again="", verdict="")
+    assert "weighs 1 of the 2 runs" in open_run("phase0", redraw=str(copy), out=first.folder.parents[1]).sentence
+
+
 def test_a_run_that_still_goes_on_is_measured_beside_it_on_other_gpus(first):
     begun = open_run("phase0", hardware="cpu", settings=small_runs.TINY, out=first.folder.parents[1], again="new")
     with pytest.raises(RecordError, match="it goes on on this machine's devices"):

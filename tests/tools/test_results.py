@@ -2,13 +2,13 @@
 
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 
 from blockshock_lib import studies
 from blockshock_lib.notebook import terminal
 from blockshock_lib.runs import rules
 from blockshock_lib.runs.manifest import REFERENCE
+from tests.report import frames
 from tests.studies.gpt.test_saved import timed
 from tools import results
 
@@ -70,9 +70,15 @@ def test_a_run_that_has_an_older_one_beside_it_is_set_against_it(monkeypatch):
     source = SimpleNamespace(counts=True, setting="x", folder=REFERENCE / "phase1-cuda", manifest={})
     found = SimpleNamespace(setting="x", sources=[source], study=studies.load("linear"))
     monkeypatch.setattr(results.reference, "others", lambda *_: [REFERENCE / "phase1-cuda-2"])
-    rows = pd.DataFrame({"what": ["kernel time", "kernel time", "weight"], "method": "dense", "ratio": [1.1, 1.3, 9]})
-    monkeypatch.setattr(results.compare, "compare", lambda old, *_, **__: SimpleNamespace(rows=rows))
-    assert "2 cases in 2 runs:\n\n| method | median | least | most |" in (said := results._before(found))
-    assert "| A dense | 1.2 | 1.1 | 1.3 |" in said
+    how = dict(ns=(4096, 8192), bs=(16, 256), groups=3, repeats=3, noise=0.001, group_effect=0.001)
+    quicker = {("block_shock", n, b): 3.0 for n in how["ns"] for b in how["bs"]}
+    old, new = frames.make(**how, seed=1), frames.make(**how, seed=2, run="b", speedup=quicker)
+    monkeypatch.setattr(results.records, "load", lambda *runs: new if len(runs) > 1 else old)
+    said = results._before(found)
+    assert "its 4 cases were measured anew in 2 runs" in said and "| H1 | refuted: " in said and "| supported: " in said
+    (line,) = [line for line in said.splitlines() if line.startswith("| Block-Shock |")]
+    _, before, now, change, *_, up, down, time = map(str.strip, line.strip(" |").split("|"))
+    assert float(change) == pytest.approx(3, rel=0.02) and float(now) > float(before) and (up, down) == ("4", "0")
+    assert float(time) == pytest.approx(1 / 3, rel=0.02)
     source.folder = REFERENCE / "phase1-cpu"
     assert results._before(found) == ""

@@ -52,8 +52,7 @@ def floors_view(
     out: Path | None = None,
 ) -> View:
     """Bytes of every method, its floor and what binds it. `runs`: runs.dry_run; `out`: where it looks."""
-    known_machines = runs.known_machines("linear", out)
-    known_machines.sort(key=lambda one: -len(one[1]["gpus"]))  # ranks need GPUs each
+    known_machines = sorted(runs.known_machines("linear", out), key=lambda one: -len(one[1]["gpus"]))
     machines = {card["title"]: (device, card) for device, card in known_machines}
     if not machines:
         raise RecordError("no run knows a machine's ceilings; run phase 1, or restore outputs/reference")

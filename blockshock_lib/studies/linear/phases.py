@@ -64,5 +64,5 @@ METRICS = CORE | {
     **dict.fromkeys(("weight_bytes", "weight_bytes_formula", "peak_bytes_formula"), Metric("B")),
     **{f"{part}{end}": Metric("B") for part in FORMULAS for end in ("", "_formula")},
     "loss": Metric("1"),  # mean squared error; `repeat` is the step
-    "largest_n": Metric("1"),  # of the largest square weight, a multiple of 4096, whose training fits
+    "largest_n": Metric("1"),  # in older runs of phase 3: the largest square weight, by 4096, whose training fits
 }

@@ -1,6 +1,7 @@
 """What the linear study must reach: the float64 truth of each tensor, and by how much rounding alone may miss it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -13,25 +14,23 @@ TRUTH_ROWS = 4096  # of W that are turned to float64 at once: 1.3 GB at K = 4096
 WEIGHT_STEPS = 3  # with one gradient for all: as many as it takes for a state in the wrong order to show
 
 
+@dataclass(eq=False)
 class Reference:
     """y [B, N] = x W^T + b, and its gradients for dy [B, N]: dx [B, K], dw [N, K], db [N]. The truths are float64, from
     low-precision x and dy, made when first asked for; the baselines multiply `weight` and `bias`. `keep` [N, K]: True
     where term 0 holds the entry. `optimizer` makes what `trained` steps with.
     """
 
+    weight: Tensor
+    bias: Tensor | None
+    x: Tensor
+    dy: Tensor | None = None
+    keep: Tensor | None = None
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None
     steps = 0  # of the optimizer, behind the weights
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        x: Tensor,
-        dy: Tensor | None = None,
-        keep: Tensor | None = None,
-        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
-    ):
-        self.weight, self.bias, self.x, self.dy, self.keep, self.optimizer = weight, bias, x, dy, keep, optimizer
-        self.exact_weight, self.exact_bias = weight, bias
+    def __post_init__(self):
+        self.exact_weight, self.exact_bias = self.weight, self.bias
         self._expected: dict[tuple, Tensor] = {}
 
     @cached_property

@@ -12,6 +12,7 @@ from blockshock_lib.kernels.sparse24 import cslt, small
 from blockshock_lib.kernels.sparse24.backends import BACKENDS
 from blockshock_lib.layers import BlockShockLinear, ShardedLinear
 
+UNSEARCHED = ("batched", "transposed")  # forms of D, each a batched product of PyTorch's own choice
 ONE_BUFFER = ("cslt", "small")  # what `tuned` chooses from: both multiply with cuSPARSELt's buffer
 
 
@@ -40,9 +41,9 @@ def products(layer: ShardedLinear, x: Tensor) -> dict[str, Callable[[], Tensor]]
 def taken(layer: ShardedLinear, x: Tensor) -> str:
     """Which of `products` the layer takes for x [B, K], and what a search found for it; "" where that is not known."""
     if not isinstance(layer, BlockShockLinear):
-        way = layer.gemm.way(*layer.factors(x)) if layer.gemm.ways else None
-        searched = f", {way.library}" + f" in {way.splits} parts" * (way.splits > 1) if way else ""
-        return (layer.form if layer.forms else "dense") + searched
+        form = layer.form if layer.forms else "dense"
+        way = layer.gemm.way(*layer.factors(x)) if layer.gemm.ways and form not in UNSEARCHED else None
+        return form + (f", {way.library}" + f" in {way.splits} parts" * (way.splits > 1) if way else "")
     if layer.backend.name != "tuned":
         return layer.backend.name
     way = layer.packed.extra.get(cslt.padded(x.shape[0]))

@@ -104,7 +104,7 @@ def test_the_parts_of_all_ranks_sum_to_the_dense_arithmetic_and_collectives_move
         assert method.cost_dgrad(asked).sent == dx * B * K * 2 * (world_size - 1) / world_size
 
 
-def test_a_cut_batch_hides_the_shorter_part_but_for_one_piece():
+def test_a_cut_batch_hides_the_shorter_part_but_for_one_piece_and_a_step_the_collective_of_dx_behind_dw():
     costs = CaseCosts(cases.case(phase="phase1", in_features=4096, out_features=4096, batch=4096, emulated=False))
     whole, cut = (costs.floors("row_parallel", CEILINGS, chunks) for chunks in (1, 4))
     product, link_ = whole["floor_compute"], whole["floor_reduce"]
@@ -112,9 +112,6 @@ def test_a_cut_batch_hides_the_shorter_part_but_for_one_piece():
     assert link_ > product and cut["floor_forward"] == pytest.approx(link_ + product / 4)
     alone = costs.floors("dense", CEILINGS, 4)
     assert alone["floor_forward"] == alone["floor_compute"] and "floor_reduce" not in alone
-
-
-def test_a_steps_floor_hides_the_collective_of_dx_behind_dw():
     fields = dict(in_features=16384, out_features=16384, batch=4096, emulated=False)
     costs = CaseCosts(cases.case(phase="phase3", optimizer="sgd", **fields))
     found = costs.floors("block_shock", CEILINGS)

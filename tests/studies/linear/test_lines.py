@@ -103,7 +103,9 @@ def test_lines_change_no_verdict_answer_table_or_figure_but_those_that_name_them
     assert FIGURES["which to use"](plain).alt == FIGURES["which to use"](lined).alt
     page, more = RESULTS(plain), RESULTS(lined)
     before, after = more.split("## Reference lines\n")
-    assert before + after[after.index("## What changed") :] == page
+    assert before + after[after.index("## What a referee") :] == page
+    assert f"| {LINES['fp8']} | 64 | 2.00x" in after and LINES["fused"] not in after
+    assert "3.50% to 3.50%" in after and "| Block-Shock | 64 | " in after.partition("An eager call")[2]
 
 
 def test_lines_are_named_as_what_they_are(run):
@@ -122,10 +124,12 @@ def test_called_times_are_told_only_where_b1_agrees_with_itself():
     assert "Called eagerly** Block-Shock is not told from B1: B1 timed twice differs from itself in 4 of" in RESULTS(
         runs
     )
+    assert "in 40 of 40 kernel times, the furthest 1.08x apart and in 24 of 40 call" in RESULTS(runs)
     b1 = runs[runs["method"].eq("row_parallel")]
     agreeing = pd.concat([runs[runs["method"].ne("twin")], b1.assign(method="twin")], ignore_index=True)
     page = RESULTS(agreeing)
     assert "Called eagerly** Block-Shock is faster than B1 in 4 of 20 cells" in page
     assert "Undecided against B1:** 4096x4096, B=16; 8192x8192, B=64;" in page and "as it was before" not in page
     old = RESULTS(shipped("phase1-cuda-before"))
+    assert "a control | none: B1 was not timed twice" in old
     assert "Of the forward D was measured as it was before" in old and "in H4 too," in old

@@ -9,6 +9,9 @@ import torch
 
 from blockshock_lib.comm import Group
 from blockshock_lib.engine.timing import Timer
+from blockshock_lib.kernels.patterns.dense import Way
+from blockshock_lib.kernels.sparse24.mask import MASKS
+from blockshock_lib.layers import PermutedDenseLinear
 from blockshock_lib.studies.linear import ways, works
 from blockshock_lib.studies.linear.works import ORDERS
 from tests.processes import call
@@ -37,6 +40,18 @@ def test_each_product_is_timed_on_every_copy_and_a_rank_that_stands_by_captures_
     every, idle, alone = (found("cuda", *how)[1] for how in ((True,), (False,), (True, True)))
     assert every == idle == [*products, ("forward_graph_call", "", False, 2)] and alone == products
     assert [layer.graphed.return_value.call_args_list for layer in layers] == [[mock.call("x")]] * 2
+
+
+def test_of_ds_forms_only_that_which_takes_what_a_search_found_is_said_to_be_searched(monkeypatch):
+    layer = PermutedDenseLinear(torch.randn(64, 64), mask=MASKS["checkerboard"], group=Group(0, 2), frozen=True)
+    x, layer.gemm.ways, asked = torch.randn(8, 64), {"some": "operands"}, []
+    monkeypatch.setattr(layer.gemm, "way", lambda *_: asked.append(1) or Way("cublaslt", 1))
+    monkeypatch.setattr("torch.backends.cuda.preferred_blas_library", lambda *_: None)
+    for form in layer.forms:
+        layer.form = form
+        layer.local(x)
+        assert (", cublaslt" if asked else "") == ways.taken(layer, x).removeprefix(form)
+        asked.clear()
 
 
 def test_each_reduction_starts_anew_before_a_sample():

@@ -61,17 +61,6 @@ def largest(table: pd.DataFrame) -> pd.DataFrame:
     return table[np.isclose(work, work.groupby(table["optimizer"]).transform("max"))]
 
 
-def speeds(frame: pd.DataFrame, over: str, methods: Iterable[str], metric: str) -> pd.DataFrame:
-    """Speed over `over` in words with its 99% interval, and the outcome: columns case, method, `speed`, `claim`."""
-    found = [
-        {"case": row["case"], "method": method}
-        | ({"speed": "1 (itself)"} if method == over else {"speed": interval(row), "claim": row["outcome"]})
-        for method in methods
-        for row in verdicts.ratio(frame, AXES, over, method, metric).to_dict("records")
-    ]
-    return pd.DataFrame(found, columns=[*KEYS, "speed", "claim"], dtype=object)
-
-
 def interval(row: Mapping, name: str = "") -> str:
     """The ratio `name` of a row, with `<name>_low` and `<name>_high`, in words; "" for ratio, low and high."""
     named = {"ratio": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]} if name else row

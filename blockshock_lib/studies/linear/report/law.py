@@ -5,7 +5,7 @@ import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
 from blockshock_lib.report.interval import by_run, intervals
-from blockshock_lib.report.tables import ABSENT
+from blockshock_lib.report.tables import ABSENT, beside
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.report import build
 from blockshock_lib.studies.linear.report.build import B1, OURS, PIECES, STOCK, T1, A, interval
@@ -117,6 +117,6 @@ def ratios_table(frame: pd.DataFrame) -> pd.DataFrame:
     """`training_ratios` in words, a row a case, smallest first, and the speed of T3 over the stock T1."""
     table = training_ratios(frame)
     found = {words: [interval(row, name) for row in table.to_dict("records")] for name, words in _RATIOS.items()}
-    stock = build.speeds(frame, STOCK, [OURS], frames.time_metric(frame, "step_kernel")).set_index("case")["speed"]
+    stock = beside(frame, AXES, STOCK, [OURS], frames.time_metric(frame, "step_kernel")).set_index("case")["ratio"]
     about = {"optimizer": table["optimizer"].map(optimizer_name), "shape": table["shape"], "B": table["batch"]}
     return pd.DataFrame(about | found | {"T3 over stock T1": table["case"].map(stock).astype(object).fillna(ABSENT)})

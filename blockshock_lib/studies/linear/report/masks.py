@@ -16,7 +16,6 @@ from blockshock_lib.report import figures
 from blockshock_lib.studies.linear.axes import AXES
 
 TERMS = ("#0072B2", "#F0C9A8")
-_CELL, _WIDE = 8, 2  # subpixels of a weight, the last of them a line; and what widens every fourth line
 
 
 def corners(families: Iterable[Mask], size: int = 16, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -76,9 +75,12 @@ def masks_figure(corners: Mapping[str, torch.Tensor]) -> Figure:
     ) as (fig, grid):
         for ax in grid.ravel():
             ax.set_axis_off()
-        look = dict(cmap=ListedColormap([figures.PAPER, *TERMS]), vmin=0, vmax=2, interpolation="nearest")
         for ax, name in zip(grid.ravel(), names, strict=False):
-            ax.imshow(_pixels(corners[name].numpy()), resample=False, **look)
+            ax.imshow(~corners[name].numpy(), cmap=ListedColormap(TERMS), vmin=0, vmax=1, interpolation="nearest")
+            size = len(corners[name])
+            for step, width in ((1, 1), (4, 3)):
+                for draw in (ax.hlines, ax.vlines):
+                    draw(np.arange(step, size, step) - 0.5, -0.5, size - 0.5, color=figures.PAPER, linewidth=width)
             ax.set_title(name, fontsize=9, loc="center", fontweight="normal")
         patches = [Patch(color=colour, label=f"term {i}") for i, colour in enumerate(TERMS)]
         fig.legend(handles=patches, loc="outside lower center", ncols=2, fontsize=9)
@@ -101,12 +103,3 @@ def split_figure(weight: torch.Tensor, *terms: torch.Tensor) -> Figure:
             ax.set(xticks=[], yticks=[])
             ax.spines[:].set(visible=True, color=figures.FAINT)
     return fig
-
-
-def _pixels(mask0: np.ndarray) -> np.ndarray:
-    """uint8 image: 0 for a line, 1 where term 0 holds the weight, 2 where term 1 does."""
-    cell = np.pad(np.ones((_CELL - 1, _CELL - 1), np.uint8), (0, 1))
-    large = np.kron(np.where(mask0, 1, 2).astype(np.uint8), cell)
-    for axis, size in enumerate(mask0.shape):
-        large = np.insert(large, np.repeat(np.arange(1, size // 4) * 4 * _CELL, _WIDE), 0, axis)
-    return large

@@ -4,15 +4,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from jinja2 import StrictUndefined, Template
 
 from blockshock_lib.report import reruns, tables, verdicts
 from blockshock_lib.report.axes import TWIN
 from blockshock_lib.report.plots import fastest, fastest_words
-from blockshock_lib.report.tables import markdown
+from blockshock_lib.report.tables import ABSENT, markdown
 from blockshock_lib.studies.linear.axes import AXES, optimizer_name
 from blockshock_lib.studies.linear.hypotheses import h1, h2, h3, h4
+from blockshock_lib.studies.linear.phases import LINES
 from blockshock_lib.studies.linear.report import TABLES, build, law, plots
 from blockshock_lib.studies.linear.report.build import B1, OURS, STOCK, T1, A, C, D
 
@@ -23,14 +25,19 @@ _OF = {"forward": "the forward", "pass": "forward and dX", "step": "the step"}
 def page(frame: pd.DataFrame) -> str:
     """The page in Markdown, behind its title: results.md filled in."""
     forward, step = law.rows_of(frame, "forward"), law.rows_of(frame, "step")
+    table = verdicts.ratio(forward, AXES, B1, OURS)
+    # D before it had several forms, and dense products a search: records name both since then.
+    old = frame[frame["method"].eq(D) & frame["metric"].eq("compute_kernel") & frame["detail"].isin(["", "dense"])]
+    open_ = table[table["outcome"].eq(verdicts.UNDECIDED)].to_dict("records")
     pairs = {"T3": (B1, OURS), "T1": (B1, T1), "stock": (STOCK, OURS)}
     text = Path(__file__).with_name("results.md").read_text(encoding="utf-8")
     return Template(text, trim_blocks=True, undefined=StrictUndefined).render(
         claims=[rule(frame) for rule in (h1, h3, h4, h2)],
         ours_over={"D": _count(forward, OURS, D), "A": _count(forward, OURS, A)},
-        before_forms=[words for work, words in _OF.items() if _before_forms(law.rows_of(frame, work))],
+        before_forms=[words for work, words in _OF.items() if len(law.rows_of(old, work))],
         b2_over_b1=_count(forward, B1, _B2, "B1"),
-        undecided=_undecided(forward),
+        undecided="; ".join(map(AXES.case, open_)) if len(open_) < len(table) else "",
+        control=_control(forward),
         reruns=next(iter(reruns.sentences(forward, AXES)), "one run, foretold by none"),
         eagerly=_called(frame, "forward_call"),
         by_graph=_called(frame, "forward_graph_call"),
@@ -38,7 +45,7 @@ def page(frame: pd.DataFrame) -> str:
         s=_span(law.law_rows(frame)["s"]),
         which=_which(forward, step),
         tables=_tables(frame),
-        lines=markdown(lines) if "vs B1" in (lines := TABLES["reference lines"](forward)) else [],
+        lines=[*_lines(forward)],
         limits=[markdown(TABLES[name](forward)) for name in ("products", "all-reduce")],
     )
 
@@ -56,26 +63,24 @@ def _count(
     return f"{counts}; {build.interval(row)} at {AXES.case(row)}."
 
 
+def _control(frame: pd.DataFrame) -> str:
+    """How many times of B1's twin lie no further from B1's than the smallest difference in kernel time to claim."""
+    again, smallest, told = frame.replace({"method": {TWIN: verdicts.AGAIN}}), verdicts.twin(frame, AXES)[1], []
+    for kind in ("kernel", "call"):
+        cells = reruns.cells(again, B1, verdicts.AGAIN, f"forward_{kind}").values()
+        if len(off := np.abs([logs.mean() for cell in cells for logs in cell.values()])):
+            inside = f"{(off <= np.log1p(smallest)).sum()} of {len(off)} {kind} times"
+            told.append(f"{inside}, the furthest {np.exp(off.max()):.2f}x apart")
+    lead = f"B1's twin lies within {smallest:.1%} of B1, the smallest difference to claim in kernel time, in "
+    return f"{lead}{' and in '.join(told)}" if told else "none: B1 was not timed twice"
+
+
 def _called(frame: pd.DataFrame, metric: str) -> str:
     """`_count` of a call's time over B1; only that it tells nothing where B1's twin differs from it in that time."""
-    both = frame[frame["method"].isin([B1, TWIN])]
-    twin = verdicts.ratio(both.assign(method=both["method"].replace(TWIN, OURS)), AXES, B1, OURS, metric)
+    twin = verdicts.ratio(frame.replace({"method": {TWIN: verdicts.AGAIN}}), AXES, B1, verdicts.AGAIN, metric)
     if differs := int(twin["outcome"].isin(["faster", "slower"]).sum()):
         return f"not told from B1: B1 timed twice differs from itself in {differs} of {len(twin)} cells."
     return _count(law.rows_of(frame, "forward"), B1, OURS, "B1", metric)
-
-
-def _undecided(frame: pd.DataFrame) -> str:
-    """The cells in which Block-Shock is neither faster nor slower than B1; "" where all or none are."""
-    table = verdicts.ratio(frame, AXES, B1, OURS)
-    open_ = table[table["outcome"].eq(verdicts.UNDECIDED)]
-    return "; ".join(map(AXES.case, open_.to_dict("records"))) if 0 < len(open_) < len(table) else ""
-
-
-def _before_forms(rows: pd.DataFrame) -> bool:
-    """Whether D was measured before it had several forms, and dense products a search: records name both since then."""
-    made = rows.loc[rows["method"].eq(D) & rows["metric"].eq("compute_kernel"), "detail"]
-    return bool(made.isin(["", "dense"]).any())
 
 
 def _tables(frame: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
@@ -107,11 +112,27 @@ def _which(forward: pd.DataFrame, step: pd.DataFrame) -> Iterator[tuple[str, lis
             yield title, _wide(found, partial(fastest_words, axes=axes))
 
 
-def _wide(table: pd.DataFrame, words: Callable[[dict], str]) -> list[str]:
-    """`words` of each row, a row a B, a column a size."""
+def _lines(frame: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
+    """The reference lines of phase 1 in kernel time, and what an eager user pays for B1 in each way."""
+    lines, calls = (TABLES[name](frame).rename(columns={"B": "batch"}) for name in ("reference lines", "calls"))
+    if "vs B1" not in lines:
+        return
+    timed, errors = lines[lines["vs B1"].ne(ABSENT)], lines["RMS error of y"]
+    off = (
+        f" (y of fp8 lies {errors[errors.ne(ABSENT)].min()} to {errors[errors.ne(ABSENT)].max()}, RMS, from the truth)"
+    )
+    yield f"Speed over B1{off}, kernel time", _wide(timed, lambda row: row["vs B1"], "method")
+    calls = pd.concat([calls.rename(columns={"eager call (µs)": "call (µs)"}), lines], ignore_index=True)
+    calls = calls[calls["call (µs)"].notna() & calls["method"].isin([*map(AXES.label, (B1, OURS)), *LINES.values()])]
+    yield "An eager call (µs)", _wide(calls, lambda row: f"{row['call (µs)']:g}", "method")
+
+
+def _wide(table: pd.DataFrame, words: Callable[[dict], str], *lead: str) -> list[str]:
+    """`words` of each row, a row a B, a column a size; one a value of the column `lead` too."""
     table = table.assign(text=[words(row) for row in table.to_dict("records")])
-    wide = table.pivot(index="batch", columns="shape", values="text")[list(dict.fromkeys(table["shape"]))]
-    return markdown(wide.rename_axis("B").reset_index())
+    wide = table.pivot(index=[*lead, "batch"], columns="shape", values="text")[list(dict.fromkeys(table["shape"]))]
+    wide = wide.reindex(list(dict.fromkeys(table[lead[0]])), level=0) if lead else wide
+    return markdown(wide.rename_axis([*lead, "B"]).reset_index())
 
 
 def _span(values: pd.Series) -> str:

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from blockshock_lib.report import frames, verdicts
-from blockshock_lib.report.tables import rounded
+from blockshock_lib.report.tables import beside, rounded
 from blockshock_lib.studies.linear.axes import AXES
 from blockshock_lib.studies.linear.phases import LINES
 from blockshock_lib.studies.linear.report import build
@@ -57,10 +57,10 @@ def call_table(frame: pd.DataFrame) -> pd.DataFrame:
     table = frames.medians(rows, AXES, **times).dropna(subset="graph call")
     if table.empty:
         return nothing(frame, "forward through a CUDA graph", "there are no CUDA graphs on a CPU")
-    table = table.merge(build.speeds(rows, B1, set(table["method"]), "forward_graph_call"), on=KEYS, how="left")
+    table = table.merge(beside(rows, AXES, B1, set(table["method"]), "forward_graph_call"), on=KEYS, how="left")
     columns = {f"{name} (µs)": micro(table[name]) for name in times}
     columns["eager / graph"] = rounded(table["eager call"] / table["graph call"], 3)
-    return shown(table, columns | {"graph, vs B1": table["speed"]})
+    return shown(table, columns | {"graph, vs B1": table["ratio"]})
 
 
 def lines_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -74,9 +74,9 @@ def lines_table(frame: pd.DataFrame) -> pd.DataFrame:
     table = lines.drop_duplicates(KEYS)[[*AXES.case_columns, "method"]].assign(size=AXES.size)
     why = lines[lines["status"].ne("ok")].drop_duplicates(KEYS).rename(columns={"reason": "why"})
     table = table.merge(found[[*KEYS, "kernel", "call", "error"]], on=KEYS, how="left")
-    table = table.merge(build.speeds(rows, B1, LINES.values(), "forward_kernel"), on=KEYS, how="left")
+    table = table.merge(beside(rows, AXES, B1, LINES.values(), "forward_kernel"), on=KEYS, how="left")
     table = table.merge(why[[*KEYS, "why"]], on=KEYS, how="left")
-    columns = {"kernel (µs)": micro(table["kernel"]), "call (µs)": micro(table["call"]), "vs B1": table["speed"]}
+    columns = {"kernel (µs)": micro(table["kernel"]), "call (µs)": micro(table["call"]), "vs B1": table["ratio"]}
     columns["RMS error of y"] = build.text(table["error"], "{:.2%}")
     return shown(table, columns | {"claim": table["claim"], "not timed": table["why"].astype(object)})
 

@@ -18,9 +18,7 @@ def test_a_machine_that_obeys_the_law_leaves_nothing_over():
     (row,) = law.law_rows(obeys).to_dict("records")
     assert row["s"] == 1.6 and row["predicted"] == pytest.approx(2.5 / 3) and row["ratio"] == pytest.approx(2.5 / 3)
     assert row["residual"] == pytest.approx(0)
-
-
-def test_with_four_ranks_s_is_still_one_dense_product_over_one_sparse_of_the_same_size():
+    # With four ranks s is still one dense product over one sparse of the same size.
     four = frames.make((16384,), (4096,), groups=2, repeats=2, noise=0, group_effect=0, world_size=4)
     (row,) = law.law_rows(four).to_dict("records")
     assert row["s"] == pytest.approx(row["a"] / row["ours"] / 2)

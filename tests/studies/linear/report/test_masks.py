@@ -10,11 +10,14 @@ from tests import cases
 from tests.report.frames import title, words
 
 
-def test_every_family_proves_itself_and_only_transposable_ones_are_2_to_4_both_ways():
+def test_every_family_proves_itself_and_only_transposable_ones_are_2_to_4_both_ways_and_must_say_so(monkeypatch):
     table = drawn.proofs([MASKS[name] for name in cases.MASKS])
     assert (table[["complementary", "sum exact", "2:4 along inputs"]] == "yes").all(axis=None)
     assert list(table.index[table["2:4 along outputs"] == "yes"]) == ["checkerboard", "transposable_random"]
     assert (table["packed / dense"] == 9 / 16).all()
+    monkeypatch.setattr(masks, "make", lambda mask, *a, **k: right(MASKS["checkerboard"], *a, **k))
+    with pytest.raises(ValueError, match="mask random is 2:4 along the outputs too: name its family"):
+        drawn.proofs([MASKS["random"]])
 
 
 unpack, right = packing.unpack, masks.make
@@ -32,12 +35,6 @@ def test_a_term_that_is_not_as_its_family_promises_or_does_not_come_back_whole_b
     monkeypatch.setattr(*what)
     with pytest.raises(ValueError, match=f"mask {mask} breaks its promise"):
         drawn.proofs([MASKS[mask]])
-
-
-def test_a_family_that_is_2_to_4_both_ways_must_say_so(monkeypatch):
-    monkeypatch.setattr(masks, "make", lambda mask, *a, **k: right(MASKS["checkerboard"], *a, **k))
-    with pytest.raises(ValueError, match="mask random is 2:4 along the outputs too: name its family"):
-        drawn.proofs([MASKS["random"]])
 
 
 CHECKER = torch.eye(2, dtype=torch.bool).repeat_interleave(2, 0).repeat_interleave(2, 1).repeat(4, 4)
