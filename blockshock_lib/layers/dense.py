@@ -7,7 +7,7 @@ import weakref
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from blockshock_lib.comm import Pending
 from blockshock_lib.errors import UnsupportedError
@@ -117,11 +117,17 @@ class TermParallelLinear(ShardedLinear):
 _masked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
+def _before_step(*_: object) -> None:  # or the step would hide what was written since the last forward
+    for layer in _masked:
+        layer.prepare()
+
+
 def _note_step(*_: object) -> None:
     for layer in _masked:
         layer.stepped = autograd.state(layer.weight)[1]
 
 
+register_optimizer_step_pre_hook(_before_step)
 register_optimizer_step_post_hook(_note_step)
 
 
@@ -140,9 +146,8 @@ class MaskedDenseLinear(TermParallelLinear):
     def prepare(self, always: bool = False) -> None:
         """Zeros in the holes again where something else than an optimizer wrote, as nn.init does to a whole tensor."""
         weight = self._parameters["weight"]
-        if not isinstance(weight, nn.Parameter) or self.pattern is None or self.gathered:
-            return
-        if (now := autograd.state(weight)) == self._noted:
+        others = not isinstance(weight, nn.Parameter) or self.pattern is None or self.gathered or weight.is_meta
+        if others or (now := autograd.state(weight)) == self._noted:
             return
         (place, version, steps, _), (before, known, counted, _) = now, self._noted
         if place != before or (version not in (known, self.stepped) if steps != counted else version != known):

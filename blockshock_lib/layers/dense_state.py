@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.layers.parts import Part, laid_as, part_of, whole
+from blockshock_lib.layers.parts import Part, laid_as, part_of, train_as, whole
 from blockshock_lib.layers.watch import describe
 
 
@@ -38,11 +38,12 @@ class DenseState(nn.Module):
         return dense
 
     def to_linear(self) -> nn.Linear:
-        """A plain layer with the same weights, whole on every rank. A collective."""
+        """A plain layer with the same weights, whole on every rank, trained where this one is. A collective."""
         n, k, like = self.out_features, self.in_features, self.like
         linear = nn.Linear(k, n, self.bias is not None, like.device, like.dtype)
         state = {name: whole(value) for name, value in self.state_dict().items()}
         linear.load_state_dict(state | {"weight": self.as_saved(state["weight"])})
+        train_as(linear, self)
         return linear
 
     def __prepare_scriptable__(self):

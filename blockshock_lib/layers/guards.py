@@ -91,12 +91,6 @@ def _plain_only(own: Callable, module: nn.Module, *args, **kwargs) -> nn.Module:
     return own(module, *args, **kwargs)
 
 
-def _plain_only(own: Callable, module: nn.Module, *args, **kwargs) -> nn.Module:
-    if any(module is layer for layer in autograd.layers()):
-        _refuse_made_anew(module)
-    return own(module, *args, **kwargs)
-
-
 def called(layer: nn.Module, inputs: tuple) -> None:
     """A hook alone tells nn.TransformerEncoderLayer in eval mode to call the layer, not to read its weight itself."""
 

@@ -726,17 +726,18 @@ def set_dense(method):
     twins(method)[1][0].weight = nn.Parameter(dense(1)[0].weight.detach())
 
 
-@composition("weights written in place behind a step, as noise is")
+@composition("weights written in place before the first step or behind one, as noise is, and stepped then or not")
 def noisy(method):
-    plain, model = twins(method)
-    train(model, sgd(model), steps=range(1))
-    for layer in (model[0], model[2]):
-        with torch.no_grad():
-            layer.weight.add_(1)
-    x = batch(1)[0]
-    y = model(x)
-    plain.load_state_dict(weights(model))
-    torch.testing.assert_close(y, plain(x), **CLOSE)
+    for before, after in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        (plain, model), x = twins(method), batch(1)[0]
+        train(model, sgd(model), steps=range(before))
+        for layer in (model[0], model[2]):  # by column, or a norm behind it would not see the holes
+            layer.weight.detach().add_(torch.linspace(0, 1, layer.weight.shape[-1]))
+        for _ in range(after):
+            sgd(model).step()
+        y = model(x)
+        plain.load_state_dict(weights(model))
+        torch.testing.assert_close(y, plain(x), **CLOSE)
 
 
 @composition("a weight or bias that is not trained, of what is converted")
@@ -745,7 +746,8 @@ def partly_frozen(method):
     plain[0].weight.requires_grad_(False)
     plain[2].bias.requires_grad_(False)
     model = converted(plain, method)
-    assert [one.requires_grad for one in model.parameters()] == [one.requires_grad for one in plain.parameters()]
+    for one in (model, nn.Sequential(model[0].to_linear(), model[1], model[2].to_linear())):
+        assert [p.requires_grad for p in one.parameters()] == [p.requires_grad for p in plain.parameters()]
     if method != "Linear24":  # which prunes
         trains_alike(model, plain)
 
