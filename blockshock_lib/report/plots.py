@@ -137,10 +137,11 @@ def cells(
                 ax.add_patch(Rectangle((x + 0.02, y + 0.03), 0.96, 0.94, facecolor=face or PAPER, lw=0, **hatch))
                 look = dict(color=INK, ha="center", linespacing=1.05)
                 look["path_effects"] = [withStroke(linewidth=3, foreground=PAPER)] * (not face)
-                seam = y + 0.51 + 0.12 * large.count("\n") - 0.1 * small.count("\n")
-                how = dict(fontsize=10, fontweight="bold", va="bottom" if small else "center")
+                points = 10 if max(map(len, large.split("\n"))) <= 12 else 8
+                seam = y + 0.51 + 0.012 * points * large.count("\n") - 0.1 * small.count("\n")
+                how = dict(fontsize=points, fontweight="bold", va="bottom" if small else "center")
                 ax.text(x + 0.5, seam, large, **how, **look)
-                ax.text(x + 0.5, seam + 0.04, small, fontsize=9, va="top", **look)
+                ax.text(x + 0.5, seam + 0.04, small, fontsize=min(points, 9), va="top", **look)
             ax.set(title=panel, xlim=(0, len(columns)), ylim=(len(ys), 0))
             ax.set_ylabel(axes.y_name() if len(ys) > 2 else axes.header(axes.y))
             ax.set_xticks(np.arange(len(columns)) + 0.5, columns)
@@ -227,11 +228,13 @@ def _named(names: tuple[str, ...], axes: Axes) -> str:
 
 
 def _fastest_cell(row: dict, axes: Axes, grey: bool) -> tuple[str, str, str]:
-    best, names = row["best"], textwrap.fill(_named(row["best"], axes), 12, break_on_hyphens=False)
-    names = names if names.count("\n") < 2 else f"tie of {len(best)}"
+    best, named = row["best"], _named(row["best"], axes)
+    names, small = textwrap.fill(named, 12, break_on_hyphens=False), 14
+    if names.count("\n") > 1:
+        names, small = textwrap.fill(named, 15, break_on_hyphens=False), 18
     behind = f"{axes.short(row['next'])} {row['ratio']:.2f}×" if row["next"] else ""
     face = "#F0F0F0" if grey or len(best) > 1 else to_hex(0.65 + 0.35 * np.array(to_rgb(axes.look(best[0]).colour)))
-    return names, textwrap.fill(behind, 14, break_on_hyphens=False), face
+    return names, textwrap.fill(behind, small, break_on_hyphens=False), face
 
 
 _FILL = {"passed": "#CFE8F5", "unsupported": "#EEEEEE", "wrong": "#D55E00"}  # blue, grey, orange: told apart by all

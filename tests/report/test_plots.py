@@ -103,6 +103,7 @@ def test_the_fastest_is_named_with_its_lead_and_what_no_interval_tells_from_it_i
     assert "tie: " in words(fig) and "of 2 cases, a tie in 1; Block-Shock in none" in title(fig)
     single = plots.fastest(frames.make(**names | {"groups": 1}), AXES, "forward_kernel")
     assert set(single["best"].map(len)) == {3} and set(single["next"]) == {""}, "one group tells nothing apart"
+    assert "tie:A,B1,Block-Shock" in "".join(words(which_to_use(frames.make(**names | {"groups": 1}))).split()), "named"
 
 
 def test_the_least_energy_is_that_of_the_widest_work():

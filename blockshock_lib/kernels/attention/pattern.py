@@ -20,7 +20,6 @@ from blockshock_lib.kernels.attention.rules import FAR, Rule
 
 KEPT = 16  # lists of one pattern: decoding asks for others with each token
 NUMBERED: weakref.WeakValueDictionary[int, "Pattern"] = weakref.WeakValueDictionary()  # an operator takes no objects
-_count = itertools.count()
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +35,7 @@ class Pattern:
     lengths: tuple[int, int] | None = None
     positions: int | None = None
     made: dict[tuple, BlockLists] = field(default_factory=dict, repr=False)  # the lists asked for last
-    number: int = field(default_factory=_count.__next__, init=False, repr=False)  # of this process
+    number: int = field(default_factory=itertools.count().__next__, init=False, repr=False)  # of this process
 
     def __post_init__(self):
         NUMBERED[self.number] = self
