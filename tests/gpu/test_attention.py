@@ -114,3 +114,18 @@ def test_dilated_attention_is_that_of_float64(causal, backend):
 
     for got, true in zip(made(torch.bfloat16, backend), made(torch.float64, "reference"), strict=True):
         assert got.isfinite().all() and (got.double() - true).norm() < 0.02 * true.norm()
+
+
+@pytest.mark.parametrize("backend", ["triton", "gluon", "sdpa"])
+def test_compiled_whole_into_a_cuda_graph_it_is_the_eager_call(backend):
+    call = call_of(attention.causal(), torch.bfloat16, 64, 4)
+    if why := BACKENDS[backend].refuse(call):
+        pytest.skip(why)
+    made = [torch.randn_like(x).requires_grad_() for x in (call.q, call.k, call.v)]
+    attend = lambda q, k, v: attention.sparse_attention(q, k, v, call.pattern, backend).square().sum()  # noqa: E731
+    whole = torch.compile(attend, mode="reduce-overhead", fullgraph=True)
+    for _ in range(4):  # warmed up, recorded, replayed
+        torch.compiler.cudagraph_mark_step_begin()
+        found = [grad.clone() for grad in torch.autograd.grad(whole(*made), made)]
+    for got, right in zip(found, torch.autograd.grad(attend(*made), made), strict=True):
+        assert (got - right).float().norm() < 0.01 * right.float().norm()

@@ -38,10 +38,14 @@ def sparse_attention(
     """
     if dropout:
         raise UnsupportedError("dropout: no backend draws the same for the same seed as another; use it on the output")
+    if torch.compiler.is_compiling() and torch.compiler._is_exporting_flag:  # as layers/autograd.py asks
+        raise UnsupportedError("torch.export cannot take a pattern along: export with scaled_dot_product_attention")
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     how = backend, scale, block, return_lse
-    if not torch.compiler.is_compiling() or (grad and backend in _BY_AUTOGRAD):
+    if not torch.compiler.is_compiling():
         out, lse = _attend(q, k, v, pattern, *how)
+    elif grad and backend in _BY_AUTOGRAD:
+        out, lse = _graph_break(q, k, v, pattern, *how)
     elif grad:
         out, lse = _Compiled.apply(q, k, v, checked(pattern).number, *how)
     else:
@@ -52,7 +56,6 @@ def sparse_attention(
 _BY_AUTOGRAD = {name for name, row in backends.BACKENDS.items() if not hasattr(row, "backward")}
 
 
-@torch.compiler.disable
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, backend: str, scale: float | None, block: int, lse: bool
 ) -> tuple[Tensor, Tensor]:
@@ -60,6 +63,7 @@ def _attend(
     return backends.chosen(backend, call).attend(call)
 
 
+_graph_break = torch.compiler.disable(_attend)
 _held: dict[int, Pattern] = {}  # by compiled calls, till their gradients: one made inside is nobody else's
 MOST_HELD = 128
 # As in layers/autograd.py: shapes follow from the arguments, and a Function joins the operators to a gradient.

@@ -104,6 +104,12 @@ def test_to_the_compiler_it_is_one_operator(lse):
         )
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_no_other_process_gets_the_number_of_a_pattern(strict):
+    with pytest.raises(Exception, match=r"torch\.export cannot take a pattern along"):
+        torch.export.export(attention.SparseAttention(PATTERNS["causal"]), tuple(drawn()), strict=strict)
+
+
 def test_a_pattern_made_in_what_is_compiled_lives_till_its_gradient_and_makes_no_further_graphs():
     made, seen = drawn(), []
 
