@@ -170,6 +170,13 @@ def _unlike(linear: nn.Module) -> str:
 class ReadLinear(nn.Linear):
     """The model may multiply by the weight itself, without a call: no other kind of layer can stand in its place."""
 
+    def register_forward_hook(self, *_, **__):
+        raise UnsupportedError(
+            "the model may multiply by this weight without a call: hook its sublayer, which it calls"
+        )
+
+    register_forward_pre_hook = register_full_backward_hook = register_full_backward_pre_hook = register_forward_hook
+
 
 class Share(ReadLinear):
     """A rank's part of an nn.Linear, known to what guards and clips shared layers; the model joins the parts."""

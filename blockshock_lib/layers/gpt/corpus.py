@@ -114,12 +114,13 @@ def _alone(made: str, make: Callable[[], Corpus]) -> Corpus:
 def given(data: Path, vocab: int) -> Corpus:
     """A folder of a user's shards, nanoGPT's or llm.c's, as a corpus: train and val told by their names.
 
-    All is read once: each file's digest, its largest token and the overlap; again only if a size or date has changed.
+    All is read once: each file's digest, its largest token and the overlap; again only if one was written since.
     DataError: a file is damaged, has a token beyond `vocab`, or the validation stands in the training.
     """
     parts = shards.named(data.resolve())
     try:
-        stats = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for some in parts.values() for path in some]
+        # Nobody sets a file's ctime: another content in the old one's size and date shows, too.
+        stats = [[str(path), path.stat().st_size, path.stat().st_ctime_ns] for some in parts.values() for path in some]
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
     made = sha256(canonical([vocab, *stats]))
@@ -145,7 +146,7 @@ def _known(made: str) -> Corpus | None:
         with suppress(ValueError, KeyError, TypeError, OSError):  # what is damaged, or just being made, is made anew
             held = json.loads(path.read_text("utf-8"))
             found = Corpus(**{field.name: held[field.name] for field in fields(Corpus)})
-            # A user's shards lie elsewhere: `made` tells if their sizes or dates have changed.
+            # A user's shards lie elsewhere: `made` tells if they were written since.
             if found.made == made and (found.bytes_per_token is None or _digest(found.folder) == found.digest):
                 return found
     return None

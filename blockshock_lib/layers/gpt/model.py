@@ -147,7 +147,9 @@ class GPT(nn.Module):
         """By name, what is `of` each parameter, as it is or its gradient, of all ranks; new tensors. A collective."""
         found, split = {}, self._split()
         for name, parameter in self.named_parameters():
-            found[name] = of(parameter).detach().clone()
+            if (value := of(parameter)) is None:
+                raise UnsupportedError(f"{name} has none of what is gathered, as gradients before a backward")
+            found[name] = value.detach().clone()
             if (dim := split.get(id(parameter))) is not None:
                 parts = self.group.all_gather(found[name].movedim(dim, 0).contiguous())
                 found[name] = parts.movedim(0, dim).contiguous()

@@ -250,7 +250,10 @@ def test_shards_of_ones_own_are_a_corpus_with_a_digest(own, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shards, "overlap", None)  # it is read once
         assert corpus.given(own, 5000) == found
-    shards.write(own / "fineweb_train_000001.bin", np.random.default_rng(2).integers(5000, size=5000))
+    path = own / "fineweb_train_000001.bin"
+    was = path.stat()
+    shards.write(path, np.random.default_rng(2).integers(5000, size=5000))
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))  # of the same size, too
     assert corpus.given(own, 5000).digest != found.digest
 
 

@@ -290,3 +290,12 @@ def test_what_is_not_trained_of_a_whole_model_is_not_trained_of_its_shares():
     whole.blocks[0]["mlp"].requires_grad_(False)
     for model in local.run(2, lambda group: gpt.GPT.of(whole, group)):
         assert [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in whole.parameters()]
+
+
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
+def test_a_hook_that_would_not_run_is_refused_as_are_gradients_that_are_not_there(kind):
+    model = gpt.GPT(gpt.GPTConfig(width=4, heads=2, vocab=5, context=3, layers=1), "spd")
+    with pytest.raises(UnsupportedError, match="hook its sublayer"):
+        getattr(model.blocks[0]["mlp"].out, f"register_{kind}")(print)
+    with pytest.raises(UnsupportedError, match=r"tokens\.weight has none of what is gathered, as gradients before a"):
+        model.gathered(lambda parameter: parameter.grad)
