@@ -23,7 +23,6 @@ from urllib.parse import quote
 
 from PIL import Image
 
-from blockshock_lib import studies
 from blockshock_lib.errors import RecordError, ShareError, first_line
 from blockshock_lib.files import ROOT, sha256, shown, write_atomic
 from blockshock_lib.notebook import archive
@@ -43,13 +42,12 @@ def write_index(out: Path = OUTPUTS) -> Path:
     entries.sort(key=lambda entry: (entry["seconds"], entry["folder"]), reverse=True)
     shipped = [entry for entry in entries if "reference" in (out.name, entry["folder"].partition("/")[0])]
     shipped.sort(key=lambda entry: (entry["phase"] != "findings", entry["cpu"], entry["phase"]))
-    order = dict.fromkeys([*studies.names(), *(entry["study"] for entry in shipped)])
-    groups = {f"The shipped answers: {name}": [one for one in shipped if one["study"] == name] for name in order}
-    groups["Yours"] = [entry for entry in entries if entry not in shipped]
-    answers = {f"The shipped answers: {name}": _answer(name, out) for name in order}
+    of = {name: [one for one in shipped if one["study"] == name] for name in (one["study"] for one in shipped)}
+    groups = [(f"The shipped answers: {name}", _answer(name, out), some) for name, some in of.items()]
+    groups += [("Yours", ("", ""), mine)] if (mine := [one for one in entries if one not in shipped]) else []
     phases, machines = (sorted({entry[key] for entry in entries}) for key in ("phase", "machine"))
-    given = dict(groups={name: some for name, some in groups.items() if some}, answers=answers, count=len(entries))
-    text = page.document("index.html", "Block-Shock runs", phases=phases, machines=machines, **given)
+    given = dict(groups=groups, phases=phases, machines=machines, count=len(entries))
+    text = page.document("index.html", "Block-Shock runs", **given)
     write_atomic(out / "index.html", text)
     return out / "index.html"
 
@@ -86,10 +84,10 @@ def _entry(folder: Path, out: Path) -> dict[str, object]:
     verdict = _short(found.get("verdict") or found.get("reason") or "", 2000)
     answer = _short(found.get("answer") or "", 1000) if found["status"] in ("completed", "running") else ""
     received = found.get("received")
-    entry["study"] = _short(found.get("study") or record.NEW["study"])
     entry["picture"], entry["alt"] = _picture(folder, found)
     texts = {key: found.get(key) or "" for key in ("phase", "status", "redrawn_from")}
     texts |= dict(machine=found["machine"]["title"], when=page.moment(found["started"]))
+    texts |= dict(study=found.get("study") or record.NEW["study"])
     texts |= dict(received=received.get("zip", "") if isinstance(received, dict) else "")
     entry |= {key: _short(text) for key, text in texts.items()}
     entry["note"] = _short(found.get("reason") or "") if found["status"] == "completed" else ""
