@@ -38,12 +38,13 @@ class DenseState(nn.Module):
         return dense
 
     def to_linear(self) -> nn.Linear:
-        """A plain layer with the same weights, whole on every rank, trained where this one is. A collective."""
+        """A plain layer with the same weights, whole on every rank; trained where this is, or is frozen. Collective."""
         n, k, like = self.out_features, self.in_features, self.like
         linear = nn.Linear(k, n, self.bias is not None, like.device, like.dtype)
         state = {name: whole(value) for name, value in self.state_dict().items()}
         linear.load_state_dict(state | {"weight": self.as_saved(state["weight"])})
-        train_as(linear, self)
+        if not getattr(self, "frozen", False):  # else it was packed for inference
+            train_as(linear, self)
         return linear
 
     def __prepare_scriptable__(self):

@@ -11,8 +11,9 @@ import pytest
 from bs4 import BeautifulSoup
 from nbformat import v4
 
+from blockshock_lib.files import ROOT
 from blockshock_lib.notebook.pages import page, sanitise
-from blockshock_lib.runs import lock, manifest
+from blockshock_lib.runs import lock
 from tests.faults import hostile
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -160,10 +161,10 @@ def test_what_a_terminal_showed_is_what_the_page_shows(text, html):
 def test_every_link_of_a_shipped_page_leads_to_what_a_fresh_clone_holds():
     shipped = hostile.REFERENCE.parent
     ours = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(ours, cwd=shipped, text=True, capture_output=True, check=True).stdout.split()
-    held = {place for name in listed for place in (shipped / name, *(shipped / name).parents)}
-    pages = [shipped / name for name in listed if name.endswith(".html")]
-    assert len(pages) == 1 + len([name for name in listed if name.endswith(manifest.FILE)])
+    listed = subprocess.run(ours, cwd=ROOT, text=True, capture_output=True, check=True).stdout.split()
+    held = {place for name in listed for place in (ROOT / name, *(ROOT / name).parents)}
+    pages = [place for place in held if place.suffix == ".html" and place.is_relative_to(shipped)]
+    assert len(pages) == 1 + len([name for name in listed if (ROOT / name).match("outputs/reference/*/manifest.json")])
     for path in pages:
         soup = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
         links = [a["href"] for a in soup.find_all("a", href=re.compile("^(?!#|https?:)"))]
