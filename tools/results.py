@@ -23,7 +23,7 @@ from blockshock_lib.runs import records, reference, rules
 
 RESULTS = ROOT / "docs" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-ASIDE = re.compile(r" \((?!as called)(?:[^()\s]+\s){2,}[^()]+\)")  # more than two words: left to the page
+ASIDE = re.compile(r" \((?:[^()\s]+\s){2,}[^()]+\)")  # more than two words: left to the page
 NOTHING = "Not answered: no run on a GPU is shipped yet."
 HOW = """\
 [a, b] is a 99% interval: of times over whole runs, of a single run over its fresh groups of processes, over several

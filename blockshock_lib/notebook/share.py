@@ -42,7 +42,9 @@ def write_index(out: Path = OUTPUTS) -> Path:
     entries.sort(key=lambda entry: (entry["seconds"], entry["folder"]), reverse=True)
     shipped = [entry for entry in entries if "reference" in (out.name, entry["folder"].partition("/")[0])]
     shipped.sort(key=lambda entry: (entry["phase"] != "findings", entry["cpu"], entry["phase"]))
-    of = {name: [one for one in shipped if one["study"] == name] for name in (one["study"] for one in shipped)}
+    of: dict[str, list] = {}
+    for one in shipped:
+        of.setdefault(one["study"], []).append(one)
     groups = [(f"The shipped answers: {name}", _answer(name, out), some) for name, some in of.items()]
     groups += [("Yours", ("", ""), mine)] if (mine := [one for one in entries if one not in shipped]) else []
     phases, machines = (sorted({entry[key] for entry in entries}) for key in ("phase", "machine"))

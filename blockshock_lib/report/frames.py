@@ -165,8 +165,8 @@ def focus(
 
 def setting(row: Mapping, axes: Axes) -> str:
     """ "2 GPUs, bf16" for a row with the columns of its setting, and the study's own words."""
-    devices = "CPU processes" if row["device"] == "cpu" else "ranks played by 1 GPU" if row["emulated"] else "GPUs"
-    devices = devices.removesuffix("s") if row["world_size"] == 1 else devices
+    device, many = ("CPU process", "es") if row["device"] == "cpu" else ("GPU", "s")
+    devices = "ranks played by 1 GPU" if row["emulated"] else device + ("" if row["world_size"] == 1 else many)
     return ", ".join(filter(None, [f"{row['world_size']} {devices}", row["dtype"], axes.setting(row)]))
 
 

@@ -38,5 +38,6 @@ def test_focus_prefers_real_gpus_and_names_what_it_left_out(small):
     cpu = frames.make((256, 512, 1024), (16, 64), device="cpu", groups=1, repeats=2, masks=("random", "checkerboard"))
     rows, words = focus(pd.concat([cpu, small], ignore_index=True), AXES)
     assert set(rows["device"]) == {"cuda"}
-    assert "1 GPU, bf16" in focus(small.assign(world_size=1), AXES)[1]
+    for rows, alone in ((small, "1 GPU, bf16"), (cpu, "1 CPU process, bf16")):
+        assert focus(rows.assign(world_size=1), AXES)[1].startswith(alone)
     assert "2 GPUs, bf16, checkerboard mask" in words and "2 other settings not drawn" in words

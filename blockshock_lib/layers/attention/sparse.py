@@ -64,7 +64,7 @@ def _attend(
 
 
 _graph_break = torch.compiler.disable(_attend)
-_held: dict[int, Pattern] = {}  # by compiled calls, till their gradients: one made inside is nobody else's
+_held: dict[int, Pattern] = {}  # what compiled calls took last: nobody else holds one made inside till its gradient
 MOST_HELD = 128
 # As in layers/autograd.py: shapes follow from the arguments, and a Function joins the operators to a gradient.
 _ops = torch.library.Library("blockshock", "FRAGMENT")

@@ -33,7 +33,8 @@ def answer(frame: pd.DataFrame) -> str:
         said["decode"] = f"{text.partition('; ')[0].removesuffix('.')}, called without one {', '.join(each)}"
     none = ["accuracy: not measured on a GPU yet"] * (not frames.no_claim(frame) and rows["accuracy"].empty)
     said = {
-        name: text.removesuffix(".").replace(" beside the dense one: Always", ": always") for name, text in said.items()
+        name: text.removesuffix(".").replace(" beside the dense one: Always here:", " is")
+        for name, text in said.items()
     }
     parts = [lead + said[name][:1].lower() + said[name][1:] for name, lead in _LEADS.items() if name in said]
     text = "; ".join([*parts, *none])

@@ -108,9 +108,17 @@ class Params(RunParams):
     dw: Literal["auto", "full", "periodic", "exchange"] = "auto"
     loss_steps: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 0
 
-    masks = property(lambda self: self.sweep.masks or (self.mask,))
-    workloads = property(lambda self: self.sweep.workloads or (self.workload,))
-    dtypes = property(lambda self: self.sweep.dtypes or (self.dtype,))
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        return self.sweep.masks or (self.mask,)
+
+    @property
+    def workloads(self) -> tuple[Workload, ...]:
+        return self.sweep.workloads or (self.workload,)
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        return self.sweep.dtypes or (self.dtype,)
 
     @model_validator(mode="after")
     def _can_run(self) -> "Params":
