@@ -159,73 +159,73 @@ def extrapolated(frame: pd.DataFrame) -> pd.DataFrame:
     return shown(table.assign(**made), AXES, columns).rename(columns={"asked": "link"})
 
 
-def joined(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """(losses of the widest setting that was timed, the times of as many ranks, what is missing)."""
+def joined(frame: pd.DataFrame) -> tuple[list[pd.DataFrame], pd.DataFrame, str]:
+    """(losses of each width that was timed on as many ranks, the widest first, their times, what is missing)."""
     trained, saved = gaps.settings(gaps.finals(frame)), ratios(frame)
-    if not trained:
-        return saved, saved, "no losses of two schedules here: make gpt_training, and load its records beside these"
-    if saved.empty:
-        return trained[0], saved, "no times here: make gpt_latency, and load its records beside these"
-    for losses in trained:
-        there = saved[saved["ranks"].eq(losses["ranks"].iloc[0])]
-        if there["width"].eq(losses["width"].iloc[0]).any():
-            return losses, there, ""
-    asked = " and ".join(
-        dict.fromkeys(f"{one['width'].iloc[0]} wide on {one['ranks'].iloc[0]} ranks" for one in trained)
-    )
-    width = trained[0]["width"].iloc[0]
-    return trained[0], saved[:0], f"{asked} were trained, and this was not timed: --set 'latency.widths=[{width}]'"
+    if not trained or saved.empty:
+        lack = "no times here: make gpt_latency" if trained else "no losses of two schedules here: make gpt_training"
+        return [], saved, f"{lack}, and load its records beside these"
+    timed, places = set(zip(saved["ranks"], saved["width"], strict=True)), {}
+    for rows in trained:  # of one width that of most arms is first
+        places.setdefault((rows["ranks"].iloc[0], rows["width"].iloc[0]), rows)
+    if found := [place for place in places if place in timed]:
+        ranks = found[0][0]
+        return [places[place] for place in found if place[0] == ranks], saved[saved["ranks"].eq(ranks)], ""
+    asked = " and ".join(f"{width} wide on {ranks} ranks" for ranks, width in places)
+    return [], saved, f"{asked} were trained, and this was not timed: --set 'latency.widths=[{next(iter(places))[1]}]'"
 
 
 def gap_over_time_saved(frame: pd.DataFrame) -> Figure:
-    """Each schedule's loss gap over the share of tensor parallelism's time that it saves, at the width and ranks that
+    """Each schedule's loss gap over the share of tensor parallelism's time that it saves, at the widths and ranks that
     were trained, and at other widths as panels: of training steps, else of the longest prompt. The line: the frontier.
     """
-    losses, saved, missing = joined(frame)
-    title = "Loss gap over time saved"
+    (trained, saved, missing), title = joined(frame), "Loss gap over time saved"
     if missing:
         return figures.empty(title, missing)
     saved = saved[saved["link"].eq(sorted(saved["link"])[0])]
     work = "step" if saved["work"].eq("step").any() else "prefill"
     saved = saved[saved["work"].eq(work)]
     saved = saved[saved["length"].eq(saved.groupby("width")["length"].transform("max"))]
-    gap = {row.method: row.gap for row in gaps.table(losses).itertuples() if row.method != gaps.BASELINE}
-    saved = saved[saved["method"].isin(list(gap))]
-    if saved.empty:
+    losses, panels = {rows["width"].iloc[0]: rows for rows in trained}, []
+    for width, part in saved.groupby("width"):
+        own = losses.get(width, trained[0])
+        part = part.merge(gaps.table(own)[["method", "gap"]], on="method")
+        panels += [(width, own, part)] if len(part) else []
+    if not panels:
         return figures.empty(title, "no schedule was both trained and timed")
-    arm, widths, shape = losses.iloc[0], sorted(saved["width"].unique()), [*COLUMNS, "dtype"]
-    trained = arm["width"]
-    first = saved[saved["width"].eq(trained)] if trained in widths else saved
     said = [
-        f"{AXES.short(r['method'])} saves {saving_text(r)}: {gap[r['method']]} nats." for r in first.to_dict("records")
+        f"{width} wide: {AXES.short(row['method'])} saves {saving_text(row)}: {row['gap']} nats."
+        for width, _, part in panels
+        for row in part.to_dict("records")
     ]
     with figures.drawing(
-        *(3.6 * len(widths) + 1.6, 3.4, title, frames.no_claim(saved)),
+        *(3.6 * len(panels) + 1.6, 3.4, title, frames.no_claim(saved)),
         f"{work}, {saved['ranks'].iloc[0]} ranks, {saved['link'].iloc[0]} link",
         alt=" ".join(said),
-        note=f"Gaps were trained at {trained} wide; panels of other widths show time saved there. Bars: 99% intervals, "
-        f"of a gap where {gaps.LEAST} seeds tell. Line: no other schedule saves as much for less.",
-        columns=len(widths),
-        sharey=True,
+        note=f"Trained: {'; '.join(map(gaps.size_of, trained))}; at other widths gaps are those of the widest. Bars: "
+        f"99% intervals, of a gap where {gaps.LEAST} seeds tell. Line: no other schedule saves as much for less.",
+        columns=len(panels),
+        sharey=len(trained) == 1,
     ) as (fig, grid):
-        for ax, width in zip(grid[0], widths, strict=True):
-            part = saved[saved["width"].eq(width)]
-            points = sorted((100 - 100 / row.ratio, gap[row.method].mean) for row in part.itertuples())
+        for ax, (width, own, part) in zip(grid[0], panels, strict=True):
+            points = sorted((100 - 100 / row.ratio, row.gap.mean) for row in part.itertuples())
             best = [(x, y) for x, y in points if not any(a >= x and b <= y and (a, b) != (x, y) for a, b in points)]
             ax.step(*zip(*best, strict=True), where="pre", color=MUTED, linewidth=1)
             for row in part.itertuples():
-                look, own, x = AXES.look(row.method), gap[row.method], 100 - 100 / row.ratio
+                look, x = AXES.look(row.method), 100 - 100 / row.ratio
                 across = [[x - 100 + 100 / row.low], [100 - 100 / row.high - x]] if row.low > 0 else None
-                up = None if np.isnan(own.low) else own.half
+                up = None if np.isnan(row.gap.low) else row.gap.half
                 kind = dict(color=look.colour, marker=look.marker, linestyle="", capsize=2, label=look.label)
-                ax.errorbar(x, own.mean, up, across, markerfacecolor="none" if up is None else look.colour, **kind)
+                ax.errorbar(x, row.gap.mean, up, across, markerfacecolor="none" if up is None else look.colour, **kind)
             ax.axhline(0, color=INK, linewidth=0.8)
+            arm, shape = own.iloc[0], [*COLUMNS, "dtype"]
             alike = work == "step" and part["layers"].eq(LAYERS).all() and (part[shape] == arm[shape]).all(axis=None)
             what = f"{width} wide, {part['length'].iloc[0]} tokens" + ", as trained" * bool(alike)
             ax.set(xlabel="time saved (%)", title=what)
             ax.grid(True)
         grid[0, 0].set_ylabel("loss gap (nats)")
-        grid[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+        most = max(grid[0], key=lambda ax: len(ax.get_legend_handles_labels()[0]))
+        grid[0, -1].legend(*most.get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
     return fig
 
 

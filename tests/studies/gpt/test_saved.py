@@ -85,6 +85,15 @@ def test_the_figure_of_the_study_takes_both_phases_and_says_what_is_missing():
         assert ("as trained" in saved.gap_over_time_saved(frame).axes[0].get_title(loc="left")) is (not other)
 
 
+def test_each_trained_width_has_gaps_of_its_own_and_another_those_of_the_widest():
+    wide = records({"tensor_parallel": 0.0, "spd": 0.7}, noise=0.0005, run="r2").assign(width=768)
+    frame = pd.concat([records(TRUE, noise=0.0005), wide, *(timed(width=w) for w in (384, 768, 96))], ignore_index=True)
+    fig = saved.gap_over_time_saved(frame)
+    heights = [{round(float(y), 1) for line in ax.lines for y in line.get_ydata()} for ax in fig.axes]
+    assert "768 wide: SPD saves 20.0%" in fig.alt and [0.7 in each for each in heights] == [True, False, True]
+    assert "at other widths gaps are those of the widest" in fig.texts[-1].get_text()
+
+
 SAME = {"tensor_parallel": 0.0, "spd": 0.0, "grouped_2": 0.0}
 
 
