@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.layers.parts import Part, laid_as, part_of, train_as, whole
+from blockshock_lib.layers.parts import Part, laid_as, part_of, trained_of, whole
 from blockshock_lib.layers.watch import describe
 
 
@@ -38,13 +38,13 @@ class DenseState(nn.Module):
         return dense
 
     def to_linear(self) -> nn.Linear:
-        """A plain layer with the same weights, whole on every rank; trained where this is, or is frozen. Collective."""
+        """A plain layer with the same weights, whole on every rank, and trained where this is. Collective."""
         n, k, like = self.out_features, self.in_features, self.like
         linear = nn.Linear(k, n, self.bias is not None, like.device, like.dtype)
         state = {name: whole(value) for name, value in self.state_dict().items()}
         linear.load_state_dict(state | {"weight": self.as_saved(state["weight"])})
-        if not getattr(self, "frozen", False):  # else it was packed for inference
-            train_as(linear, self)
+        for name, parameter in linear.named_parameters():
+            parameter.requires_grad_(trained_of(self)[name])
         return linear
 
     def __prepare_scriptable__(self):

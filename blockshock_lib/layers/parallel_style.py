@@ -11,7 +11,7 @@ from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import BlockShockLinear, autograd
 from blockshock_lib.layers.guards import called, model_around, refuse_unequal
-from blockshock_lib.layers.parts import leave, refuse_wrapped, require_plain
+from blockshock_lib.layers.parts import leave, refuse_wrapped, require_plain, trained_of
 
 
 class BlockShockParallel(ParallelStyle):
@@ -48,8 +48,9 @@ class BlockShockParallel(ParallelStyle):
         given = {"weight": weight, "bias": bias, "mask": self.mask, "frozen": frozen}
         refuse_unequal(group, "BlockShockParallel", **given, **self.options)
         layer = BlockShockLinear(weight, bias, mask=self.mask, group=group, frozen=frozen, **self.options)
+        layer.trained = trained_of(module)
         if bias is not None:
-            layer.bias.requires_grad_(module.bias.requires_grad)
+            layer.bias.requires_grad_(layer.trained["bias"])
         leave(module, name)
         vars(module).update({k: v for k, v in vars(layer.train(module.training)).items() if "_hook" not in k})
         module.__class__ = BlockShockLinear

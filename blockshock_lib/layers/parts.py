@@ -128,11 +128,18 @@ register_optimizer_step_pre_hook(_refuse_left)
 
 
 def train_as(layer: nn.Module, linear: nn.Linear) -> None:
-    """What is not trained of `linear` is not of the layer made of it."""
-    for name, parameter in linear._parameters.items():
-        own = layer._parameters.get(name)
-        if parameter is not None and not parameter.requires_grad and own is not None:
-            own.requires_grad_(False)
+    """What is not trained of `linear` is not of the layer made of it, nor of a dense layer made of that."""
+    own = {name: linear._parameters.get(name) for name in ("weight", "bias")}
+    layer.trained = {name: p is None or p.requires_grad for name, p in own.items()}
+    for name, parameter in layer.named_parameters(recurse=False):
+        parameter.requires_grad_(parameter.requires_grad and layer.trained[name])
+
+
+def trained_of(layer: nn.Module | None) -> dict[str, bool]:
+    """Whether a layer's "weight" and "bias" are trained; of one for inference, or standing by, as they were before."""
+    if getattr(layer, "frozen", False) or not getattr(layer, "active", True):
+        return vars(layer).get("trained", {"weight": True, "bias": True})
+    return {name: getattr(getattr(layer, name, None), "requires_grad", False) for name in ("weight", "bias")}
 
 
 def _others_hold(linear: nn.Linear, name: str) -> bool:

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns.pattern import Packed
 from blockshock_lib.layers import autograd, guards
+from blockshock_lib.layers.parts import trained_of
 
 
 class PatternLinear(nn.Module):
@@ -19,7 +20,7 @@ class PatternLinear(nn.Module):
     Its state is dense, as nn.Linear's. UnsupportedError: another dtype or device, and a state that is loaded.
     """
 
-    path, conv1d = "", None
+    path, conv1d, frozen = "", None, True
 
     def __init__(self, packed: Packed, bias: Tensor | None, words: str):
         super().__init__()
@@ -60,7 +61,7 @@ class PatternLinear(nn.Module):
 
     def to_linear(self) -> nn.Linear:
         """A plain layer with the same weights."""
-        return linear_of(self.to_dense(), self.bias)
+        return linear_of(self.to_dense(), None if self.bias is None else self.bias.clone(), self)
 
     def hold_bytes(self) -> dict[str, int]:
         return {"weights": self.packed.nbytes}
@@ -95,13 +96,6 @@ def linear_of(weight: Tensor, bias: Tensor | None, like: nn.Module | None = None
     linear.weight = nn.Parameter(weight, trained["weight"])
     linear.bias = None if bias is None else nn.Parameter(bias, trained["bias"])
     return linear
-
-
-def trained_of(layer: nn.Module | None) -> dict[str, bool]:
-    """Whether a layer's "weight" and "bias" are trained; of one packed for inference, whether they were before."""
-    if getattr(layer, "frozen", isinstance(layer, PatternLinear)):
-        return vars(layer).get("trained", {"weight": True, "bias": True})
-    return {name: getattr(getattr(layer, name, None), "requires_grad", False) for name in ("weight", "bias")}
 
 
 _layers: weakref.WeakValueDictionary[int, PatternLinear] = weakref.WeakValueDictionary()

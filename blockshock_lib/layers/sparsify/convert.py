@@ -10,8 +10,8 @@ from torch import nn
 
 from blockshock_lib.errors import DataError, UnsupportedError
 from blockshock_lib.layers.linear24 import Linear24
-from blockshock_lib.layers.parts import leave, refuse_wrapped
-from blockshock_lib.layers.pattern_linear import PatternLinear, trained_of
+from blockshock_lib.layers.parts import leave, refuse_wrapped, trained_of
+from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify.calibrate import batches_of, moments, survey
 from blockshock_lib.layers.sparsify.configs import CALIBRATED, Config, Sparse24
 from blockshock_lib.layers.sparsify.fake import FakeSparse, PruneSchedule, fake, unfake

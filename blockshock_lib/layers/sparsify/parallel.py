@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers.linear24 import Linear24
-from blockshock_lib.layers.pattern_linear import linear_of, trained_of
+from blockshock_lib.layers.parts import trained_of
+from blockshock_lib.layers.pattern_linear import linear_of
 from blockshock_lib.layers.sparsify.configs import CALIBRATED, Config, Sparse24
 from blockshock_lib.layers.sparsify.report import Row
 
