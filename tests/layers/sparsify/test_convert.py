@@ -296,6 +296,15 @@ def test_the_report_names_what_is_linear_and_no_nn_linear():
     assert sparsify_(Model(), Sparse24(), "blocks.*").converted == ALL
 
 
+def test_a_weight_that_is_trained_and_that_a_module_outside_of_the_model_holds_too_is_tied():
+    model, outside, dead = Model(), nn.Linear(64, 64), nn.Linear(64, 64)
+    outside.weight, dead.weight, dead.itself = model.blocks[0].q.weight, model.blocks[1].q.weight, dead
+    del dead
+    report = sparsify_(model, Sparse24(frozen=False))
+    assert "shares a parameter with a Linear outside of the model" in report.refused["blocks.0.q"]
+    assert model.blocks[0].q.weight is outside.weight and "blocks.1.q" in report.converted
+
+
 def test_parameters_over_one_storage_are_tied():
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
     model[1].weight = nn.Parameter(model[0].weight.detach())
