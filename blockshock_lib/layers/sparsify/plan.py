@@ -1,8 +1,7 @@
 """Which layers of a model a conversion takes, and why it leaves the others: all known before one is changed."""
 
-import gc
 from collections import defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 
 import torch
@@ -14,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.layers import guards
 from blockshock_lib.layers.linear24 import Linear24
-from blockshock_lib.layers.parts import require_plain
+from blockshock_lib.layers.parts import refuse_lost, require_plain
 from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
 from blockshock_lib.layers.sparsify import parallel
 from blockshock_lib.layers.sparsify.configs import Config
@@ -45,8 +44,6 @@ def plan(
     for module in places:
         for parameter in module.parameters(recurse=False):
             owners[_place(parameter)].append(module)
-    for place, other in [] if getattr(config, "frozen", True) else _outside(places, owners):
-        owners[place].append(other)  # else a copy is packed, and nothing is trained apart
     rows, experts = [], []
     for module, names in places.items():
         if not callable(filter) and any(_takes(filter, name, module) for name in names):  # else a function of layers
@@ -54,12 +51,13 @@ def plan(
         if not (_is_linear(module) and any(_takes(filter, name, module) for name in names)):
             continue
         held = map(_place, module.parameters(recurse=False))
-        others = [other for place in held for other in owners[place] if other != module]
-        others = [places.get(other, [f"a {type(other).__name__} outside of the model"])[0] for other in others]
+        others = [places[other][0] for place in held for other in owners[place] if other != module]
         try:
             _refuse(module, names, others)
             taken = parts and parallel.split(module)
             require_plain(linear := parallel.part_of(module, config) if taken else as_linear(module))
+            if not getattr(config, "frozen", True):  # else a copy is packed, and nothing is trained apart
+                refuse_lost(module)
             if config and linear.weight.is_meta:
                 raise UnsupportedError("its weight is on the meta device: load it first")
             if isinstance(module, nn.Linear) and type(module) not in (nn.Linear, FakeSparse):
@@ -147,18 +145,6 @@ def _place(parameter: nn.Parameter) -> int | nn.Parameter:
     """By which parameters over one storage are known."""
     made = type(parameter) is nn.Parameter and not parameter.is_meta
     return (parameter.data_ptr() if made else 0) or parameter
-
-
-def _outside(places: Container[nn.Module], owners: Container) -> list[tuple]:
-    """(place, module) of each parameter of the model that a module outside of it holds too."""
-    for last in (False, True):  # dead modules that wait in a cycle are collected, and looked for again
-        every = (one for one in gc.get_objects() if issubclass(type(one), nn.Module) and one not in places)
-        held = ((_place(p), one) for one in every for p in vars(one).get("_parameters", {}).values() if p is not None)
-        found = [each for each in held if each[0] in owners]
-        if last or not found:
-            return found
-        del found
-        gc.collect()
 
 
 def _takes(filter: Filter, name: str, module: nn.Module) -> bool:
