@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.layers.parts import Part, laid_as, part_of, trained_of, whole
+from blockshock_lib.layers.parts import Part, laid_as, part_of, whole
+from blockshock_lib.layers.pattern_linear import linear_of
 from blockshock_lib.layers.watch import describe
 
 
@@ -39,13 +40,8 @@ class DenseState(nn.Module):
 
     def to_linear(self) -> nn.Linear:
         """A plain layer with the same weights, whole on every rank, and trained where this is. Collective."""
-        n, k, like = self.out_features, self.in_features, self.like
-        linear = nn.Linear(k, n, self.bias is not None, like.device, like.dtype)
-        state = {name: whole(value) for name, value in self.state_dict().items()}
-        linear.load_state_dict(state | {"weight": self.as_saved(state["weight"])})
-        for name, parameter in linear.named_parameters():
-            parameter.requires_grad_(trained_of(self)[name])
-        return linear
+        state = {name: whole(value).clone() for name, value in self.state_dict().items()}
+        return linear_of(self.as_saved(state["weight"]), state.get("bias"), self)
 
     def __prepare_scriptable__(self):
         raise UnsupportedError(f"torch.jit.script takes no {describe(self)}: script its to_linear() in its place")

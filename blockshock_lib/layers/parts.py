@@ -129,8 +129,7 @@ register_optimizer_step_pre_hook(_refuse_left)
 
 def train_as(layer: nn.Module, linear: nn.Linear) -> None:
     """What is not trained of `linear` is not of the layer made of it, nor of a dense layer made of that."""
-    own = {name: linear._parameters.get(name) for name in ("weight", "bias")}
-    layer.trained = {name: p is None or p.requires_grad for name, p in own.items()}
+    layer.trained = trained_of(linear)
     for name, parameter in layer.named_parameters(recurse=False):
         parameter.requires_grad_(parameter.requires_grad and layer.trained[name])
 
@@ -143,18 +142,14 @@ def trained_of(layer: nn.Module | None) -> dict[str, bool]:
 
 
 def _others_hold(linear: nn.Linear, name: str) -> bool:
-    if linear._parameters[name] is None or sys.getrefcount(linear._parameters[name]) < 3:  # its module's and what asks
-        return False
-    return _module_holds(linear._parameters[name], linear._parameters)
+    held = linear._parameters[name]  # by its module, this and what asks
+    return held is not None and sys.getrefcount(held) > 3 and _module_holds(held, linear._parameters)
 
 
 def _module_holds(parameter: nn.Parameter, but: dict | None = None) -> bool:
     held = [one for one in gc.get_referrers(parameter) if type(one) is dict and one is not but]
-    for holder in gc.get_referrers(*held) if held else ():
-        parameters = holder.get("_parameters") if type(holder) is dict else getattr(holder, "_parameters", None)
-        if any(parameters is one for one in held):
-            return True
-    return False
+    of = lambda one: one.get("_parameters") if type(one) is dict else getattr(one, "_parameters", None)  # noqa: E731
+    return any(of(holder) is one for holder in (gc.get_referrers(*held) if held else ()) for one in held)
 
 
 def _unlike(linear: nn.Module) -> str:

@@ -53,9 +53,7 @@ def names_attributes_and_modes_survive_the_change_on_a_slice_of_a_mesh_too(ctx):
     assert model[0].note == "mine" and not model[0].training and model[0].wgrad_by == "full"
     trains = [(name, parameter.requires_grad) for name, parameter in model.named_parameters()]
     assert trains == [("0.weight", False), ("0.bias", True), ("2.weight", True), ("2.bias", True)]
-    assert [p.requires_grad for layer in (model[0], model[2]) for p in layer.to_linear().parameters()] == [
-        trained for _, trained in trains
-    ]
+    assert [p.requires_grad for at in (0, 2) for p in model[at].to_linear().parameters()] == [on for _, on in trains]
 
 
 def test_on_two_ranks(claim_of_ranks, pair):

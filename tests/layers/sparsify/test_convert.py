@@ -296,6 +296,17 @@ def test_the_report_names_what_is_linear_and_no_nn_linear():
     assert sparsify_(Model(), Sparse24(), "blocks.*").converted == ALL
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_what_was_not_trained_is_not_of_the_dense_layer_either(name, frozen):
+    plain = nn.Linear(64, 64)
+    getattr(plain, name).requires_grad_(False)
+    layer = Linear24.from_linear(plain, mask="magnitude", frozen=frozen)
+    dense_(model := nn.Sequential(layer))
+    for dense in (layer.to_linear(), model[0]):
+        assert [key for key, parameter in dense.named_parameters() if not parameter.requires_grad] == [name]
+
+
 def test_a_weight_that_is_trained_and_that_a_module_outside_of_the_model_holds_too_is_tied():
     model, outside, dead = Model(), nn.Linear(64, 64), nn.Linear(64, 64)
     outside.weight, dead.weight, dead.itself = model.blocks[0].q.weight, model.blocks[1].q.weight, dead
