@@ -149,8 +149,8 @@ def _span(values: Sequence[float], form: str) -> str:
 def steps(frame: pd.DataFrame) -> str:
     """By ranks how much faster a step is than the fastest dense kernel's on one; else the phase's own answer."""
     table = scaling_report.furthest(frame)[1]
-    known = table.iloc[:0] if frames.no_claim(table) else table[table["beside"].ne(ABSENT)]
-    each = [f"{row.beside.rpartition(' ')[0]} on {row.world_size} GPUs" for row in known.itertuples()]
+    rows = table.iloc[:0] if frames.no_claim(table) else table[table["beside"].ne(ABSENT)]
+    each = [f"{r.beside.rpartition(' ')[0]} on {r.world_size} GPUs ({AXES.short(r.method)})" for r in rows.itertuples()]
     said = f"A step at {table['k_len'].max()} keys is {' and '.join(each)} as fast as by that kernel on one GPU."
     return said if each else scaling_report.answer(frame)
 

@@ -118,7 +118,10 @@ def answer(frame: pd.DataFrame) -> str:
         return "Not answered: no arm was trained to its end beside the dense model."
     if toy(rows):
         return f"Not answered here: it shows that the code runs ({about(rows)})."
-    parts = {"Pruned at once": [n for n in arms if n not in TRAINED], "trained 2:4": [n for n in arms if n in TRAINED]}
+    parts = {
+        "Pruned at once": [n for n in arms if n not in TRAINED],
+        "trained 2:4 from scratch": [n for n in arms if n in TRAINED],
+    }
     said, level = [], 1 - (1 - LEVEL) / max(1, sum(len(names) * (len(names) - 1) // 2 for names in parts.values()))
     for how, names in parts.items():
         own = {a: lost(rows, a, 1 - (1 - LEVEL) / len(arms)) for a in names}

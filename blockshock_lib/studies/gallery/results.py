@@ -30,7 +30,7 @@ def answer(frame: pd.DataFrame) -> str:
     called = report.ratios(rows["decode"], report.DECODE_DENSE, [report.TOKENS.under], "token_call")
     each = [f"{verdicts.interval_text(one)} at B={one['batch']}" for one in called.to_dict("records")]
     if each and (text := said["decode"])[:3] != "Not":  # the table names the fastest dense model of each case
-        said["decode"] = f"{text.partition('; ')[0].removesuffix('.')}, called without one {', '.join(each)}"
+        said["decode"] = f"{text.partition('; ')[0].removesuffix('.')}, without a graph {', '.join(each)}"
     none = ["accuracy: not measured on a GPU yet"] * (not frames.no_claim(frame) and rows["accuracy"].empty)
     said = {
         name: text.removesuffix(".").replace(" beside the dense one: Always here:", " is")

@@ -103,10 +103,10 @@ def answer(frame: pd.DataFrame) -> str:
     passed, of = [count for count in sorted(best) if best[count].gap.high < COST], gaps.syncs(gaps.BASELINE)
     if passed:
         few, more = best[passed[0]], [count for count in sorted(best) if count > passed[0] and count not in passed]
-        what = what.replace(f"up to {rows['seed'].nunique()}", f"{len(few.seeds)}")
-        but = " and ".join(f"{count} ({AXES.short(best[count].method)})" for count in more)
-        held = f"{few.syncs} of {of} all-reduces are enough for a loss less than {COST} nats above tensor parallelism's"
-        return f"{held}: {AXES.short(few.method)} {few.gap} ({what}){'; not shown for ' * bool(more)}{but}."
+        what = what.replace(f"up to {rows['seed'].nunique()}", f"{len(few.seeds)}").replace(" tokens, ", " tokens (", 1)
+        but = " and ".join(f"{of - count} by {AXES.short(best[count].method)}" for count in more)
+        held = f"{of - few.syncs} of {of} all-reduces can go for a loss less than {COST} nats over tensor parallelism's"
+        return f"{held}: {AXES.short(few.method)} {few.gap} at {what}){'; not shown for ' * bool(more)}{but}."
     most = max(best.values(), key=lambda row: row.gap.high)
     end = f"the 99% end of {AXES.short(most.method)}'s {most.gap}; less than {COST} is shown for no count"
     return f"Down to {min(best)} of {of} for at most {most.gap.high:.2g} nats, {end} ({what})."

@@ -37,7 +37,7 @@ def both(frame: pd.DataFrame) -> str:
     steps = steps[(steps[[*COLUMNS, "dtype"]] == one[[*COLUMNS, "dtype"]]).all(axis=1) & steps["low"].gt(1)]
     best = steps.sort_values("low", kind="stable").drop_duplicates("link", keep="last").sort_values("link")
     best["text"] = [f"{saved.saving_text(row)} on the {row['link']} link" for row in best.to_dict("records")]
-    each = [f"{row.text} by {AXES.short(row.method)}" + " (one run)" * (row.runs == 1) for row in best.itertuples()]
+    each = [f"{r.text} by {AXES.label(r.method)} left" + " (one run)" * (r.runs == 1) for r in best.itertuples()]
     costs = "; ".join(f"{AXES.short(name)} {gap[name]} nats" for name in dict.fromkeys(best["method"]))
     return f"a training step within {COST} nats saves {', '.join(each)} ({costs})." if each else ""
 

@@ -422,7 +422,7 @@ def test_tables_say_what_was_planted_and_figures_stand_without_records():
         "nothing dense was timed"
     )
     both = planted(lambda p, k: {"alone": 2.5, "dense": 1.0, "dense_fa4": 2.0, "pull": 3.0}, (4096,), (2,))
-    assert promises.answer(both).startswith("A step at 4096 keys is 1.50x [1.50, 1.50] on 2 GPUs as fast")
+    assert promises.answer(both).startswith("A step at 4096 keys is 1.50x [1.50, 1.50] on 2 GPUs (pull) as fast")
     assert "## Speed-up over ranks" in page
     assert "- **No record of their cells yet.** A4a: the claim that at 4K " in page and "; A4k: the claim that " in page
     assert "No record of attention_speed on these machines is shipped yet." in page and "- **A1: " not in page

@@ -169,7 +169,9 @@ def test_losses_are_paired_by_seed_and_shown_beside_what_was_published():
     assert one.mean == pytest.approx(1.2, abs=0.003) and one.high - one.low < 0.02, "a seed's own loss cancels"
     table = losses.losses(frame)
     assert table.loc["2:4, Wanda", ["lost (nats)", "published at 124M"]].tolist() == [str(one), "+1.351"]
-    assert "trained 2:4, gradual, +0.1" in losses.answer(frame) and "least" not in losses.answer(frame), "one of each"
+    assert "trained 2:4 from scratch, gradual, +0.1" in losses.answer(frame) and "least" not in losses.answer(frame), (
+        "one of each"
+    )
     arms = {"wanda_24": 0.5, "sparsegpt_24": 0.1, "wanda_any": 0.1005}
     said = losses.answer(planted(arms))
     assert "undecided which loses least: 2:4 SparseGPT, +0.0998" in said and " or unstructured Wanda, +0.1" in said

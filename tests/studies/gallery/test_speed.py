@@ -205,7 +205,7 @@ def test_the_page_and_the_row_of_readme_say_tokens_and_the_machine(monkeypatch):
     page, readme = written.written().values()
     (row,) = (line for line in readme.splitlines() if line.startswith("| [gallery]"))
     assert page.count("; a token in a CUDA graph: ") == row.count("; a token in a CUDA graph: ") == 1
-    assert "tokens before), called without one " in page and "tokens before" not in row, "conditions are the page's"
+    assert "tokens before), without a graph " in page and "tokens before" not in row, "conditions are the page's"
     assert row.endswith(" nats. | 1x NVIDIA H200, 4x NVIDIA H200 |") and row.count(". ") == 1, "one sentence"
 
 
