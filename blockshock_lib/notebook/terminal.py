@@ -30,7 +30,8 @@ class _Work:
         except OSError:
             return f"{self.what}: {now - begun:.0f} s"
         had, since = self.first = self.first or (done, now)  # what a resumed run had is not its speed
-        left = f"about {(now - since) / (done - had) * (total - done):.0f} s left" if had < done < total else ""
+        share = (done - had) / (total - had) if total > had else 0
+        left = f"about {(now - since) * (1 / share - 1):.0f} s left" if 0.1 <= share < 1 else ""  # sooner none knows
         far = f"{done:.4g} of {total:.4g} {self.unit}".rstrip() if total else ""
         parts = (far, text or self.text, f"{now - begun:.0f} s", left)
         return f"{self.what}: {', '.join(filter(None, parts))}"

@@ -248,6 +248,6 @@ def _measured(run: Run) -> Callable[[], tuple[float, float, str]]:
             rows = [row for message, *_ in measure.messages(path) for row in message.get("rows", ())]
             done += max((phase.reached(of[path], row) for row in rows), default=0)
         most = max(most, done)  # a finished run packs its records
-        return most, total, ", ".join(of[path].label for path in begun)
+        return most, total, " | ".join(of[path].label for path in begun)
 
     return look

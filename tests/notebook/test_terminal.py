@@ -39,10 +39,9 @@ def test_without_a_terminal_a_plain_line_comes_at_once_and_again_and_names_the_c
         says(said, "run phase1: 0 s\n")
         with terminal.working("phase1", lambda: (done[0], 12, "512x512 B=16")):
             says(said, "phase1: 2 of 12, 512x512 B=16, 0 s\n")  # what was done before is no speed
-            done[0] = 3
-            for seconds, left in ((8, 72), (16, 144), (24, 216)):
-                clock[0] += terminal.EVERY
-                says(said, f"phase1: 3 of 12, 512x512 B=16, {seconds} s, about {left} s left\n")
+            for done[0], seconds, left in ((2.9, 8, ""), (3, 16, ", about 144 s left"), (3, 24, ", about 216 s left")):
+                clock[0] += terminal.EVERY  # of less than a tenth none can tell how long
+                says(said, f"phase1: {done[0]} of 12, 512x512 B=16, {seconds} s{left}\n")
         terminal.note("making the page")
         clock[0] += terminal.EVERY
         says(said, "run phase1: making the page, 32 s\n")
