@@ -200,6 +200,7 @@ def test_a_pattern_is_held_against_each_rival_and_not_the_fastest_alone(speed, l
     assert (one["rival"], one["outcome"]) == ("searched", outcome)
 
 
+@pytest.mark.long
 def test_the_page_and_the_row_of_readme_say_tokens_and_the_machine(monkeypatch):
     monkeypatch.setattr(written.studies, "names", lambda: ["gallery"])
     page, readme = written.written().values()
