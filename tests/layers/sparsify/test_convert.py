@@ -305,6 +305,10 @@ def test_what_was_not_trained_is_not_of_the_dense_layer_either(name, frozen):
     dense_(model := nn.Sequential(layer))
     for dense in (layer.to_linear(), model[0]):
         assert [key for key, parameter in dense.named_parameters() if not parameter.requires_grad] == [name]
+    sparsify_(packed := nn.Sequential(plain), Unstructured(sparsity=0.5))
+    dense = packed[0].to_linear()
+    assert [key for key, parameter in dense.named_parameters() if not parameter.requires_grad] == [name]
+    assert dense.bias.data_ptr() != packed[0].bias.data_ptr(), "training it must not train the packed one"
 
 
 def test_a_weight_that_is_trained_and_that_a_module_outside_of_the_model_holds_too_is_tied():
