@@ -15,7 +15,7 @@ from blockshock_lib.kernels.sparse24.backends import choose
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.layers import autograd
-from blockshock_lib.layers.classes import classes_of, packed_wgrad
+from blockshock_lib.layers.classes import classes_of, packed_wgrad, packed_wgrad_factors
 from blockshock_lib.layers.dense import TermParallelLinear
 from blockshock_lib.layers.parts import Part, term_mask
 from blockshock_lib.layers.watch import describe
@@ -200,17 +200,22 @@ class BlockShockLinear(TermParallelLinear):
         """For "exchange" (the gradient with this rank's half of the rows, the other term's entries of that half)."""
         by, x = by or self.wgrad_by, x[:, self.cols]
         if by == "periodic":
-            return packed_wgrad(dy, x, self.classes)
+            return packed_wgrad(self.gemm, dy, x, self.classes)
         if by == "full":
             dense = self.gemm(dy.t(), x.t())
             return self.store.layout(dense, out=dense)
         mine = self._half(self.term)
         if self._theirs is None:
             self._theirs = Pattern.of(~self.pattern.rows(mine).mask())
-        dense = torch.mm(dy[:, mine].t(), x)
+        dense = self.gemm(dy[:, mine].t(), x.t())
         grad = dense.new_empty(self.out_features, dense.shape[1] // 2)
         self.pattern.rows(mine).gather(dense, out=grad[mine])
         return grad, self._theirs.gather(dense)
+
+    def wgrad_factors(self, dy: Tensor, x: Tensor, by: str) -> tuple[Tensor, Tensor]:
+        if by == "periodic":
+            return packed_wgrad_factors(dy, x[:, self.cols], self.classes)
+        return dy[:, self._half(self.term) if by == "exchange" else self.rows].t(), x[:, self.cols].t()
 
     def finish_wgrad(self, partial, by: str | None = None) -> Tensor:
         by = by or self.wgrad_by

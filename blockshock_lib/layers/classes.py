@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from blockshock_lib.kernels.patterns.dense import Products
+from blockshock_lib.kernels.patterns.dense import Products, batched
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 
@@ -45,10 +45,10 @@ def gather(x: Tensor, classes: Sequence[slice]) -> Tensor:
     return torch.stack([_take(x, places) for places in classes]).flatten(2).view(x.dtype)
 
 
-def products(gemm: Products, a: Tensor, b: Tensor, batched: bool = False) -> Tensor:
-    """Each class's product, of [C, m, k] and [C, k, n]: [C, m, n]; one by one in the way that was searched."""
-    if batched:
-        return torch.bmm(a, b)
+def products(gemm: Products, a: Tensor, b: Tensor, library: str | None = None) -> Tensor:
+    """Each class's product, of [C, m, k] and [C, k, n]: [C, m, n]; by one call of `library`, None: each as searched."""
+    if library is not None:
+        return batched(a, b, library)
     made = a.new_empty(len(a), a.shape[1], b.shape[2])
     for one, other, out in zip(a, b, made, strict=True):
         gemm(one, other.t(), out)
@@ -69,7 +69,7 @@ def scatter(parts: Tensor, classes: Sequence[slice], out: Tensor) -> Tensor:
     return out
 
 
-def packed_wgrad(dy: Tensor, x: Tensor, classes: list[tuple[slice, slice]]) -> Tensor:
+def packed_wgrad(gemm: Products, dy: Tensor, x: Tensor, classes: list[tuple[slice, slice]]) -> Tensor:
     """dy [B, N], x [B, K] -> the kept half of dW = dy^T x, [N, K/2] row-major, by products of half the size.
 
     Rows of a class are dy[:, rows]^T x[:, columns], straight into their rows of the result. Rows of one residue modulo
@@ -78,11 +78,20 @@ def packed_wgrad(dy: Tensor, x: Tensor, classes: list[tuple[slice, slice]]) -> T
     """
     out = x.new_empty(dy.shape[1], x.shape[1] // 2)
     if len(classes) == 1:
-        return torch.mm(dy.t(), gather(x, [classes[0][1]])[0], out=out)
-    by_residue = dy.unflatten(1, (-1, 4)).movedim(2, 0).contiguous()
+        return gemm(*packed_wgrad_factors(dy, x, classes), out)
+    by_residue = _by_residue(dy)
     for rows, columns in classes:
         kept = gather(x, [columns])[0]
         for r in range(4)[rows]:
-            torch.mm(by_residue[r].t(), kept, out=out[r::4])
+            gemm(by_residue[r].t(), kept.t(), out[r::4])
         del kept  # or it would still be held while the next class's is made
     return out
+
+
+def packed_wgrad_factors(dy: Tensor, x: Tensor, classes: list[tuple[slice, slice]]) -> tuple[Tensor, Tensor]:
+    """The factors of the first of its products; the others' are of the same shapes."""
+    return (dy if len(classes) == 1 else _by_residue(dy)[0]).t(), gather(x, [classes[0][1]])[0].t()
+
+
+def _by_residue(dy: Tensor) -> Tensor:
+    return dy.unflatten(1, (-1, 4)).movedim(2, 0).contiguous()  # [4, B, N/4]

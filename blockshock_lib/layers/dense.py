@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from blockshock_lib.comm import Pending
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.patterns.dense import batched
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.layers import autograd
@@ -198,9 +199,11 @@ class PermutedDenseLinear(TermParallelLinear):
     No zeros are stored, no 2:4 kernel is needed. The gather of x and dy and the scatter of y and dX, one pass each, are
     part of `local`, `local_dgrad` and `local_wgrad`: a model could fold them into its neighbours' weights.
     `form`, of `forms`, says how y and dX are multiplied (dW has one way, as a timed step's is compared): one product a
-    class; one "batched"; or "transposed", y into every fourth row of y^T, without a scatter. The same on all ranks.
+    class; one "batched"; or "transposed", y into every fourth row of y^T, without a scatter; by cuBLASLt where it
+    says so. The same on all ranks.
     """
 
+    FORMS = ("classes", "batched", "transposed", "batched, cublaslt", "transposed, cublaslt")
     wgrad_by = "periodic"
     form = "classes"
 
@@ -214,11 +217,16 @@ class PermutedDenseLinear(TermParallelLinear):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        return ("classes", "batched", "transposed") if len(self.classes) > 1 else ()
+        return self.FORMS[: 5 if self.like.is_cuda else 3] if len(self.classes) > 1 else ()
+
+    @property
+    def library(self) -> str | None:
+        """That multiplies all classes at once, "" PyTorch's own choice; None: they are multiplied one by one."""
+        return None if self.form == "classes" else self.form.partition(", ")[2]
 
     @property
     def transposed_y(self) -> bool:
-        return self.form == "transposed" and len(self.classes) > 1
+        return self.form.startswith("transposed") and len(self.classes) > 1
 
     def local(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The partial y [B, N]; of the transposed form y^T [N, B], `out` too."""
@@ -228,7 +236,7 @@ class PermutedDenseLinear(TermParallelLinear):
         y = self.workspace(x) if out is None else out
         if len(self.classes) == 1:
             return self.gemm(*self.factors(x), y)
-        made = products(self.gemm, gather(x[:, self.cols], columns), self.weight.mT, self.form == "batched")
+        made = products(self.gemm, gather(x[:, self.cols], columns), self.weight.mT, self.library)
         return scatter(made, rows, x.new_empty(x.shape[0], self.out_features) if y is None else y)
 
     def _local_transposed(self, gathered: Tensor, y: Tensor | None) -> Tensor:
@@ -237,7 +245,8 @@ class PermutedDenseLinear(TermParallelLinear):
         for (rows, _), x, w in zip(self.classes, gathered, self.weight, strict=True):
             # Rows of one residue modulo 4 lie at one distance from each other, as a GEMM can write them.
             into = y.unflatten(0, (-1, 4))[:, rows].transpose(0, 1)  # [p, N/4, B]
-            torch.bmm(w.unflatten(0, (-1, len(into))).transpose(0, 1), x.t().expand(len(into), -1, -1), out=into)
+            w = w.unflatten(0, (-1, len(into))).transpose(0, 1)
+            batched(w, x.t().expand(len(into), -1, -1), self.library, into)
         return y
 
     def reduce(self, partial: Tensor, out: Tensor | None = None) -> Tensor:
@@ -249,7 +258,7 @@ class PermutedDenseLinear(TermParallelLinear):
 
     def local_dgrad(self, dy: Tensor) -> Tensor:
         rows, columns = zip(*self.classes, strict=True)
-        made = products(self.gemm, gather(dy, rows), self.weight, self.form != "classes")
+        made = products(self.gemm, gather(dy, rows), self.weight, self.library)
         dx = dy.new_empty(dy.shape[0], self.cols.stop - self.cols.start)
         # A uniform mask's term reads half of x, so half of its dX is zero.
         for place in set(range(4)).difference(*(range(4)[cols] for cols in columns)):
@@ -268,7 +277,7 @@ class PermutedDenseLinear(TermParallelLinear):
     def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:
         return gather(dy, [self.classes[0][0]])[0], self.weight[0].t()
 
-    def wgrad_factors(self, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def wgrad_factors(self, dy: Tensor, x: Tensor, by: str) -> tuple[Tensor, Tensor]:
         return self.dgrad_factors(dy)[0].t(), self.factors(x)[0].t()
 
     def from_dense(self, dense: Tensor) -> Tensor:

@@ -238,9 +238,9 @@ class ShardedLinear(DenseState):
 
     def local_wgrad(self, dy: Tensor, x: Tensor, by: str | None = None):
         """dy [B, N], x [B, K] -> this rank's share of dW = dy^T x."""
-        return self.gemm(*self.wgrad_factors(dy, x))
+        return self.gemm(*self.wgrad_factors(dy, x, by or self.wgrad_by))
 
-    def wgrad_factors(self, dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def wgrad_factors(self, dy: Tensor, x: Tensor, by: str) -> tuple[Tensor, Tensor]:
         return dy[:, self.rows].t(), x[:, self.cols].t()
 
     def finish_wgrad(self, partial, by: str | None = None) -> Tensor:
@@ -279,8 +279,9 @@ class ShardedLinear(DenseState):
         self.gemm.search(*self.dgrad_factors(dy))
 
     def tune_wgrad(self, dy: Tensor, x: Tensor) -> None:
-        """The same for dW, where it is one dense product."""
-        self.gemm.search(*self.wgrad_factors(dy, x))
+        """The same for dW, by each strategy."""
+        for by in self.wgrad_strategies():
+            self.gemm.search(*self.wgrad_factors(dy, x, by))
 
     def tune_reduce(self, x: Tensor) -> None:
         """Has the group measure its ways to join partial results of x [B, K]. A collective, unlike `tune`."""

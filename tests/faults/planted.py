@@ -219,7 +219,7 @@ TRAINING = {
         tensor="dw",
     ),
     "dw of the other class": Fault(
-        swap(block_shock, "packed_wgrad", lambda right: lambda dy, x, some: right(dy, x, of_the_other_class(some))),
+        swap(block_shock, "packed_wgrad", lambda right: lambda *given: right(*given[:3], of_the_other_class(given[3]))),
         *("block_shock", SGD, "dw"),
     ),
     "dw is averaged over the batch": Fault(

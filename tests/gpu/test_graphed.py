@@ -9,14 +9,14 @@ from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.graph import Graph, try_capture
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.layers import DenseLinear, Linear24
+from blockshock_lib.layers import DenseLinear, Linear24, PermutedDenseLinear
 from blockshock_lib.studies.linear.methods import METHODS
 from tests.processes import call
 
 two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 N, K = 512, 1024
 SHARDED = [(name, "checkerboard", "") for name in METHODS if name != "dense"] + [("block_shock", "random", "")]
-SHARDED += [("permuted_dense", "checkerboard", form) for form in ("batched", "transposed")]
+SHARDED += [("permuted_dense", "checkerboard", form) for form in PermutedDenseLinear.FORMS[1:]]
 
 
 def draw(*shape, seed=0, device="cuda"):

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -79,18 +80,30 @@ def multiplied(
     """
     if way is None:
         return _whole(x, weight, out, bias)
+    with _preferred(way.library):
+        if way.splits == 1:
+            return _whole(x, weight, out, bias)
+        # [splits, B or N, K / splits]
+        parts, others = (one.unflatten(1, (way.splits, -1)).transpose(0, 1) for one in (x, weight))
+        wide = {"out_dtype": torch.float32} if x.itemsize == 2 else {}
+        y = torch.bmm(parts, others.transpose(1, 2), **wide).sum(0)
+        y = y if bias is None else y + bias
+        return y.to(x.dtype) if out is None else out.copy_(y)
+
+
+def batched(a: Tensor, b: Tensor, library: str = "", out: Tensor | None = None) -> Tensor:
+    """a [C, m, k] times b [C, k, n]: [C, m, n], by this library; "": PyTorch's own choice."""
+    with _preferred(library) if library else contextlib.nullcontext():
+        return torch.bmm(a, b, out=out)
+
+
+@contextlib.contextmanager
+def _preferred(library: str) -> Iterator[None]:
     with _SETTING:
         before = torch.backends.cuda.preferred_blas_library()
-        torch.backends.cuda.preferred_blas_library(way.library)
+        torch.backends.cuda.preferred_blas_library(library)
         try:
-            if way.splits == 1:
-                return _whole(x, weight, out, bias)
-            # [splits, B or N, K / splits]
-            parts, others = (one.unflatten(1, (way.splits, -1)).transpose(0, 1) for one in (x, weight))
-            wide = {"out_dtype": torch.float32} if x.itemsize == 2 else {}
-            y = torch.bmm(parts, others.transpose(1, 2), **wide).sum(0)
-            y = y if bias is None else y + bias
-            return y.to(x.dtype) if out is None else out.copy_(y)
+            yield
         finally:
             torch.backends.cuda.preferred_blas_library(before)
 

@@ -12,7 +12,6 @@ from blockshock_lib.kernels.sparse24 import cslt, small
 from blockshock_lib.kernels.sparse24.backends import BACKENDS
 from blockshock_lib.layers import BlockShockLinear, ShardedLinear
 
-UNSEARCHED = ("batched", "transposed")  # forms of D, each a batched product of PyTorch's own choice
 ONE_BUFFER = ("cslt", "small")  # what `tuned` chooses from: both multiply with cuSPARSELt's buffer
 
 
@@ -42,7 +41,7 @@ def taken(layer: ShardedLinear, x: Tensor) -> str:
     """Which of `products` the layer takes for x [B, K], and what a search found for it; "" where that is not known."""
     if not isinstance(layer, BlockShockLinear):
         form = layer.form if layer.forms else "dense"
-        way = layer.gemm.way(*layer.factors(x)) if layer.gemm.ways and form not in UNSEARCHED else None
+        way = layer.gemm.way(*layer.factors(x)) if layer.gemm.ways and getattr(layer, "library", None) is None else None
         return form + (f", {way.library}" + f" in {way.splits} parts" * (way.splits > 1) if way else "")
     if layer.backend.name != "tuned":
         return layer.backend.name
