@@ -70,7 +70,7 @@ gallery: setup ## the gallery of sparsity patterns: which pays on this GPU, and 
 	@$(BLOCKSHOCK) run gallery_decode $(ARGS)
 	@$(BLOCKSHOCK) run gallery_accuracy $(ARGS)
 
-attention_% gpt_% gallery_%: setup
+phase% attention_% gpt_% gallery_%: setup
 	@$(BLOCKSHOCK) run $@ $(ARGS)
 
 corpus: setup ## build a text corpus to train on from the installed packages, without a download; or take your shards: ARGS="--data folder"

@@ -71,7 +71,7 @@ def _before(found: Findings) -> str:
     """What changed from a run's older one, `<name>-before` beside it, to it and its further runs: what is said of each
     hypothesis, and the speeds; "" where none has an older one.
     """
-    lines, study = [], found.study
+    lines, study = ["", "## What changed against the numbers before"], found.study
     for source in (one for one in found.sources if one.counts and one.setting == found.setting):
         older = source.folder.with_name(f"{source.folder.name}-before")
         if not older.is_dir():
@@ -83,28 +83,29 @@ def _before(found: Findings) -> str:
             {"": then.name} | {when: f"{one.verdict}: {one.why}" for when, one in (("before", then), ("now", now))}
             for then, now in zip(*said, strict=True)
         ]
-        speeds, cases, (inside, asked) = _speeds(old, new, study.axes)
+        phase = study.phases[source.manifest["phase"]]
+        speeds, cases, (inside, asked) = _speeds(old, new, study.axes, phase.metric)
         lead = (
-            f"[{shown(older)}](../../{shown(older)}) stays; its {cases} cases were measured anew in {len(runs)} runs "
+            f"**{phase.question}** [{shown(older)}](../../{shown(older)}) stays; its {cases} cases were measured anew in {len(runs)} runs "
             f"by other code. Of their {asked} ratios over the baseline, kernel and call time, it predicted {inside} "
             f"({inside / asked:.0%}). Speeds are over the baseline's, medians of the cases; *up* and *down*: in how "
-            "many of them the 99% intervals of before and now lie apart. Times are kernel time."
+            "many of them the 99% intervals of before and now lie apart. Times: "
+            f"{frames.time_name(new, study.axes, phase.metric)}."
         )
-        lines += ["", "## What changed against the numbers before", "", lead]
-        lines += ["", *markdown(pd.DataFrame(claims)), "", *markdown(speeds), ""]
-    return "\n".join(lines)
+        lines += ["", lead, "", *markdown(pd.DataFrame(claims)), "", *markdown(speeds), ""]
+    return "\n".join(lines) if lines[2:] else ""
 
 
-def _speeds(a: pd.DataFrame, b: pd.DataFrame, axes: Axes) -> tuple[pd.DataFrame, int, list[int]]:
-    """From `a`, the older, to the runs `b`: a row a method that both timed, of its kernel time in the cases of both, on
+def _speeds(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, metric: str) -> tuple[pd.DataFrame, int, list[int]]:
+    """From `a`, the older, to the runs `b`: a row a method that both timed, of its `metric` in the cases of both, on
     whichever machine; how many cases these are; of how many ratios over the baseline `a` predicted a run of `b`, and
     all. The speed over the baseline is a median; it is "up" or "down" where the intervals of the two lie apart.
     """
     alike = changes.pairs(*changes.cases((a, b), axes), changes.LOOSE["hardware"])
     b, found = b[b["case"].isin(alike)].assign(case=lambda rows: rows["case"].map(alike)), []
-    times = [frames.medians(side, axes, time=f"{axes.stem}_kernel").set_index(["method", "case"]) for side in (a, b)]
+    times = [frames.medians(side, axes, time=metric).set_index(["method", "case"]) for side in (a, b)]
     for name in axes.ordered(set.intersection(*(set(one.index.unique("method")) for one in times))):
-        was, now = (verdicts.ratio(side, axes, axes.over, name).set_index("case") for side in (a, b))
+        was, now = (verdicts.ratio(side, axes, axes.over, name, metric).set_index("case") for side in (a, b))
         was, now = was.align(now, join="inner", axis=0)
         change, slower = now["ratio"] / was["ratio"], times[1].loc[name, "time"] / times[0].loc[name, "time"]
         row = {"speed before": was["ratio"].median(), "now": now["ratio"].median(), "now / before": change.median()}

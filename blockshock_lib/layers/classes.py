@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from blockshock_lib.kernels.patterns.dense import Products, batched
+from blockshock_lib.kernels.patterns.dense import Products, preferred
 from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.mask import Mask
 
@@ -48,7 +48,8 @@ def gather(x: Tensor, classes: Sequence[slice]) -> Tensor:
 def products(gemm: Products, a: Tensor, b: Tensor, library: str | None = None) -> Tensor:
     """Each class's product, of [C, m, k] and [C, k, n]: [C, m, n]; by one call of `library`, None: each as searched."""
     if library is not None:
-        return batched(a, b, library)
+        with preferred(library):
+            return torch.bmm(a, b)
     made = a.new_empty(len(a), a.shape[1], b.shape[2])
     for one, other, out in zip(a, b, made, strict=True):
         gemm(one, other.t(), out)

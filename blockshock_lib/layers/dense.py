@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from blockshock_lib.comm import Pending
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.kernels.patterns.dense import batched
+from blockshock_lib.kernels.patterns.dense import preferred
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.layers import autograd
@@ -245,8 +245,8 @@ class PermutedDenseLinear(TermParallelLinear):
         for (rows, _), x, w in zip(self.classes, gathered, self.weight, strict=True):
             # Rows of one residue modulo 4 lie at one distance from each other, as a GEMM can write them.
             into = y.unflatten(0, (-1, 4))[:, rows].transpose(0, 1)  # [p, N/4, B]
-            w = w.unflatten(0, (-1, len(into))).transpose(0, 1)
-            batched(w, x.t().expand(len(into), -1, -1), self.library, into)
+            with preferred(self.library):
+                torch.bmm(w.unflatten(0, (-1, len(into))).transpose(0, 1), x.t().expand(len(into), -1, -1), out=into)
         return y
 
     def reduce(self, partial: Tensor, out: Tensor | None = None) -> Tensor:

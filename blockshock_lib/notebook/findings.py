@@ -109,7 +109,9 @@ def _source(folder: Path, study: Study) -> Source:
     try:
         facts = manifest.read(folder)
         status = ": ".join(filter(None, (facts["status"], facts.get("reason"))))
+        newer = folder.with_name(folder.name.removesuffix("-before"))
         faults = {
+            f"{shown(newer)} has taken its place": newer != folder and newer.is_dir(),
             f"{facts['phase']} is no phase that this version knows": facts["phase"] not in study.phases,
             f"its status is {status}": facts["status"] != "completed",
             f"it only redraws {facts.get('redrawn_from')}": facts.get("redrawn_from"),

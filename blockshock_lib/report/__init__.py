@@ -19,6 +19,16 @@ def late(place: str, *given: Any, **options: Any) -> Callable[..., Any]:
     return called
 
 
+def shared(axes: Any, hypotheses: Any) -> dict[str, Callable[..., Any]]:
+    """The tables of every study, by name."""
+    given = {"correctness": "correctness_table", "reasons": "reasons", "errors": "error_table"}
+    given |= {"energy": "energy_table", "kernels": "top_kernels"}
+    found = {name: late(f"report.tables:{table}", axes) for name, table in given.items()}
+    found |= {name: late(f"report.tables:{name}_table") for name in ("ceilings", "machine")}
+    told = {"hypotheses": "words", "numbers": "numbers"}
+    return found | {name: late(f"report.verdicts:{words}", hypotheses) for name, words in told.items()}
+
+
 def columns(rows: Iterable[Sequence[str]], width: int = 0) -> str:
     """Rows of texts in columns as wide as they need; the last one is folded to `width` characters a line, if given."""
     rows = list(rows)

@@ -107,7 +107,7 @@ def test_cases_of_other_dtypes_are_paired_only_where_told_and_where_it_is_clear_
 
 
 def test_a_training_step_is_guarded_beside_its_forward_and_each_part_of_its_memory():
-    a, read = shipped("phase3-cuda", repeats=2), ("check", "forward_kernel", "step_kernel", "copies_bytes")
+    a, read = shipped("phase3-cuda-before", repeats=2), ("check", "forward_kernel", "step_kernel", "copies_bytes")
     a = a[a["in_features"].eq(4096) & a["metric"].isin([*read, "optimizer_bytes"])]
     b = faster(faster(a, 1 / 1.3, "block_shock", batch=4096), 1 / 1.01, "row_parallel", "optimizer_bytes")
     b.loc[frames.where(b, metric="copies_bytes", method="row_parallel"), "value"] = 512.0

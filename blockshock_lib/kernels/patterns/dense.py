@@ -80,7 +80,7 @@ def multiplied(
     """
     if way is None:
         return _whole(x, weight, out, bias)
-    with _preferred(way.library):
+    with preferred(way.library):
         if way.splits == 1:
             return _whole(x, weight, out, bias)
         # [splits, B or N, K / splits]
@@ -91,14 +91,12 @@ def multiplied(
         return y.to(x.dtype) if out is None else out.copy_(y)
 
 
-def batched(a: Tensor, b: Tensor, library: str = "", out: Tensor | None = None) -> Tensor:
-    """a [C, m, k] times b [C, k, n]: [C, m, n], by this library; "": PyTorch's own choice."""
-    with _preferred(library) if library else contextlib.nullcontext():
-        return torch.bmm(a, b, out=out)
-
-
 @contextlib.contextmanager
-def _preferred(library: str) -> Iterator[None]:
+def preferred(library: str) -> Iterator[None]:
+    """Has this library multiply; "": PyTorch's own choice."""
+    if not library:
+        yield
+        return
     with _SETTING:
         before = torch.backends.cuda.preferred_blas_library()
         torch.backends.cuda.preferred_blas_library(library)

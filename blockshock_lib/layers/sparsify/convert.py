@@ -11,7 +11,7 @@ from torch import nn
 from blockshock_lib.errors import DataError, UnsupportedError
 from blockshock_lib.layers.linear24 import Linear24
 from blockshock_lib.layers.parts import leave, refuse_wrapped, trained_of
-from blockshock_lib.layers.pattern_linear import PatternLinear
+from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
 from blockshock_lib.layers.sparsify.calibrate import batches_of, moments, survey
 from blockshock_lib.layers.sparsify.configs import CALIBRATED, Config, Sparse24
 from blockshock_lib.layers.sparsify.fake import FakeSparse, PruneSchedule, fake, unfake
@@ -149,9 +149,8 @@ def _dense(layer: nn.Module) -> nn.Module:
     if isinstance(layer, ParallelLinear24):
         return layer.to_linear().train(layer.training)
     weight = layer.effective().detach() if isinstance(layer, FakeSparse) else layer.to_dense()
-    kind, bias = conv1d_of(layer), layer.bias
-    dense = kind(*weight.shape) if kind else nn.Linear(*weight.shape[::-1], device="meta")
-    trained = trained_of(layer)
-    dense.weight = nn.Parameter((weight.t() if kind else weight).contiguous(), trained["weight"])
-    dense.bias = None if bias is None else nn.Parameter(bias.detach().clone(), trained["bias"])
+    dense = linear_of(weight.contiguous(), None if layer.bias is None else layer.bias.detach().clone(), layer)
+    if kind := conv1d_of(layer):
+        dense, linear = kind(*weight.shape), dense
+        dense.weight, dense.bias = nn.Parameter(weight.t().contiguous(), linear.weight.requires_grad), linear.bias
     return dense.train(layer.training)

@@ -1,7 +1,7 @@
 """The attention study: from which length and density does block-sparse attention pay, and what do several GPUs add?"""
 
 from blockshock_lib.engine.study import Study
-from blockshock_lib.report import late
+from blockshock_lib.report import late, shared
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.params import PRESETS, Case, Params, columns, expand
@@ -49,10 +49,8 @@ STUDY = Study(
     summary=late("studies.attention.report:summary"),
     results=late(f"{_PROMISES}:page"),
     joined=True,
-    tables={
-        "correctness": late("report.tables:correctness_table", AXES),
-        "reasons": late("report.tables:reasons", AXES),
-        "errors": late("report.tables:error_table", AXES),
+    tables=shared(AXES, _HYPOTHESES)
+    | {
         "times": late("studies.attention.report:times"),
         "break-even": late("studies.attention.report:break_even"),
         "lists": late("studies.attention.report:lists"),
@@ -66,12 +64,6 @@ STUDY = Study(
         "models": late(f"{_SCALING}_report:models"),
         "gradients": late(f"{_SCALING}_report:gradients"),
         "hybrid": late(f"{_SCALING}_report:block"),
-        "hypotheses": late("report.verdicts:words", _HYPOTHESES),
-        "numbers": late("report.verdicts:numbers", _HYPOTHESES),
-        "ceilings": late("report.tables:ceilings_table"),
-        "energy": late("report.tables:energy_table", AXES),
-        "machine": late("report.tables:machine_table"),
-        "kernels": late("report.tables:top_kernels", AXES),
     },
     figures={
         "checks": late("report.plots:check_matrix", AXES),

@@ -1,7 +1,7 @@
 """The gallery of sparsity patterns: which pays on one GPU, at which sparsity and batch, at what cost in accuracy?"""
 
 from blockshock_lib.engine.study import Study
-from blockshock_lib.report import late
+from blockshock_lib.report import late, shared
 from blockshock_lib.studies.gallery.axes import AXES, SPEEDS
 from blockshock_lib.studies.gallery.methods import ARMS, DECODERS, METHODS, WAYS
 from blockshock_lib.studies.gallery.params import PRESETS, Case, Params, columns, expand
@@ -41,10 +41,8 @@ STUDY = Study(
     },
     results=late("studies.gallery.results:page"),
     joined=True,
-    tables={
-        "correctness": late("report.tables:correctness_table", AXES),
-        "reasons": late("report.tables:reasons", AXES),
-        "errors": late("report.tables:error_table", AXES),
+    tables=shared(AXES, _HYPOTHESES)
+    | {
         "times": late("report.tables:speed_table", SPEEDS, "forward"),
         "times dX": late("report.tables:speed_table", SPEEDS, "dx"),
         "break-even": late("studies.gallery.report:break_even"),
@@ -54,12 +52,6 @@ STUDY = Study(
         "held": late("studies.gallery.steps:held"),
         "tokens": late("studies.gallery.report:tokens"),
         "losses": late("studies.gallery.losses:losses"),
-        "hypotheses": late("report.verdicts:words", _HYPOTHESES),
-        "numbers": late("report.verdicts:numbers", _HYPOTHESES),
-        "ceilings": late("report.tables:ceilings_table"),
-        "energy": late("report.tables:energy_table", AXES),
-        "machine": late("report.tables:machine_table"),
-        "kernels": late("report.tables:top_kernels", AXES),
     },
     figures={
         "speed over dense": late("studies.gallery.plots:speed_over_dense"),

@@ -1,12 +1,16 @@
 """The gpt study: how many synchronisations can a tensor-parallel GPT drop, and what does each one buy?"""
 
 from blockshock_lib.engine.study import Study
-from blockshock_lib.report import late
+from blockshock_lib.report import late, shared
 from blockshock_lib.studies.gpt.axes import AXES
 from blockshock_lib.studies.gpt.methods import METHODS
 from blockshock_lib.studies.gpt.params import PRESETS, Case, Params, columns, expand
 from blockshock_lib.studies.gpt.phases import METRICS, PHASES
 
+_HYPOTHESES = {
+    "gpt_training": tuple(late(f"studies.gpt.hypotheses:{name}") for name in ("s1", "s2", "s4", "s5")),
+    "gpt_latency": tuple(late("studies.gpt.hypotheses:s3", link) for link in ("fast", "slow")),
+}
 STUDY = Study(
     name="gpt",
     question="How many all-reduces can a tensor-parallel GPT drop before its loss shows it, and what does each cost?",
@@ -27,10 +31,7 @@ STUDY = Study(
     need="blockshock_lib.studies.gpt.need:need",
     presets=PRESETS,
     defaults={"methods": "all", "profile": "none"},
-    hypotheses={
-        "gpt_training": tuple(late(f"studies.gpt.hypotheses:{name}") for name in ("s1", "s2", "s4", "s5")),
-        "gpt_latency": tuple(late("studies.gpt.hypotheses:s3", link) for link in ("fast", "slow")),
-    },
+    hypotheses=_HYPOTHESES,
     answers={
         "gpt_correctness": late("report.answer:checked", "every schedule is its equation and syncs as it says"),
         "gpt_training": late("studies.gpt.report:answer"),
@@ -41,10 +42,8 @@ STUDY = Study(
     results=late("studies.gpt.results:page"),
     picture="gap over time saved",
     joined=True,
-    tables={
-        "correctness": late("report.tables:correctness_table", AXES),
-        "reasons": late("report.tables:reasons", AXES),
-        "errors": late("report.tables:error_table", AXES),
+    tables=shared(AXES, _HYPOTHESES)
+    | {
         "syncs": late("studies.gpt.report:counts"),
         "losses": late("studies.gpt.report:losses"),
         "rates": late("studies.gpt.report:rates"),

@@ -28,7 +28,7 @@ T1, T3 = "block_shock_recompress", "block_shock"
 @pytest.fixture(scope="module")
 def three():
     """With an advantage that training may shrink, which the shipped run has not."""
-    frame = faster(faster(shipped("phase3-cuda"), 3, T3, "forward_kernel"), 4, T3)
+    frame = faster(faster(shipped("phase3-cuda-before"), 3, T3, "forward_kernel"), 4, T3)
     times = ["check", *(f"{work}_{kind}" for work in ("forward", "step") for kind in ("kernel", "call"))]
     return frame[frame["method"].isin(("row_parallel", T3, T1)) & frame["metric"].isin(times)].reset_index(drop=True)
 
@@ -102,16 +102,16 @@ def test_the_last_line_says_checks_and_verdicts():
 
 def test_h1_and_h3_read_no_forward_of_a_run_that_keeps_what_backward_needs():
     forward = frames.make(**SMALL)
-    both = pd.concat([forward, faster(shipped("phase3-cuda"), 9, "block_shock", "forward_kernel")])
+    both = pd.concat([forward, faster(shipped("phase3-cuda-before"), 9, "block_shock", "forward_kernel")])
     for rule in (h1, h3):
         assert rule(both) == rule(forward)
 
 
 def test_each_phase_speaks_of_its_own_hypotheses():
-    forward, step = frames.make(**SMALL), shipped("phase3-cuda")
+    forward, step = frames.make(**SMALL), shipped("phase3-cuda-before")
     assert list(numbers(forward).index) == ["H1", "H3", "H4"] and list(numbers(step).index) == ["H2"]
     assert list(numbers(pd.concat([step, forward])).index) == ["H1", "H2", "H3", "H4"]
-    pd.testing.assert_frame_equal(words(step), words(shipped("phase3-cuda", repeats=2)))
+    pd.testing.assert_frame_equal(words(step), words(shipped("phase3-cuda-before", repeats=2)))
     assert " · H2 not applicable: f lies below 1 in all 6 cases" in one_line(step)
 
 
@@ -135,7 +135,7 @@ def test_h2_is_supported_where_t1_loses_and_t3_does_not_in_the_largest_case_of_e
 
 
 def test_h2_is_not_applicable_where_the_forward_has_no_advantage_that_training_could_shrink(three):
-    frame = shipped("phase3-cuda")
+    frame = shipped("phase3-cuda-before")
     slow = h2(frame)
     row = slow.cells[slow.cells["in_features"].eq(40960)].sort_values("shrink_high").iloc[-1]
     assert slow.line.startswith("H2 not applicable: f lies below 1 in all 6 cases, no advantage was there to shrink;")

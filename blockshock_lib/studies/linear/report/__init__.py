@@ -1,6 +1,6 @@
 """Every table and figure of the study by name: notebooks, pages and widgets ask for them with these words."""
 
-from blockshock_lib.report import late
+from blockshock_lib.report import late, shared
 from blockshock_lib.studies.linear.axes import AXES
 
 
@@ -14,11 +14,7 @@ def _own(place, *given, **options):
 
 _HELD = {"weights": "weights_bytes_held", "copies": "copies_bytes", "gradients": "gradient_bytes"}
 _HELD |= {"optimizer": "optimizer_bytes", "activations": "activation_bytes", "peak": "peak_bytes"}
-TABLES = {
-    "correctness": _shared("tables:correctness_table"),
-    "reasons": _shared("tables:reasons"),
-    "errors": _shared("tables:error_table"),
-    "ceilings": late("report.tables:ceilings_table"),
+TABLES = shared(AXES, None) | {
     "speed": _shared("tables:speed_table"),
     "products": _own("tables:product_table"),
     "calls": _own("tables:call_table"),
@@ -30,9 +26,6 @@ TABLES = {
     ),
     "weights": _shared("tables:formula_table", metric="weight_bytes"),
     "memory": _shared("tables:memory_table", metrics={"weight": "weight_bytes", "peak": "peak_bytes"}, whole="weight"),
-    "machine": late("report.tables:machine_table"),
-    "energy": _shared("tables:energy_table"),
-    "kernels": _shared("tables:top_kernels"),
     "exposed": _shared("timeline:exposed"),
     "pass": _shared("tables:speed_table", stem="pass"),
     "step": _shared("tables:speed_table", stem="step"),

@@ -44,7 +44,7 @@ def test_a_ratio_and_the_times_beside_it_are_of_the_same_mean():
 
 @pytest.mark.parametrize("name", ("where", "step over B1", "step time over B1", "loss"))
 def test_optimizers_never_share_a_panel(name):
-    axes = FIGURES[name](shipped("phase3-cuda", repeats=2)).axes
+    axes = FIGURES[name](shipped("phase3-cuda-before", repeats=2)).axes
     found = list(filter(None, (ax.get_title(loc="left") for ax in axes)))
     assert any("SGD" in one for one in found) and any("AdamW" in one for one in found)
     assert all(("SGD" in one) != ("AdamW" in one) for one in found)
