@@ -45,10 +45,10 @@ def gather(x: Tensor, classes: Sequence[slice]) -> Tensor:
     return torch.stack([_take(x, places) for places in classes]).flatten(2).view(x.dtype)
 
 
-def products(gemm: Products, a: Tensor, b: Tensor, library: str | None = None) -> Tensor:
-    """Each class's product, of [C, m, k] and [C, k, n]: [C, m, n]; by one call of `library`, None: each as searched."""
-    if library is not None:
-        with preferred(library):
+def products(gemm: Products, a: Tensor, b: Tensor, form: str = "classes") -> Tensor:
+    """Each class's product, of [C, m, k] and [C, k, n]: [C, m, n]; one by one as searched, or at once, as `form`."""
+    if form != "classes":
+        with preferred(form.partition(", ")[2]):
             return torch.bmm(a, b)
     made = a.new_empty(len(a), a.shape[1], b.shape[2])
     for one, other, out in zip(a, b, made, strict=True):
@@ -80,7 +80,7 @@ def packed_wgrad(gemm: Products, dy: Tensor, x: Tensor, classes: list[tuple[slic
     out = x.new_empty(dy.shape[1], x.shape[1] // 2)
     if len(classes) == 1:
         return gemm(*packed_wgrad_factors(dy, x, classes), out)
-    by_residue = _by_residue(dy)
+    by_residue = dy.unflatten(1, (-1, 4)).movedim(2, 0).contiguous()
     for rows, columns in classes:
         kept = gather(x, [columns])[0]
         for r in range(4)[rows]:
@@ -91,8 +91,4 @@ def packed_wgrad(gemm: Products, dy: Tensor, x: Tensor, classes: list[tuple[slic
 
 def packed_wgrad_factors(dy: Tensor, x: Tensor, classes: list[tuple[slice, slice]]) -> tuple[Tensor, Tensor]:
     """The factors of the first of its products; the others' are of the same shapes."""
-    return (dy if len(classes) == 1 else _by_residue(dy)[0]).t(), gather(x, [classes[0][1]])[0].t()
-
-
-def _by_residue(dy: Tensor) -> Tensor:
-    return dy.unflatten(1, (-1, 4)).movedim(2, 0).contiguous()  # [4, B, N/4]
+    return (dy if len(classes) == 1 else dy[:, ::4].contiguous()).t(), gather(x, [classes[0][1]])[0].t()

@@ -205,6 +205,7 @@ class PermutedDenseLinear(TermParallelLinear):
 
     FORMS = ("classes", "batched", "transposed", "batched, cublaslt", "transposed, cublaslt")
     wgrad_by = "periodic"
+    forms = property(lambda self: self.FORMS[: 5 if self.like.is_cuda else 3] if len(self.classes) > 1 else ())
     form = "classes"
 
     @classmethod
@@ -214,15 +215,6 @@ class PermutedDenseLinear(TermParallelLinear):
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
         self.classes = classes_of(self.mask, part.term)
         self.weight = self._parameter(self.from_dense(weight))  # classes are of equal size
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        return self.FORMS[: 5 if self.like.is_cuda else 3] if len(self.classes) > 1 else ()
-
-    @property
-    def library(self) -> str | None:
-        """That multiplies all classes at once, "" PyTorch's own choice; None: they are multiplied one by one."""
-        return None if self.form == "classes" else self.form.partition(", ")[2]
 
     @property
     def transposed_y(self) -> bool:
@@ -236,7 +228,7 @@ class PermutedDenseLinear(TermParallelLinear):
         y = self.workspace(x) if out is None else out
         if len(self.classes) == 1:
             return self.gemm(*self.factors(x), y)
-        made = products(self.gemm, gather(x[:, self.cols], columns), self.weight.mT, self.library)
+        made = products(self.gemm, gather(x[:, self.cols], columns), self.weight.mT, self.form)
         return scatter(made, rows, x.new_empty(x.shape[0], self.out_features) if y is None else y)
 
     def _local_transposed(self, gathered: Tensor, y: Tensor | None) -> Tensor:
@@ -245,7 +237,7 @@ class PermutedDenseLinear(TermParallelLinear):
         for (rows, _), x, w in zip(self.classes, gathered, self.weight, strict=True):
             # Rows of one residue modulo 4 lie at one distance from each other, as a GEMM can write them.
             into = y.unflatten(0, (-1, 4))[:, rows].transpose(0, 1)  # [p, N/4, B]
-            with preferred(self.library):
+            with preferred(self.form.partition(", ")[2]):
                 torch.bmm(w.unflatten(0, (-1, len(into))).transpose(0, 1), x.t().expand(len(into), -1, -1), out=into)
         return y
 
@@ -258,7 +250,7 @@ class PermutedDenseLinear(TermParallelLinear):
 
     def local_dgrad(self, dy: Tensor) -> Tensor:
         rows, columns = zip(*self.classes, strict=True)
-        made = products(self.gemm, gather(dy, rows), self.weight, self.library)
+        made = products(self.gemm, gather(dy, rows), self.weight, self.form)
         dx = dy.new_empty(dy.shape[0], self.cols.stop - self.cols.start)
         # A uniform mask's term reads half of x, so half of its dX is zero.
         for place in set(range(4)).difference(*(range(4)[cols] for cols in columns)):

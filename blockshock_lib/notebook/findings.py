@@ -109,9 +109,8 @@ def _source(folder: Path, study: Study) -> Source:
     try:
         facts = manifest.read(folder)
         status = ": ".join(filter(None, (facts["status"], facts.get("reason"))))
-        newer = folder.with_name(folder.name.removesuffix("-before"))
         faults = {
-            f"{shown(newer)} has taken its place": newer != folder and newer.is_dir(),
+            f"{shown(folder).removesuffix('-before')} has taken its place": folder.name.endswith("-before"),
             f"{facts['phase']} is no phase that this version knows": facts["phase"] not in study.phases,
             f"its status is {status}": facts["status"] != "completed",
             f"it only redraws {facts.get('redrawn_from')}": facts.get("redrawn_from"),
@@ -248,13 +247,12 @@ class Findings:
 
     def conclude(self) -> str:
         """Writes what the answer rests on, the verdict and the end into the manifest; returns the verdict's line."""
-        line, rests_on, titles = self.line(), [], {}
-        for one in (one for one in self.sources if one.counts):
-            facts = {"run": shown(one.folder), "setting": one.setting, "use": one.use}
+        line, rests_on, counting = self.line(), [], [one for one in self.sources if one.counts]
+        for one in counting:
             made = {"code": one.manifest.get("code", {}), "manifest": files.sha256(one.folder / manifest.FILE)}
-            rests_on.append(facts | made)
-            titles[one.manifest["machine"]["title"]] = None
-        facts = {"verdict": line, "rests_on": rests_on, "machine": {"title": f"records of {' and of '.join(titles)}"}}
+            rests_on.append({"run": shown(one.folder), "setting": one.setting, "use": one.use} | made)
+        titles = " and of ".join(dict.fromkeys(one.manifest["machine"]["title"] for one in counting))
+        facts = {"verdict": line, "rests_on": rests_on, "machine": {"title": f"records of {titles}"}}
         facts |= {"left_out": {shown(one.folder): one.use for one in self.sources if not one.counts}}
         facts |= {"answer": self.sentence if self.frames else None, "figures": figures.save(self.folder, self._drawn)}
         manifest.note(self.folder, **facts)

@@ -43,6 +43,7 @@ def shipped():
 def test_every_shipped_run_counts_machines_are_never_put_together_and_gpus_come_first(shipped):
     found = {source.folder.relative_to(REFERENCE).as_posix(): source.use for source in shipped.sources}
     assert all(found[f"phase{n}-{kind}"] == COUNTS for n in range(4) for kind in ("cpu", "cuda"))
+    assert found["phase3-cuda-before"].endswith("reference/phase3-cuda has taken its place"), "it has more cases"
     first, *others = shipped.frames
     assert first.startswith("2x NVIDIA H200") and others and all("CPU" in name for name in others)
     assert set(shipped.main["device"]) == {"cuda"}

@@ -42,16 +42,16 @@ def test_each_product_is_timed_on_every_copy_and_a_rank_that_stands_by_captures_
     assert [layer.graphed.return_value.call_args_list for layer in layers] == [[mock.call("x")]] * 2
 
 
-def test_of_ds_forms_only_that_which_takes_what_a_search_found_is_said_to_be_searched(monkeypatch):
+def test_each_form_of_d_takes_the_library_that_it_names_and_only_one_is_said_to_be_searched(monkeypatch):
     layer = PermutedDenseLinear(torch.randn(64, 64), mask=MASKS["checkerboard"], group=Group(0, 2), frozen=True)
-    x, layer.gemm.ways, asked = torch.randn(8, 64), {"some": "operands"}, []
-    monkeypatch.setattr(layer.gemm, "way", lambda *_: asked.append(1) or Way("cublaslt", 1))
-    monkeypatch.setattr("torch.backends.cuda.preferred_blas_library", lambda *_: None)
-    for form in layer.forms:
-        layer.form = form
-        layer.local(x)
-        assert (", cublaslt" if asked else "") == ways.taken(layer, x).removeprefix(form)
-        asked.clear()
+    x, layer.gemm.ways, libraries = torch.randn(8, 64), {"some": "operands"}, []
+    monkeypatch.setattr(layer.gemm, "way", lambda *_: Way("cublaslt", 1))
+    monkeypatch.setattr("torch.backends.cuda.preferred_blas_library", lambda *one: libraries.extend(one))
+    for form in layer.FORMS:
+        vars(layer)["form"], libraries[:] = form, []  # two of them are for GPUs
+        layer.local_dgrad(layer.local(x).view(8, 64))
+        assert ways.taken(layer, x) == form + ", cublaslt" * (form == "classes")
+        assert (libraries[:1] == ["cublaslt"]) == ways.taken(layer, x).endswith(", cublaslt")
 
 
 def test_each_reduction_starts_anew_before_a_sample():
