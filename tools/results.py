@@ -87,9 +87,9 @@ def _before(found: Findings) -> str:
         speeds, cases, (inside, asked) = _speeds(old, new, study.axes, phase.metric)
         lead = (
             f"**{phase.question}** [{shown(older)}](../../{shown(older)}) stays; its {cases} cases were measured anew "
-            f"in {len(runs)} runs by other code. Of their {asked} ratios over the baseline, kernel and call "
-            f"time, it predicted {inside} ({inside / asked:.0%}). Speeds are over the baseline's, medians of the cases; *up* and *down*: in how "
-            "many of them the 99% intervals of before and now lie apart. Times: "
+            f"in {len(runs)} runs by other code. Of their {asked} ratios over the baseline, kernel and call time, "
+            f"it predicted {inside} ({inside / asked:.0%}). Speeds are over the baseline's, medians of the cases; "
+            "*up* and *down*: in how many of them the 99% intervals of before and now lie apart. Times: "
             f"{frames.time_name(new, study.axes, phase.metric)}."
         )
         lines += ["", lead, "", *markdown(pd.DataFrame(claims)), "", *markdown(speeds), ""]

@@ -11,7 +11,6 @@ from typing import Literal, get_args
 
 import pandas as pd
 from IPython.display import HTML
-from matplotlib.figure import Figure
 
 from blockshock_lib import files, studies
 from blockshock_lib.engine.study import Study
@@ -158,8 +157,7 @@ class Findings:
     """A study's records weighed: the shipped ones and, if "all", the runs under `out`; `folder` takes the answer."""
 
     def __init__(self, folder: Path | None, which: Which, out: Path, study: Study):
-        self.folder, self.which, self.out, self.study = folder, which, out, study
-        self._drawn: dict[str, Figure] = {}
+        self.folder, self.which, self.out, self.study, self._drawn = folder, which, out, study, {}
         self._judged = partial(verdicts.judged, rules=study.hypotheses)
 
     @cached_property
@@ -241,9 +239,11 @@ class Findings:
         parts = [f"findings: {state}", f"checks: {passed} passed, {failed} failed"]
         for setting, frame in self._real.items():
             judged = [f"{verdict.name} {lacks}" if lacks else verdict.line for _, verdict, lacks in self._judged(frame)]
-            parts += [f"on {setting}", *judged, *reruns.sentences(frame, self.study.axes)]
-        others = [setting for setting in self.frames if setting not in self._real]
-        return " · ".join(parts + ([f"no claim about speed: {'; '.join(others)}"] if others else []))
+            each = frame.groupby("phase")
+            again = [f"{phase}: {said}" for phase, rows in each for said in reruns.sentences(rows, self.study.axes)]
+            parts += [f"on {setting}", *judged, *again]
+        others = "; ".join(setting for setting in self.frames if setting not in self._real)
+        return " · ".join(parts + [f"no claim about speed: {others}"] * bool(others))
 
     def conclude(self) -> str:
         """Writes what the answer rests on, the verdict and the end into the manifest; returns the verdict's line."""

@@ -38,7 +38,7 @@ def page(frame: pd.DataFrame) -> str:
         b2_over_b1=_count(forward, B1, _B2, "B1"),
         undecided="; ".join(map(AXES.case, open_)) if len(open_) < len(table) else "",
         control=_control(forward),
-        reruns=next(iter(reruns.sentences(forward, AXES)), "one run, foretold by none"),
+        reruns=[next(iter(reruns.sentences(rows, AXES)), "one run, foretold by none") for rows in (forward, step)],
         eagerly=_called(forward, "forward_call"),
         by_graph=_called(forward, "forward_graph_call"),
         steps={name: _span(verdicts.ratio(step, AXES, *pair, "step_kernel")["ratio"]) for name, pair in pairs.items()},
