@@ -10,7 +10,7 @@ from blockshock_lib.runs.manifest import REFERENCE
 from blockshock_lib.studies.linear import lines
 from blockshock_lib.studies.linear.hypotheses import ANSWERS, numbers, words
 from blockshock_lib.studies.linear.phases import LINES
-from blockshock_lib.studies.linear.report import FIGURES, RESULTS, TABLES
+from blockshock_lib.studies.linear.report import FIGURES, RESULTS, TABLES, results
 from tests.studies.linear import measuring
 from tests.studies.linear.measuring import asked, measured, on_ranks, picked, problem
 from tests.studies.linear.report.shipped import shipped
@@ -121,9 +121,10 @@ def test_lines_are_named_as_what_they_are(run):
 
 def test_called_times_are_told_only_where_b1_agrees_with_itself():
     runs = records.load(*(REFERENCE / name for name in ("phase1-cuda", "phase1-cuda-2")))
-    page = RESULTS(runs)
-    assert "Called eagerly** Block-Shock is not told from B1: B1 timed twice differs from itself in 4 of" in page
-    assert "in 40 of 40 kernel times, the furthest 1.08x apart and in 24 of 40 call" in page
+    assert results._called(runs, "forward_call").startswith(
+        "not told from B1: B1 timed twice differs from itself in 4 of"
+    )
+    assert "in 40 of 40 kernel times, the furthest 1.08x apart and in 24 of 40 call" in results._control(runs)
     b1 = runs[runs["method"].eq("row_parallel")]
     agreeing = pd.concat([runs[runs["method"].ne("twin")], b1.assign(method="twin")], ignore_index=True)
     page = RESULTS(agreeing)
