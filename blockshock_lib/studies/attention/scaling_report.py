@@ -155,9 +155,8 @@ def furthest(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The records of A3's cells, where there are none all; and of the largest length there the row of `best` by ranks,
     of several `cases` the one that gains least; `beside`: over the fastest dense kernel on one rank, and the outcome.
     """
-    headline = where(frame, **HEADLINE, batch=1)
-    frame = headline if len(best(headline)) else frame
-    table = best(frame)
+    table = best(headline := where(frame, **HEADLINE, batch=1))
+    frame, table = (headline, table) if len(table) else (frame, best(frame))
     table = table[table["k_len"].eq(table["k_len"].max())].sort_values("ratio", kind="stable")
     table = table.assign(cases=table["world_size"].map(table["world_size"].value_counts()))
     table, dense = table.drop_duplicates("world_size").sort_values("world_size"), fastest_dense(frame, "step")
