@@ -242,7 +242,7 @@ def _measured(run: Run) -> Callable[[], tuple[float, float, str]]:
         paths = [path for path in run.folder.glob("records/*") if path.stem.partition("-")[0] in cases]
         of = {path: cases[path.stem.partition("-")[0]] for path in paths}
         whole = [path for path in paths if path.suffix == ".json" and path.stat().st_mtime_ns != stale.get(path)]
-        begun = [path for path in paths if path.suffix == ".part" and path.with_suffix(".json") not in whole]  # not lost
+        begun = [path for path in paths if path.suffix == ".part" and path.with_suffix(".json") not in whole]
         done = sum(phase.amount(of[path]) for path in whole)
         for path in begun if phase.unit else ():
             rows = [row for message, *_ in measure.messages(path) for row in message.get("rows", ())]
