@@ -69,7 +69,7 @@ class Schedule:
             what = f"schedule {self.name}: the partial result of sublayer {s}"
             if not isinstance(step, Step) or not isinstance(step.mean, bool):
                 raise ValueError(f"{what} has {step!r}, not a Step whose mean is True or False")
-            if not (isinstance(step.own, Integral) and isinstance(step.lands, Integral)):
+            if not all(isinstance(one, Integral) and not isinstance(one, bool) for one in (step.own, step.lands)):
                 raise ValueError(f"{what} is read at {step.own} and lands at {step.lands}: sublayers are whole numbers")
             if step.lands > self.end:
                 raise ValueError(f"{what} never lands: sublayer {step.lands} is beyond the end, {self.end}")

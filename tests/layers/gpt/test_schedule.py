@@ -89,6 +89,7 @@ def test_a_schedule_that_leaves_a_partial_result_unsummed_or_reads_it_too_early_
         (gpt.Step(2, 5), "sublayer 1 never lands: sublayer 5 is beyond the end, 4"),
         (gpt.Step(1, 3), "sublayer 1 is read by this rank at 1 and lands at 3: first 2 at the earliest"),
         (gpt.Step(2, 2.5), "sublayer 1 is read at 2 and lands at 2.5: sublayers are whole numbers"),
+        (gpt.Step(2, True), "sublayer 1 is read at 2 and lands at True: sublayers are whole numbers"),
         (gpt.Step(3, 2), "sublayer 1 is read by this rank at 3 and lands at 2"),
         (gpt.Step(2, 3, "yes"), "sublayer 1 has Step(own=2, lands=3, mean='yes'), not a Step whose mean is True or F"),
         ((2, 3), "sublayer 1 has (2, 3), not a Step"),
