@@ -84,25 +84,29 @@ def _before(found: Findings) -> str:
             for then, now in zip(*said, strict=True)
         ]
         phase = study.phases[source.manifest["phase"]]
-        speeds, cases, (inside, asked) = _speeds(old, new, study.axes, phase.metric)
+        speeds, alike, (inside, asked) = _speeds(old, new, study.axes, phase.metric)
+        every = old.drop_duplicates("case").to_dict("records")
+        lost = [f"{study.axes.case(row)} ({study.axes.setting(row)})" for row in every if row["case"] not in alike]
+        anew = f"{len(alike)} of its {len(every)} cases were measured anew in {len(runs)} runs by other code"
         lead = (
-            f"**{phase.question}** [{shown(older)}](../../{shown(older)}) stays; its {cases} cases were measured anew "
-            f"in {len(runs)} runs by other code. Of their {asked} ratios over the baseline, kernel and call time, "
-            f"it predicted {inside} ({inside / asked:.0%}). Speeds are over the baseline's, medians of the cases; "
-            "*up* and *down*: in how many of them the 99% intervals of before and now lie apart. Times: "
+            f"**{phase.question}** [{shown(older)}](../../{shown(older)}) stays; {anew}{', not ' * bool(lost)}"
+            f"{'; '.join(lost)}. Of their {asked} ratios over the baseline, kernel and call time, it predicted "
+            f"{inside} ({inside / asked:.0%}). Speeds are over the baseline's, medians of the cases; *up* and *down*: "
+            "in how many of them the 99% intervals of before and now lie apart. Times: "
             f"{frames.time_name(new, study.axes, phase.metric)}."
         )
         lines += ["", lead, "", *markdown(pd.DataFrame(claims)), "", *markdown(speeds), ""]
     return "\n".join(lines) if lines[2:] else ""
 
 
-def _speeds(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, metric: str) -> tuple[pd.DataFrame, int, list[int]]:
+def _speeds(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, metric: str) -> tuple[pd.DataFrame, set[str], list[int]]:
     """From `a`, the older, to the runs `b`: a row a method that both timed, of its `metric` in the cases of both, on
-    whichever machine; how many cases these are; of how many ratios over the baseline `a` predicted a run of `b`, and
-    all. The speed over the baseline is a median; it is "up" or "down" where the intervals of the two lie apart.
+    whichever machine; these cases, as `a` names them; of how many ratios over the baseline `a` predicted a run of `b`,
+    and all. The speed over the baseline is a median; it is "up" or "down" where the intervals of the two lie apart.
     """
     alike = changes.pairs(*changes.cases((a, b), axes), changes.LOOSE["hardware"])
     b, found = b[b["case"].isin(alike)].assign(case=lambda rows: rows["case"].map(alike)), []
+    a, b = (side[side["metric"].isin(["check", metric, metric.replace("kernel", "call")])] for side in (a, b))
     times = [frames.medians(side, axes, time=metric).set_index(["method", "case"]) for side in (a, b)]
     for name in axes.ordered(set.intersection(*(set(one.index.unique("method")) for one in times))):
         was, now = (verdicts.ratio(side, axes, axes.over, name, metric).set_index("case") for side in (a, b))
@@ -113,7 +117,7 @@ def _speeds(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, metric: str) -> tuple[
         row |= {"up": (now["low"] > was["high"]).sum(), "down": (now["high"] < was["low"]).sum()}
         found.append({"method": axes.label(name)} | row | {"time, now / before": slower.median()})
     told = [reruns.foretold(a, run, axes) for _, run in b.groupby("run")]
-    return rounded(pd.DataFrame(found)), len(set(alike.values())), [sum(one) for one in zip(*told, strict=True)]
+    return rounded(pd.DataFrame(found)), set(alike.values()), [sum(one) for one in zip(*told, strict=True)]
 
 
 def _runs(found: Findings) -> str:

@@ -59,7 +59,7 @@ class Source:
 
 def weigh(places: tuple[Path, ...], study: Study) -> list[Source]:
     """Every run of the study under `places`, by path. Of those of one setting and phase the one with the most cases
-    counts, the newest of equals, and with it the others of its reference, whichever machines they ran on.
+    counts, the newest of equals, no <name>-before beside a <name>, and with it the others of its reference.
     """
     folders = {folder.resolve(): folder for place in places for folder in manifest.folders(place)}
     sources = [_source(folders[path], study) for path in sorted(folders)]
@@ -108,8 +108,9 @@ def _source(folder: Path, study: Study) -> Source:
     try:
         facts = manifest.read(folder)
         status = ": ".join(filter(None, (facts["status"], facts.get("reason"))))
+        newer = folder.with_name(folder.name.removesuffix("-before"))
         faults = {
-            f"{shown(folder).removesuffix('-before')} has taken its place": folder.name.endswith("-before"),
+            f"{shown(newer)} has taken its place": newer != folder and newer.is_dir(),
             f"{facts['phase']} is no phase that this version knows": facts["phase"] not in study.phases,
             f"its status is {status}": facts["status"] != "completed",
             f"it only redraws {facts.get('redrawn_from')}": facts.get("redrawn_from"),
@@ -127,10 +128,9 @@ def _setting(facts: dict, study: Study) -> str:
     asked, card, hardware = facts["params"], facts["machine"], facts["params"]["hardware"]
     machine = card["title"]  # a CPU's names it already
     if gpus := card.get("gpus"):
-        watts = dict.fromkeys(f"{gpu['power_limit_w']:g}" for gpu in gpus if gpu.get("power_limit_w"))
-        limits = f"{' and '.join(watts)} W" if watts else ""
+        watts = " and ".join(dict.fromkeys(f"{gpu['power_limit_w']:g}" for gpu in gpus if gpu.get("power_limit_w")))
         driver = f"driver {card['driver']}" if card.get("driver") else ""
-        known = ", ".join(filter(None, (limits, driver, (card.get("cpu") or {}).get("model"))))
+        known = ", ".join(filter(None, (watts and f"{watts} W", driver, (card.get("cpu") or {}).get("model"))))
         machine += f" ({known})" if known else ""
     ranks = f"{hardware['world_size']} ranks" + " played by one GPU" * hardware["emulated"]
     own = {name: asked[name] for name in study.axes.settings if name in asked and name != "layers"}  # files, not a size

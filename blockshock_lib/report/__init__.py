@@ -19,7 +19,7 @@ def late(place: str, *given: Any, **options: Any) -> Callable[..., Any]:
     return called
 
 
-def shared(axes: Any, hypotheses: Any) -> dict[str, Callable[..., Any]]:
+def shared_tables(axes: Any, hypotheses: Any) -> dict[str, Callable[..., Any]]:
     """The tables of every study, by name."""
     given = {"correctness": "correctness_table", "reasons": "reasons", "errors": "error_table"}
     given |= {"energy": "energy_table", "kernels": "top_kernels"}

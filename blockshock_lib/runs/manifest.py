@@ -51,7 +51,7 @@ def read(folder: Path) -> dict:
 
 def near(folder: Path) -> str:
     """What a message about a folder that is no run's ends with: the nearest run, as the newest of a day, and `list`."""
-    found = [shown(one) for one in folders(folder, "*")[-1:]]
+    found = [shown(one) for one in folders(folder, "*") if not one.name.endswith("-before")][-1:]
     found = found or difflib.get_close_matches(shown(files.ROOT / folder), map(shown, folders(OUTPUTS)), n=1)
     found = [files.ROOT / one if one == str(folder) else one for one in found]  # asked for from another folder
     return f"{''.join(f'; did you mean {one}?' for one in found)}; all runs: python -m blockshock_lib list"

@@ -75,7 +75,7 @@ def test_a_run_that_has_an_older_one_beside_it_is_set_against_it(monkeypatch):
     old, new = frames.make(**how, seed=1), frames.make(**how, seed=2, run="b", speedup=quicker)
     monkeypatch.setattr(results.records, "load", lambda *runs: new if len(runs) > 1 else old)
     said = results._before(found)
-    assert "its 4 cases were measured anew in 2 runs" in said and "| H1 | refuted: " in said and "| supported: " in said
+    assert "4 of its 4 cases were measured anew in 2" in said and "| H1 | refuted: " in said and "| supported: " in said
     (line,) = [line for line in said.splitlines() if line.startswith("| Block-Shock |")]
     _, before, now, change, *_, up, down, time = map(str.strip, line.strip(" |").split("|"))
     assert float(change) == pytest.approx(3, rel=0.02) and float(now) > float(before) and (up, down) == ("4", "0")

@@ -1,7 +1,7 @@
 """The attention study: from which length and density does block-sparse attention pay, and what do several GPUs add?"""
 
 from blockshock_lib.engine.study import Study
-from blockshock_lib.report import late, shared
+from blockshock_lib.report import late, shared_tables
 from blockshock_lib.studies.attention.axes import AXES
 from blockshock_lib.studies.attention.methods import METHODS
 from blockshock_lib.studies.attention.params import PRESETS, Case, Params, columns, expand
@@ -49,7 +49,7 @@ STUDY = Study(
     summary=late("studies.attention.report:summary"),
     results=late(f"{_PROMISES}:page"),
     joined=True,
-    tables=shared(AXES, _HYPOTHESES)
+    tables=shared_tables(AXES, _HYPOTHESES)
     | {
         "times": late("studies.attention.report:times"),
         "break-even": late("studies.attention.report:break_even"),

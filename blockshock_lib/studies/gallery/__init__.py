@@ -1,7 +1,7 @@
 """The gallery of sparsity patterns: which pays on one GPU, at which sparsity and batch, at what cost in accuracy?"""
 
 from blockshock_lib.engine.study import Study
-from blockshock_lib.report import late, shared
+from blockshock_lib.report import late, shared_tables
 from blockshock_lib.studies.gallery.axes import AXES, SPEEDS
 from blockshock_lib.studies.gallery.methods import ARMS, DECODERS, METHODS, WAYS
 from blockshock_lib.studies.gallery.params import PRESETS, Case, Params, columns, expand
@@ -41,7 +41,7 @@ STUDY = Study(
     },
     results=late("studies.gallery.results:page"),
     joined=True,
-    tables=shared(AXES, _HYPOTHESES)
+    tables=shared_tables(AXES, _HYPOTHESES)
     | {
         "times": late("report.tables:speed_table", SPEEDS, "forward"),
         "times dX": late("report.tables:speed_table", SPEEDS, "dx"),

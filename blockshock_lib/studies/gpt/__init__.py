@@ -1,7 +1,7 @@
 """The gpt study: how many synchronisations can a tensor-parallel GPT drop, and what does each one buy?"""
 
 from blockshock_lib.engine.study import Study
-from blockshock_lib.report import late, shared
+from blockshock_lib.report import late, shared_tables
 from blockshock_lib.studies.gpt.axes import AXES
 from blockshock_lib.studies.gpt.methods import METHODS
 from blockshock_lib.studies.gpt.params import PRESETS, Case, Params, columns, expand
@@ -42,7 +42,7 @@ STUDY = Study(
     results=late("studies.gpt.results:page"),
     picture="gap over time saved",
     joined=True,
-    tables=shared(AXES, _HYPOTHESES)
+    tables=shared_tables(AXES, _HYPOTHESES)
     | {
         "syncs": late("studies.gpt.report:counts"),
         "losses": late("studies.gpt.report:losses"),

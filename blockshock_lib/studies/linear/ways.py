@@ -41,11 +41,8 @@ def taken(layer: ShardedLinear, x: Tensor) -> str:
     """Which of `products` the layer takes for x [B, K], and what a search found for it; "" where that is not known."""
     if not isinstance(layer, BlockShockLinear):
         form = layer.form if layer.forms else "dense"
-        way = (
-            layer.gemm.way(*layer.factors(x))
-            if layer.gemm.ways and form in ("classes", "dense", "sent", "read")
-            else None
-        )
+        asked = layer.gemm.ways and not form.startswith(("batched", "transposed"))
+        way = layer.gemm.way(*layer.factors(x)) if asked else None
         return form + (f", {way.library}" + f" in {way.splits} parts" * (way.splits > 1) if way else "")
     if layer.backend.name != "tuned":
         return layer.backend.name

@@ -51,7 +51,7 @@ def test_each_form_of_d_takes_the_library_that_it_names_and_only_one_is_said_to_
         vars(layer)["form"], libraries[:] = form, []  # two of them are for GPUs
         layer.local_dgrad(layer.local(x).view(8, 64))
         assert ways.taken(layer, x) == form + ", cublaslt" * (form == "classes")
-        assert (libraries[:1] == ["cublaslt"]) == ways.taken(layer, x).endswith(", cublaslt")
+        assert (libraries.count("cublaslt") > 1) == ways.taken(layer, x).endswith(", cublaslt")
 
 
 def test_each_reduction_starts_anew_before_a_sample():

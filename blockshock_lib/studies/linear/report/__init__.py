@@ -1,6 +1,6 @@
 """Every table and figure of the study by name: notebooks, pages and widgets ask for them with these words."""
 
-from blockshock_lib.report import late, shared
+from blockshock_lib.report import late, shared_tables
 from blockshock_lib.studies.linear.axes import AXES
 
 
@@ -14,7 +14,7 @@ def _own(place, *given, **options):
 
 _HELD = {"weights": "weights_bytes_held", "copies": "copies_bytes", "gradients": "gradient_bytes"}
 _HELD |= {"optimizer": "optimizer_bytes", "activations": "activation_bytes", "peak": "peak_bytes"}
-TABLES = shared(AXES, None) | {
+TABLES = shared_tables(AXES, None) | {
     "speed": _shared("tables:speed_table"),
     "products": _own("tables:product_table"),
     "calls": _own("tables:call_table"),
