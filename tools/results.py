@@ -71,7 +71,7 @@ def _before(found: Findings) -> str:
     """What changed from a run's older one, `<name>-before` beside it, to it and its further runs: what is said of each
     hypothesis, and the speeds; "" where none has an older one.
     """
-    lines, study = ["", "## What changed against the numbers before"], found.study
+    lines, study = ["", "## What changed against the numbers before", ""], found.study
     for source in (one for one in found.sources if one.counts and one.setting == found.setting):
         older = source.folder.with_name(f"{source.folder.name}-before")
         if not older.is_dir():
@@ -95,8 +95,8 @@ def _before(found: Findings) -> str:
             "in how many of them the 99% intervals of before and now lie apart. Times: "
             f"{frames.time_name(new, study.axes, phase.metric)}."
         )
-        lines += ["", lead, "", *markdown(pd.DataFrame(claims)), "", *markdown(speeds), ""]
-    return "\n".join(lines) if lines[2:] else ""
+        lines += [lead, "", *markdown(pd.DataFrame(claims)), "", *markdown(speeds), ""]
+    return "\n".join(lines) if lines[3:] else ""
 
 
 def _speeds(a: pd.DataFrame, b: pd.DataFrame, axes: Axes, metric: str) -> tuple[pd.DataFrame, set[str], list[int]]:
