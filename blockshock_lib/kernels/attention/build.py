@@ -6,7 +6,7 @@ A block is known by its number, as of `BlockLists.of`. All is done on the device
 import torch
 from torch import Tensor
 
-from blockshock_lib.kernels.attention import rules
+from blockshock_lib.kernels.attention import bands, rules
 from blockshock_lib.kernels.attention.lists import BlockLists, pack
 from blockshock_lib.kernels.attention.rules import Rule
 
@@ -18,7 +18,9 @@ MIX = 0x9E3779B97F4A7C15 - 2**64  # odd
 def lists(
     found: tuple[Rule, ...], plane: tuple, q_len: int, k_len: int, block: int, device: torch.device
 ) -> BlockLists:
-    """`Pattern.lists`, whose checks have passed."""
+    """`Pattern.lists`, whose checks have passed; those of a band alone in closed form."""
+    if [type(atom) for rule in found for term in rule for atom in term] == [rules.Band]:
+        return bands.lists(found[0][0][0], plane, q_len, k_len, block, device)
     full, partial, tiles = [], [], [torch.empty(0, block, block // 32, dtype=torch.int32, device=device)]
     tile = [torch.empty(0, dtype=torch.int64, device=device)]
     blocks = -(-q_len // block) * -(-k_len // block)
@@ -28,7 +30,7 @@ def lists(
         if len(maybe):
             seen, of, bits = _looked_at(rule, maybe, q_len, k_len, block)
             each = seen == block * block
-            some = (seen > 0) & ~each
+            some = ((seen > 0) & ~each).nonzero()[:, 0]  # one wait for the device, whatever is taken by it
             whole, maybe = torch.cat((whole, maybe[each])), maybe[some]
             tile.append(of[some] + sum(map(len, tiles)))
             tiles.append(bits)
@@ -47,7 +49,7 @@ def _judged(
     """The blocks that are surely full, and those that may hold some pair, of the first plane, [n] of `kind`, rising."""
     rows, columns, shift = -(-q_len // block), -(-k_len // block), max(k_len - q_len, 0)
     least, most = rules.reach(rule)
-    wide = min(columns, (most - least) // block + 3)  # blocks of keys that a row can reach
+    wide = min(columns, max(most - least, 0) // block + 3)  # blocks of keys that a row can reach
     every = torch.arange(max(rows, wide), device=device, dtype=torch.int32)
     p0 = every[:rows, None] * block + shift
     p1 = (p0 + (block - 1)).clamp(max=q_len - 1 + shift)

@@ -139,7 +139,7 @@ class BlockLists:
 def pack(bits: Tensor) -> Tensor:
     """Bool [..., n], n a multiple of 32 -> int32 [..., n / 32], bit c of a word is element c of its 32."""
     places = torch.arange(32, dtype=torch.int32, device=bits.device)
-    return (bits.unflatten(-1, (-1, 32)).int() << places).sum(-1, dtype=torch.int32)
+    return bits.unflatten(-1, (-1, 32)).int().bitwise_left_shift_(places).sum(-1, dtype=torch.int32)
 
 
 def unpack(words: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Patterns against brute force: their lists say, pair by pair, what their rule says."""
 
 import itertools
+import random
 import sys
 import weakref
 
@@ -83,6 +84,32 @@ def test_lists_of_random_patterns_and_lengths_equal_the_rule(seed):
     agree(pattern, some(1, k_len + 1), k_len, (32, 64)[some(0, 2)])
 
 
+class Looked(rules.Band):
+    """A band that the closed form does not know for one."""
+
+
+def test_a_band_in_closed_form_has_the_lists_that_looking_at_its_blocks_gives():
+    draw = random.Random(0)
+    for _ in range(200):
+        block, k_len = draw.choice((32, 64, 96, 128)), draw.randint(1, 500)
+        k_len = draw.choice((k_len, max(k_len // block, 1) * block))
+        q_len = draw.choice((k_len, draw.randint(1, k_len)))
+        near, far = draw.randint(-3, 3) * block + draw.randint(-2, 2), draw.randint(-k_len, k_len)
+        ends = draw.choices((-rules.FAR, rules.FAR, 0, near, near + far, far, k_len - near), k=2)
+        ends = sorted(ends)[:: draw.choice((1, 1, 1, -1))]  # turned, it is empty
+        own, right = (patterns.Pattern((((kind(*ends),),),)) for kind in (rules.Band, Looked))
+        lists, wanted = (each.lists(q_len, k_len, block) for each in (own, right))
+        assert len(lists.tiles.unique(dim=0)) == len(lists.tiles)
+        for way, name in itertools.product(("rows", "columns"), vars(lists.rows)):
+            found, known = (getattr(getattr(each, way), name) for each in (lists, wanted))
+            assert found.dtype == known.dtype and found.is_contiguous()
+            if name == "tile":
+                found, known = lists.tiles[found.long()], wanted.tiles[known.long()]
+            assert torch.equal(found, known), (ends, q_len, k_len, block, way, name)
+        if k_len < 200:
+            agree(own, q_len, k_len, block)
+
+
 def test_rules_of_keys_alone_have_lists():
     agree(patterns.columns(64, 8), 130, 130, 32)
     agree(patterns.columns(64, 8) | patterns.columns(50, 3), 70, 130, 32)
@@ -157,7 +184,8 @@ def test_tiles_and_their_complements_are_told_apart_at_once(monkeypatch):
             pytest.fail("by whole tiles: it takes seconds") if dim is not None else real(self, **how)
         ),
     )
-    assert len((patterns.causal() & patterns.window(1024)).lists(8192).tiles) == 2
+    heads = patterns.by_head([patterns.causal() & patterns.window(1024), patterns.full()])
+    assert len(heads.lists(8192).tiles) == 2
 
 
 def test_entries_rise_and_rows_are_ordered_by_work():
