@@ -144,7 +144,10 @@ def captured(ctx):
                     layer.weight.data = layer.weight.data.clone()
                 if rows in fast._graphs:
                     spoil(fast, rows)
-                if not torch.equal(fast(x), layer(x)):
+                y, whole = layer(x), nn.functional.linear(x, w, bias).float()
+                if call < 7 and (y - whole).norm() > 0.01 * whole.norm():  # until a step changes the weight
+                    wrong.append(f"{name} {form} {mask}: not the dense product")
+                if not torch.equal(fast(x), y):
                     wrong.append(f"{name} {form} {mask}: call {call} of {rows} rows")
             if len(fast._graphs) > 2:
                 wrong.append(f"{name} {mask}: keeps {list(fast._graphs)}")

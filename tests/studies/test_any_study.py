@@ -110,7 +110,9 @@ run = open_run("toy/sort_time", {", ".join(f"{name}={name}" for name in GIVEN)})
 
 
 @pytest.mark.long
-def test_a_notebook_of_it_makes_a_page_and_the_run_is_listed_compared_and_explored(outputs, tmp_path, monkeypatch):
+def test_a_notebook_of_it_makes_a_page_and_the_run_is_listed_compared_and_explored(
+    outputs, tmp_path, monkeypatch, capsys
+):
     import nbformat.v4 as nb
 
     cells = [nb.new_code_cell(source) for source in CELLS]
@@ -137,6 +139,7 @@ def test_a_notebook_of_it_makes_a_page_and_the_run_is_listed_compared_and_explor
 
     folder = copied(folder, outputs / "half", cases=1, status="interrupted")
     assert main(["run", "toy/sort_time", "--resume", str(folder), "--out", str(outputs)]) == 0
+    assert f"{folder.name}: records that stand: 1; to measure: 1 missing\n" in capsys.readouterr().out
     noted = manifest.read(folder)
     (once,) = noted["resumed"]
     assert (noted["status"], once["finished"], once["again"]) == ("completed", 1, {"missing": 1})
