@@ -1,68 +1,52 @@
-"""Block lists of a band in closed form: a row of blocks visits a range, and its full blocks are a range of that.
-
-What is as long as a side is made on the host; full blocks, which may be many, on the device: nothing is read back.
+"""Block lists of a band in closed form, where both lengths are whole blocks: a block's distance from the diagonal alone
+tells whether it is visited and what it holds. A block at distance d holds the p - k from (d - 1) block + 1 to
+(d + 1) block - 1.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from blockshock_lib.kernels.attention.lists import BlockLists, Rows
-from blockshock_lib.kernels.attention.rules import FAR, Band
+from blockshock_lib.kernels.attention.rules import Band
 
 
 def lists(band: Band, plane: tuple, q_len: int, k_len: int, block: int, device: torch.device) -> BlockLists:
-    """`Pattern.lists`, whose checks have passed, where the one rule is a band."""
-    low, high = (band.low, band.high) if band.low <= band.high else (FAR, -FAR)  # none: far from any position
-    rows, columns = -(-q_len // block), -(-k_len // block)
-    begin, first, after, end = _ranges(low, high, q_len, k_len, block)
-    full, partial = after - first, first - begin + end - after
-    at = pad(torch.stack((full, partial)).cumsum(1, dtype=torch.int32), (1, 0))
-    line = torch.arange(rows + columns, dtype=torch.int32).repeat_interleave(partial)  # of each partial block
-    entry = torch.arange(len(line), dtype=torch.int32) + (begin - at[1, :-1])[line]
-    entry += (entry >= first[line]) * full[line]  # they lie before the full ones and behind
-    i, j = torch.where(line < rows, line, entry), torch.where(line < rows, entry, line - rows)
-    tiles, tile = _tiles(i, j, low, high, q_len, k_len, block)
-    sides = []
-    for start, stop, *held in zip((0, rows), (rows, rows + columns), entry.chunk(2), tile.chunk(2), strict=True):
-        full_at, partial_at = at[:, start : stop + 1] - at[:, start, None]
-        order = (end - begin)[start:stop].argsort(descending=True, stable=True)[None]
-        held = (full_at, first[start:stop] - full_at[:-1], partial_at, *held, order)
-        full_at, skipped, *rest = (x.to(device, torch.int32) for x in held)
-        full = torch.arange(int(at[0, rows]), dtype=torch.int32, device=device)
-        full += skipped.repeat_interleave(full_at.diff(), output_size=len(full))
-        sides.append(Rows(full_at, full, *rest))
-    plane = torch.tensor(plane, dtype=torch.int32, device=device)
-    return BlockLists(block, q_len, k_len, *sides, tiles.to(device), plane)
+    """`Pattern.lists`, whose checks have passed, of a band that is not empty and of lengths that `block` divides."""
+    rows, columns = q_len // block, k_len // block
+    least, most = max(band.low // block, 1 - rows), min(-(-band.high // block), columns - 1)  # what is visited
+    inner, outer = max(-((1 - band.low) // block) + 1, least), min((band.high + 1) // block - 1, most)  # what is full
+    if outer < inner:  # none
+        inner, outer = most + 1, most
+    cut = [*range(least, inner), *range(outer + 1, most + 1)]  # few, whatever the lengths
+    p = torch.tensor(cut, dtype=torch.int64, device=device)[:, None, None] * block
+    p = p + torch.arange(block, device=device)[:, None]
+    p = p - torch.arange(0, block, 32, device=device)  # [cut, block, words], less the first key of the word
+    begin, end = ((p - edge).clamp(0, 32) for edge in (band.high, band.low - 1))
+    tiles = ((1 << end) - (1 << begin)).clamp(min=0).int()
+    diagonal = torch.arange(columns, dtype=torch.int32, device=device)  # the block at distance 0
+    turned = [-distance for distance in cut[::-1]]
+    sides = (
+        _side(diagonal[columns - rows :], columns, turned, range(len(cut))[::-1], -outer, -inner),
+        _side(diagonal - (columns - rows), rows, cut, range(len(cut)), inner, outer),
+    )
+    return BlockLists(block, q_len, k_len, *sides, tiles, torch.tensor(plane, dtype=torch.int32, device=device))
 
 
-def _ranges(low: int, high: int, q_len: int, k_len: int, block: int) -> tuple[Tensor, ...]:
-    """Of rows, then columns [n]: their first block and their first full one, and what follows the last of each."""
-    shift = max(k_len - q_len, 0)
-    p0 = torch.arange(shift, shift + q_len, block, dtype=torch.int32)
-    p1 = (p0 + (block - 1)).clamp(max=shift + q_len - 1)
-    rows = [(p0 - high).clamp(min=0) // block + (p0 >= high + k_len), (p1 - (high - block + 1)).clamp(min=0) // block]
-    rows += [(p0 - (low - 1)).clamp(max=k_len) // block, (p1 - (low - block)).clamp(max=k_len - 1 + block) // block]
-    # All rise from row to row. So a column has a range of rows: of those that have begun by it, those not yet ended.
-    column = torch.arange(-(-k_len // block), dtype=torch.int32)
-    columns = [torch.searchsorted(each, column, right=True, out_int32=True) for each in reversed(rows)]
-    begin, first, after, end = map(torch.cat, zip(rows, columns, strict=True))
-    return begin, first, torch.maximum(first, after), torch.maximum(begin, end)
-
-
-def _tiles(i: Tensor, j: Tensor, low: int, high: int, q_len: int, k_len: int, block: int) -> tuple[Tensor, Tensor]:
-    """The tiles of partial blocks, of rows i and columns j [n], and of each the number of its tile."""
-    # Blocks are of 36 kinds, by how they lie to either edge of the band, beside it or in one of two ways across, and by
-    # whether their row and their column are the last. A kind has one tile.
-    shift = max(k_len - q_len, 0)
-    away = (i - j) * block + shift
-    to_low, to_high = ((x // block).clamp(max=1) for x in (away - low, high - away))  # from -1
-    kind = to_low * 12 + to_high * 4 + (i == (q_len - 1) // block) * 2 + (j == (k_len - 1) // block) + 16
-    one = torch.full((36,), -1).scatter_(0, kind.long(), torch.arange(len(kind)))  # a block of each kind
-    i, j = (x[one[one >= 0], None] for x in (i, j))
-    p = (i * block + torch.arange(block)).clamp(max=q_len - 1) + shift  # beyond the last as the last
-    word = (j * block + torch.arange(0, block, 32))[:, None]  # [kinds, 1, words], the first key of each
-    begin, end = (p - high)[..., None] - word, (p - (low - 1)).clamp(max=k_len)[..., None] - word
-    words = ((1 << end.clamp(0, 32)) - (1 << begin.clamp(0, 32))).clamp(min=0).int()
-    tiles, same = words.unique(dim=0, return_inverse=True)
-    return tiles, one.masked_scatter(one >= 0, same)[kind]
+def _side(base: Tensor, others: int, cut: Sequence[int], tiles: Sequence[int], first: int, last: int) -> Rows:
+    """Of each line, whose diagonal block is `base` [n]: the partial blocks `cut` away, and the full ones from `first`
+    to `last` away, where they are among the `others`.
+    """
+    entry, tile = (torch.tensor([*each], dtype=torch.int32, device=base.device) for each in (cut, tiles))
+    entry = base[:, None] + entry
+    here = (entry >= 0) & (entry < others)
+    partial = here.nonzero(as_tuple=True)
+    begin, end = (base + first).clamp(0, others), (base + (last + 1)).clamp(0, others)
+    count = torch.stack((end - begin, here.sum(1)))
+    at = pad(count.cumsum(1, dtype=torch.int32), (1, 0))
+    full = (begin - at[0, :-1]).repeat_interleave(count[0])
+    full += torch.arange(len(full), dtype=torch.int32, device=base.device)
+    order = count.sum(0).argsort(descending=True, stable=True)[None].int()
+    return Rows(at[0], full, at[1], entry[partial], tile[partial[1]], order)

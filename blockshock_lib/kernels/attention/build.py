@@ -18,9 +18,10 @@ MIX = 0x9E3779B97F4A7C15 - 2**64  # odd
 def lists(
     found: tuple[Rule, ...], plane: tuple, q_len: int, k_len: int, block: int, device: torch.device
 ) -> BlockLists:
-    """`Pattern.lists`, whose checks have passed; those of a band alone in closed form."""
-    if [type(atom) for rule in found for term in rule for atom in term] == [rules.Band]:
-        return bands.lists(found[0][0][0], plane, q_len, k_len, block, device)
+    """`Pattern.lists`, whose checks have passed; those of a band alone, and whole blocks, in closed form."""
+    atoms = [atom for rule in found for term in rule for atom in term]
+    if [*map(type, atoms)] == [rules.Band] and atoms[0].low <= atoms[0].high and q_len % block == k_len % block == 0:
+        return bands.lists(*atoms, plane, q_len, k_len, block, device)
     full, partial, tiles = [], [], [torch.empty(0, block, block // 32, dtype=torch.int32, device=device)]
     tile = [torch.empty(0, dtype=torch.int64, device=device)]
     blocks = -(-q_len // block) * -(-k_len // block)
