@@ -150,17 +150,3 @@ def test_a_packed_table_of_records_is_shared_and_one_that_ends_its_reader_is_ref
     with pytest.raises(ShareError, match="table of records cannot be opened"):
         share.unpack(path, tmp_path / "other")
     assert not (tmp_path / "other").exists()
-
-
-def test_a_picture_is_made_small_once(outputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(share, "CACHE", tmp_path)
-    run = noted(outputs / "a", figures=[{"name": "a", "file": "figures/a.png", "alt": "It rises."}])
-    (run / "figures").mkdir()
-    Image.new("RGB", (1200, 600), "red").save(run / "figures" / "a.png")
-    (first,) = (one.img["src"] for *_, one in listed(outputs))
-    monkeypatch.setattr(Image, "open", None)
-    assert [one.img["src"] for *_, one in listed(outputs)] == [first]
-    monkeypatch.undo()
-    monkeypatch.setattr(share, "CACHE", tmp_path)
-    Image.new("RGB", (1200, 600), "blue").save(run / "figures" / "a.png")
-    assert listed(outputs)[0][2].img["src"] != first, "another figure is another picture"

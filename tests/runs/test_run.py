@@ -7,8 +7,7 @@ import pytest
 from blockshock_lib import files
 from blockshock_lib.errors import Interrupted, LaunchError, ParamsError, RecordError
 from blockshock_lib.notebook import workbook
-from blockshock_lib.report import verdicts
-from blockshock_lib.runs import code, lock, machine, manifest, measure, record
+from blockshock_lib.runs import code, machine, manifest, measure, record
 from blockshock_lib.runs.open import latest
 from tests import small_runs
 from tests.small_runs import TINY, written
@@ -74,20 +73,6 @@ def test_a_run_that_its_listener_interrupts_says_so_and_measuring_again_goes_on_
     half.conclude()
     noted = manifest.read(half.folder)
     assert (noted["status"], noted["reason"]) == ("completed", "")
-
-
-def test_a_command_takes_the_verdict_of_its_kernel_which_has_weighed_the_records(outputs, monkeypatch):
-    run = written(outputs)
-    with files.environment(**{lock.RUN: str(run.folder.resolve())}):
-        line = run.conclude()
-    lock.hold(run.folder)  # which the kernel, another process, has not released
-    first = manifest.read(run.folder)
-    assert first["status"] == "running" and first["verdict"] == line
-    monkeypatch.setattr(verdicts, "one_line", None)
-    assert run.conclude() == line
-    noted = manifest.read(run.folder)
-    assert noted["status"] == "completed" and noted["ended"] >= first["ended"]
-    assert all(noted[name] == first[name] for name in ("answer", "verdicts", "seconds", "figures"))
 
 
 def test_a_finished_run_is_never_measured_again_nor_resumed(outputs, quick):
