@@ -99,4 +99,4 @@ def light(monkeypatch):
     """Ranks that are forked and load no torch: a group of any size starts at once, and is otherwise the real one."""
 
     monkeypatch.setattr(worker, "join", lambda *_: None)
-    monkeypatch.setattr(group, "_starter", lambda _: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(group, "starter", lambda _: multiprocessing.get_context("fork"))

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
@@ -28,7 +27,7 @@ from blockshock_lib.files import ROOT, sha256, shown, write_atomic
 from blockshock_lib.notebook import archive
 from blockshock_lib.notebook.pages import page
 from blockshock_lib.runs import manifest, record, records
-from blockshock_lib.runs.run import OUTPUTS, now
+from blockshock_lib.runs.run import CACHE, OUTPUTS, now
 
 WIDTH = 560  # pixels of a figure in the list: twice what it shows, for fine screens
 
@@ -42,9 +41,7 @@ def write_index(out: Path = OUTPUTS) -> Path:
     entries.sort(key=lambda entry: (entry["seconds"], entry["folder"]), reverse=True)
     shipped = [entry for entry in entries if "reference" in (out.name, entry["folder"].partition("/")[0])]
     shipped.sort(key=lambda entry: (entry["phase"] != "findings", entry["cpu"], entry["phase"]))
-    of: dict[str, list] = {}
-    for one in shipped:
-        of.setdefault(one["study"], []).append(one)
+    of = {name: [one for one in shipped if one["study"] == name] for name in dict.fromkeys(s["study"] for s in shipped)}
     groups = [(f"The shipped answers: {name}", _answer(name, out), some) for name, some in of.items()]
     groups += [("Yours", ("", ""), mine)] if (mine := [one for one in entries if one not in shipped]) else []
     phases, machines = (sorted({entry[key] for entry in entries}) for key in ("phase", "machine"))
@@ -64,15 +61,8 @@ def _answer(study: str, out: Path) -> tuple[str, str]:
 def _entry(folder: Path, out: Path) -> dict[str, object]:
     # All of it is text of a manifest, which anybody may have written; links are relative to the list.
     entry = dict.fromkeys(("redrawn_from", "received", "page", "notebook", "picture", "alt", "note"), "")
-    entry |= dict(
-        study="unknown study",
-        phase="unknown phase",
-        machine="unknown machine",
-        seconds=0.0,
-        when="unknown time",
-        cpu=False,
-    )
-    entry["folder"] = quote(folder.relative_to(out).as_posix())
+    entry |= {name: f"unknown {name}" for name in ("study", "phase", "machine")}
+    entry |= dict(seconds=0.0, when="unknown time", cpu=False, folder=quote(folder.relative_to(out).as_posix()))
     try:
         found = manifest.read(folder)
     except RecordError as error:
@@ -109,14 +99,16 @@ def _picture(folder: Path, found: dict) -> tuple[str, str]:
         return "", "still running"
     if not (kept := manifest.figures(folder)):
         return "", "no figure is saved with this run: make report RUN=folder draws it"
-    small = io.BytesIO()
+    small = CACHE / "pictures" / f"{sha256(kept[0].path)}-{WIDTH}.png"  # most runs were in the last list, too
     try:
-        image = Image.open(kept[0].path).convert("RGB")
-        image.thumbnail((WIDTH, WIDTH))
-        image.quantize(64, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+        if not small.is_file():
+            image, data = Image.open(kept[0].path).convert("RGB"), io.BytesIO()
+            image.thumbnail((WIDTH, WIDTH))
+            image.quantize(64, dither=Image.Dither.NONE).save(data, format="png", optimize=True)
+            write_atomic(small, data.getvalue())
+        return base64.b64encode(small.read_bytes()).decode(), _short(kept[0].alt, 2000)
     except Exception:  # a PNG that somebody made wrong raises anything, SyntaxError too
         return "", "its figure cannot be read"
-    return base64.b64encode(small.getvalue()).decode(), _short(kept[0].alt, 2000)
 
 
 def pack(folder: Path | str, target: Path | str | None = None) -> Path:
@@ -130,7 +122,12 @@ def pack(folder: Path | str, target: Path | str | None = None) -> Path:
         raise ShareError(f"{name} is still running: wait for its end, then share it")
     if found.get("redrawn_from"):
         raise ShareError(f"{name} only redraws {found['redrawn_from']} and holds no records: share that run")
-    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in _files(folder)}
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise ShareError(f"{shown(folder)}: {path.relative_to(folder)} is a link: a run is shared without")
+        if path.is_file() and archive.is_kind(file := path.relative_to(folder).as_posix()):
+            files[file] = path.read_bytes()
     for notebook in (one for one in folder.glob("*.ipynb") if one.with_suffix(".html").name in files):
         with contextlib.suppress(Exception):  # somebody edited the notebook into no notebook: its page stays
             files[notebook.with_suffix(".html").name] = page.render(notebook, alone=True).encode()
@@ -154,14 +151,6 @@ def pack(folder: Path | str, target: Path | str | None = None) -> Path:
         archive.read_into(Path(scratch), whole, name)  # what a colleague could not unpack is not packed
     write_atomic(Path(target), whole.getvalue())
     return Path(target)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink():
-            raise ShareError(f"{shown(folder)}: {path.relative_to(folder)} is a link: a run is shared without")
-        if path.is_file() and archive.is_kind(path.relative_to(folder).as_posix()):
-            yield path
 
 
 def unpack(path: Path | str, into: Path | str) -> Path:

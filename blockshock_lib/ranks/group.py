@@ -74,7 +74,7 @@ class WorkerGroup(contextlib.AbstractContextManager):
             folder.mkdir(parents=True, exist_ok=True)
             # Logs are appended to; what an earlier group wrote is not this one's.
             self._seen = [log.stat().st_size if log.exists() else 0 for log in self._logs]
-            start = _starter(device)
+            start = starter(device)
             for rank in range(processes):
                 self._pipes[rank], theirs = start.Pipe()
                 where = f"cuda:{first + rank}" if device == "cuda" else device
@@ -219,14 +219,14 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...] = ()) -> bytes:
         raise LaunchError(f"{module}.{name} and its arguments cannot be sent to a worker: {error}") from error
 
 
-def _starter(device: str) -> BaseContext:
+def starter(device: str) -> BaseContext:
     # A GPU's ranks are spawned. Those of a CPU are forked, at once, from a server that has imported the slow
     # libraries and computes nothing. It lives as long as this process. Of a kernel that a command started, which is
     # killed in the end, the command's scratch folder takes the server's files.
     spawn, place = multiprocessing.get_context("spawn"), tempfile.tempdir
     if device == "cuda":
         return spawn
-    multiprocessing.set_forkserver_preload(["torch.distributed.tensor", "pandas", "pydantic"])
+    multiprocessing.set_forkserver_preload(["torch.distributed.tensor", "torch._dynamo", "pandas", "pydantic"])
     try:
         if "BLOCKSHOCK_RUN" in os.environ:
             tempfile.tempdir = os.environ.get(SCRATCH)

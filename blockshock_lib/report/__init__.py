@@ -6,14 +6,20 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
-def late(place: str, *given: Any, **options: Any) -> Callable[..., Any]:
+def late(place: str, *given: Any, once: bool = False, **options: Any) -> Callable[..., Any]:
     """The function at "module:name" of the library, called with a frame, what is given and what is asked.
 
-    It is imported then, so that a study's tables and figures can be named before pandas is loaded.
+    It is imported then, so that a study's tables and figures can be named before pandas is loaded. `once`: what it said
+    of the latest frame is kept, for answer, tables and the verdict's line ask a rule the same.
     """
+    kept: list[Any] = []
 
     def called(frame: Any, *more: Any, **how: Any) -> Any:
-        return pkgutil.resolve_name(called.place)(frame, *given, *more, **options | how)
+        if once and kept and kept[0] is frame:
+            return kept[1]
+        said = pkgutil.resolve_name(called.place)(frame, *given, *more, **options | how)
+        kept[:] = (frame, said) if once else ()
+        return said
 
     called.place = f"blockshock_lib.{place}"
     return called

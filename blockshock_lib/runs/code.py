@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def measured(study: Study, root: Path = HERE) -> dict[str, str]:
     else:
         brought = study.problem.partition(":")[0], study.case.__module__, study.expand.__module__
         files += (_file(module, root) for module in brought)
-    found: dict[str, str] = {}
+    found, asked = dict[str, str](), set[str]()  # the latter: modules, each looked for once
     while files:
         path = files.pop()
         ours = path is not None and path.is_relative_to(root)
@@ -65,17 +65,20 @@ def measured(study: Study, root: Path = HERE) -> dict[str, str]:
         text = path.read_text("utf-8")
         found[name] = plain(text) if path.suffix == ".py" else text
         if not (ours and path.name == "__init__.py" and path.parents[1].name == "studies"):
-            files += (_file(module, root) for module in _named(text))
+            files += (_file(module, root) for module in _named(text) - asked)
+            asked |= _named(text)
         if ours:
             files += [*path.parent.glob("*.cu"), *(up / "__init__.py" for up in path.parents if root in up.parents)]
     return found
 
 
-def _named(text: str) -> Iterator[str]:
+@cache
+def _named(text: str) -> frozenset[str]:
     """The library's modules, and what may be one, that a file imports anywhere or names as "module:name"."""
+    found = _PLACE.findall(text)
     for source, names, module in _IMPORT.findall(text):
-        yield from [module] if module else [source, *(f"{source}.{name}" for name in re.findall(r"\w+", names))]
-    yield from _PLACE.findall(text)
+        found += [module] if module else [source, *(f"{source}.{name}" for name in re.findall(r"\w+", names))]
+    return frozenset(found)
 
 
 def _file(module: str, root: Path) -> Path | None:
@@ -98,11 +101,6 @@ def plain(text: str, node: ast.stmt | None = None) -> str:
         lines = lines[first - 1 : node.end_lineno]
     silent = docs | {at for at, line in lines if at not in strings and line.strip()[:1] in ("", "#")}
     return "\n".join(line.rstrip() for at, line in lines if at not in silent)
-
-
-def _counts(name: str, study: Study | None) -> bool:
-    parts = Path(name).parts
-    return study is None or parts[1] != "studies" or parts[2].removesuffix(".py") == study.name
 
 
 def cells(data: bytes) -> bytes:
@@ -138,7 +136,9 @@ def _dirty(root: Path, study: Study | None) -> bool:
         elif name.startswith("params/"):
             counts = path.suffix == ".yaml"
         else:
-            counts = path.suffix in (".py", ".cu") and _counts(name, study)
+            parts = Path(name).parts
+            ours = study is None or parts[1] != "studies" or parts[2].removesuffix(".py") == study.name
+            counts = ours and path.suffix in (".py", ".cu")
         if counts:
             return True
     return False

@@ -103,8 +103,7 @@ def _case_lines(cases: Sequence[Any], needs: Sequence[Need], sizes: Sequence[int
     for case, need, size in zip(cases, needs, sizes, strict=True):
         can = [not why for why in need.unsupported.values()]
         fits = "?" if limit is None or not size else "yes" if size <= limit else "NO"
-        memory = byte_text(size) if size else "?"
-        lines.append((case.label, f"{sum(can)}/{len(can)}", fits, memory))
+        lines.append((case.label, f"{sum(can)}/{len(can)}", fits, byte_text(size) if size else "?"))
     return lines
 
 

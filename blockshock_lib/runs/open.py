@@ -13,6 +13,7 @@ from blockshock_lib import params, studies
 from blockshock_lib.engine.study import Study
 from blockshock_lib.errors import LaunchError, ParamsError, RecordError
 from blockshock_lib.files import ROOT, shown
+from blockshock_lib.ranks import group
 from blockshock_lib.runs import code, lock, machine, manifest, records, reference, rules
 from blockshock_lib.runs.run import OUTPUTS, Run, new_folder, now
 
@@ -51,6 +52,8 @@ def open_run(
         going on, or the working directory or the environment lies in another clone than the imported library.
     """
     _same_clone()
+    if lock.RUN in os.environ and not redraw:  # its ranks wait for no import then
+        group.starter(manifest.read(Path(os.environ[lock.RUN]))["params"]["hardware"]["device"])
     # A page cannot be scrolled for what is not in it.
     pd.set_option("display.max_colwidth", None, "display.max_rows", None)
     study, phase, folder = studies.of_phase(phase), phase.rpartition("/")[2], ROOT / run_dir if run_dir else None

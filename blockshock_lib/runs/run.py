@@ -212,18 +212,21 @@ class Run:
 
     def conclude(self) -> str:
         """Notes verdict, figures, end and digests; a whole run of ours is completed and packed. The verdict's line."""
-        study, lost, seen, wanted = self.study, self.lost(), tables.machine_table(self.own), len(self._wanted)
-        state = f"INCOMPLETE {wanted - self._missing()} of {wanted}" if lost else "PASS"
-        about = study.axes, study.hypotheses, study.summary
-        line = verdicts.one_line(self.frame, *about, good=state, own=self.own) + lost + self.alone()
-        other = rules.changed(manifest.read(self.source), study, self.frame)
-        line += "".join(f" · {one}" for one in (answer.failure(self.own, study.axes), other) if one)
-        facts = {} if other else {"verdicts": verdicts.by_name(self.frame, study.hypotheses)}
-        facts |= {"verdict": line, "weighed": [shown(folder) for folder in self.others()] or None}
-        facts |= {"answer": self.sentence, "ended": now(), "figures": self._save_figures()}
-        facts["seen"] = seen.to_dict("records") if "power median (W)" in seen else []  # of each GPU; nothing on a CPU
-        taken = self.own.drop_duplicates(["case", "group"]).groupby("case")["seconds"].median().dropna()
-        facts["seconds"] = taken.to_dict()  # what a dry run of another plan is scaled by
+        study, lost, wanted, known = self.study, self.lost(), len(self._wanted), manifest.read(self.folder)
+        facts = {"ended": now(), "figures": self._save_figures()}
+        # A command's kernel that came to its end has weighed these records: it is not done a second time.
+        if self.measured or self.redrawn or known["status"] != "running" or not known.get("ended"):
+            seen = tables.machine_table(self.own)
+            state = f"INCOMPLETE {wanted - self._missing()} of {wanted}" if lost else "PASS"
+            about = study.axes, study.hypotheses, study.summary
+            line = verdicts.one_line(self.frame, *about, good=state, own=self.own) + lost + self.alone()
+            other = rules.changed(manifest.read(self.source), study, self.frame)
+            line += "".join(f" · {one}" for one in (answer.failure(self.own, study.axes), other) if one)
+            facts |= {} if other else {"verdicts": verdicts.by_name(self.frame, study.hypotheses)}
+            facts |= {"verdict": line, "weighed": [shown(folder) for folder in self.others()] or None}
+            facts["seen"] = seen.to_dict("records") if "power median (W)" in seen else []  # of each GPU; none of a CPU
+            taken = self.own.drop_duplicates(["case", "group"]).groupby("case")["seconds"].median().dropna()
+            facts |= {"answer": self.sentence, "seconds": taken.to_dict()}  # by these a dry run of another plan is told
         done = not self.stopped and not lock.borrowed(self.folder)
         if done:
             why = "no record was written: nothing was measured" if self.own.empty else ""
@@ -245,7 +248,7 @@ class Run:
         manifest.note(self.folder, files=manifest.digests(self.folder))
         lock.release(self.folder)
         self.after()
-        return line
+        return (known | facts)["verdict"]
 
     def _save_figures(self) -> list[dict[str, str]]:
         before = manifest.read(self.folder).get("figures", [])

@@ -8,10 +8,10 @@ from blockshock_lib.studies.gallery.params import PRESETS, Case, Params, columns
 from blockshock_lib.studies.gallery.phases import METRICS, PHASES
 
 _HYPOTHESES = {
-    "gallery_speed": tuple(late(f"studies.gallery.hypotheses:{name}") for name in ("p1", "p2a", "p2b", "p3")),
-    "gallery_decode": tuple(late(f"studies.gallery.hypotheses:{name}") for name in ("p4", "p4b")),
-    "gallery_training": (late("studies.gallery.steps:p5"),),
-    "gallery_accuracy": tuple(late(f"studies.gallery.losses:{name}") for name in ("p6a", "p6b")),
+    "gallery_speed": tuple(late(f"studies.gallery.hypotheses:{one}", once=True) for one in ("p1", "p2a", "p2b", "p3")),
+    "gallery_decode": tuple(late(f"studies.gallery.hypotheses:{name}", once=True) for name in ("p4", "p4b")),
+    "gallery_training": (late("studies.gallery.steps:p5", once=True),),
+    "gallery_accuracy": tuple(late(f"studies.gallery.losses:{name}", once=True) for name in ("p6a", "p6b")),
 }
 
 STUDY = Study(
@@ -34,10 +34,10 @@ STUDY = Study(
     defaults={"methods": "all", "profile": "none"},
     answers={
         "": late("studies.gallery.results:answer"),
-        "gallery_speed": late("studies.gallery.report:answer"),
-        "gallery_training": late("studies.gallery.steps:answer"),
-        "gallery_decode": late("studies.gallery.report:decoded"),
-        "gallery_accuracy": late("studies.gallery.losses:answer"),
+        "gallery_speed": late("studies.gallery.report:answer", once=True),
+        "gallery_training": late("studies.gallery.steps:answer", once=True),
+        "gallery_decode": late("studies.gallery.report:decoded", once=True),
+        "gallery_accuracy": late("studies.gallery.losses:answer", once=True),
     },
     results=late("studies.gallery.results:page"),
     joined=True,

@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -49,7 +50,7 @@ class AccuracyProblem(Problem):
         self.dtype, self.settings, self.trained = DTYPES[case.dtype], params.accuracy, None
         asked = self.settings
         if asked.task == "teacher":
-            self.task = Teacher(case, asked)
+            self.task = Teacher(replace(case, methods=()), asked)
         else:
             self.task = corpus.Text(corpus.chosen(asked.data, asked.task, case.vocab), case, asked)
         self.steps = max(1, case.tokens // (case.batch * case.context))
@@ -104,9 +105,8 @@ class Trained(Runner):
     def course(self) -> Iterator[Sample]:
         problem, task = self.problem, self.problem.task
         yield Sample("corpus", task.count, detail=task.digest)
-        if isinstance(task, Teacher):
-            teacher = copy.deepcopy(task.model).to(problem.device)
-            yield Sample("teacher_loss", validate(teacher, task.held_out))
+        if problem.settings.task == "teacher":
+            yield Sample("teacher_loss", validate(copy.deepcopy(task.model).to(problem.device), task.held_out))
         for name, *one in self.trainer.course(problem.state):
             yield Sample(name, *one)
 

@@ -1,6 +1,6 @@
 """The GPTs of gallery_accuracy, and what they may learn in a corpus's place: a teacher whose loss none can go below."""
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -62,6 +62,7 @@ def drawn(case: Any, what: str) -> GPT:
         return GPT(case.layers, case.n, case.heads, case.vocab, case.context)
 
 
+@lru_cache(1)
 class Teacher:
     """Tokens are random, and each target is drawn from what a GPT with 2:4 weights says after them: the truth is known,
     2:4 holds it, and its own loss, `self.model`'s on the held-out pairs, is the least that can be reached.
@@ -69,16 +70,15 @@ class Teacher:
 
     def __init__(self, case: Any, settings: Any):
         self.case, self.digest, self.count = case, f"teacher-{case.seed}", case.tokens
-        self.model = drawn(case, "teacher").eval()
-        with torch.no_grad():
-            for module in self.model.modules():
-                if isinstance(module, nn.Linear):
-                    module.weight *= Sparse24().keep(module.weight.abs())
-                    module.weight /= module.weight.std() * module.in_features**0.5
-            self.model.tokens.weight *= PEAK / (0.02 * case.n**0.5)
+        self.model = drawn(case, "teacher").eval().requires_grad_(False)
+        for module in self.model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight *= Sparse24().keep(module.weight.abs())
+                module.weight /= module.weight.std() * module.in_features**0.5
+        self.model.tokens.weight *= PEAK / (0.02 * case.n**0.5)
         self.batches = max(1, settings.validation_tokens // (case.batch * case.context))
 
-    @torch.no_grad()
+    @lru_cache(256)  # noqa: B019 - the arms of a seed share their teacher, and learn the same
     def at(self, step: Any) -> Pair:
         draw, shape = torch.Generator().manual_seed(seed(self.case.seed, step)), (self.case.batch, self.case.context)
         tokens = torch.randint(self.case.vocab, shape, generator=draw)
