@@ -259,7 +259,7 @@ class BlockShockLinear(TermParallelLinear):
     def _look(self) -> None:
         """Notes the weight as it is now; one that was lent is forgotten, and so not kept alive."""
         own = isinstance(weight := self.weight, nn.Parameter) and not self.store.moved(weight)
-        steady = own and not getattr(weight, "lent", False)
+        steady = own and not getattr(weight, "lent", False) and (weight.is_cuda or not weight.is_shared())  # Hogwild
         # No weak reference: torch could swap no tensor then.
         self._seen = (weight, autograd.state(weight)) if steady else None
 

@@ -95,10 +95,10 @@ class Master(PackedValues):
     place = 0  # where the parameter lay when it was masked last
 
     def dense(self, weight: Tensor) -> Tensor:
-        return weight if _own(weight) else super().dense(weight)
+        return weight if _own(weight) and type(weight) is not nn.Parameter else self.layout(weight)  # FSDP2's is plain
 
     def to_dense(self, tensor: Tensor) -> Tensor:
-        return tensor
+        return self.layout(tensor)  # of a weight that FSDP2 shards nothing else has masked what was written
 
     def layout(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         whole = tensor.shape == self.pattern.shape
