@@ -7,7 +7,6 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import _foreach_supported_types
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import masks
@@ -19,34 +18,9 @@ from blockshock_lib.layers.classes import classes_of, packed_wgrad, packed_wgrad
 from blockshock_lib.layers.dense import TermParallelLinear
 from blockshock_lib.layers.parts import Part, term_mask
 from blockshock_lib.layers.watch import describe
-from blockshock_lib.layers.weight_stores import Master, PackedValues, StockMaster
+from blockshock_lib.layers.weight_stores import Master, MasterParameter, PackedValues, StockMaster, WatchedParameter
 
 CHOICES = {"update": ("packed", "recompress"), "dw": ("auto", "full", "periodic", "exchange")}
-
-
-class WatchedParameter(nn.Parameter):
-    """Counts the looks at its `data`, through which it may be written while its version stays. `lent`: its data was set
-    to a tensor that somebody else may write at any time, as a flat buffer of many weights.
-    """
-
-    looks, lent = 0, False
-
-    @property
-    def data(self) -> Tensor:
-        self.looks += 1
-        return Tensor.data.__get__(self)
-
-    @data.setter
-    def data(self, data: Tensor) -> None:
-        same_kind = (data.dtype, data.device) == (self.dtype, self.device)  # else it is what Module.to made
-        self.lent = self.lent or (same_kind and data.data_ptr() != self.data_ptr())
-        Tensor.data.__set__(self, data)
-
-    def __reduce_ex__(self, protocol: int) -> tuple:
-        return type(self), (self.detach(), self.requires_grad)
-
-
-_foreach_supported_types.append(WatchedParameter)  # or a model with one would be stepped slowly
 
 
 class BlockShockLinear(TermParallelLinear):
@@ -92,7 +66,7 @@ class BlockShockLinear(TermParallelLinear):
         if name == "weight" and isinstance(value, nn.Parameter) and self.weight is not None and not self.gathered:
             self._refuse_tied(value)
             if type(value) is nn.Parameter:
-                value.__class__ = WatchedParameter
+                value.__class__ = MasterParameter if self.store.recompresses else WatchedParameter
         super().__setattr__(name, value)
 
     def _refuse_tied(self, value: nn.Parameter) -> None:
@@ -115,6 +89,7 @@ class BlockShockLinear(TermParallelLinear):
         self.classes = self._classes(kept)
         self._theirs: Pattern | None = None  # of the other term in this rank's half of the rows
         self.weight = self._parameter(self.store.layout(w) if self.store.recompresses else self.packed.values)
+        self.weight.__class__ = MasterParameter if self.store.recompresses else WatchedParameter
         self._look()
         if not self.frozen and self.dw not in ("auto", *self.wgrad_strategies()):
             raise UnsupportedError(
@@ -259,7 +234,7 @@ class BlockShockLinear(TermParallelLinear):
     def _look(self) -> None:
         """Notes the weight as it is now; one that was lent is forgotten, and so not kept alive."""
         own = isinstance(weight := self.weight, nn.Parameter) and not self.store.moved(weight)
-        steady = own and not getattr(weight, "lent", False)
+        steady = own and not getattr(weight, "lent", False) and (weight.is_cuda or not weight.is_shared())  # Hogwild
         # No weak reference: torch could swap no tensor then.
         self._seen = (weight, autograd.state(weight)) if steady else None
 

@@ -7,6 +7,7 @@ import weakref
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from blockshock_lib.comm import Pending
@@ -147,6 +148,8 @@ class MaskedDenseLinear(TermParallelLinear):
     def prepare(self, always: bool = False) -> None:
         """Zeros in the holes again where something else than an optimizer wrote, as nn.init does to a whole tensor."""
         weight = self._parameters["weight"]
+        if self.gathered and self.pattern is not None and not isinstance(weight, DTensor):
+            self.pattern.masked(weight.data, out=weight.data)  # FSDP2's buffer, which comes and goes at no new version
         others = not isinstance(weight, nn.Parameter) or self.pattern is None or self.gathered or weight.is_meta
         if others or (now := autograd.state(weight)) == self._noted:
             return

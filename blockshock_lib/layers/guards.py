@@ -162,6 +162,8 @@ def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def _before_wrapped(wrapper: DistributedDataParallel, name: str, model: nn.Module) -> None:
+    if name == "process_group":  # set first, of a copy too
+        wrapped.add(wrapper)
     if name != "module" or model is None:
         return nn.Module.__setattr__(wrapper, name, model)
     names = {id(module): name for name, module in model.named_modules()}
@@ -172,7 +174,6 @@ def _before_wrapped(wrapper: DistributedDataParallel, name: str, model: nn.Modul
             ranks = dist.get_process_group_ranks(wrapper.process_group)
             refuse_same_ranks(layer, "DistributedDataParallel", ranks)
     nn.Module.__setattr__(wrapper, name, model)
-    wrapped.add(wrapper)
 
 
 def _judged(own: Callable, optimizer: Optimizer, param_group: dict) -> None:
@@ -285,6 +286,7 @@ parametrize.register_parametrization = _around(parametrize.register_parametrizat
 averaging.average_parameters = _around(averaging.average_parameters, _not_over_parts)
 Optimizer.add_param_group = _around(Optimizer.add_param_group, _judged)
 GradScaler._unscale_grads_ = _around(GradScaler._unscale_grads_, _skipping_alike)
-# What torch's clip_grad_norm_ calls, so that one that was imported before this is checked too.
-if own := getattr(clip_grad, "_get_total_norm", None):
-    clip_grad._get_total_norm = nn.utils.get_total_norm = _around(own, _refusing)
+# Inside of what torch's clip_grad_norm_ calls, so that either that was imported before this is checked too.
+for cell in clip_grad._get_total_norm.__closure__:
+    if cell.cell_contents is clip_grad._get_total_norm.__wrapped__:
+        cell.cell_contents = _around(cell.cell_contents, _refusing)

@@ -1,8 +1,10 @@
 """A pruned linear layer on one device in any pattern of kernels/patterns, for inference: its packed weight is fixed.
 Under `torch.compile` its product is one operator, `blockshock::pattern`, which finds it by a number as in autograd.py.
+Importing this changes nn.Module's _apply, by which a model is moved.
 """
 
 import weakref
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -78,14 +80,6 @@ class PatternLinear(nn.Module):
             missing.append(name)
             super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
 
-    def _apply(self, fn, recurse=True):
-        moved = fn(probe := self.weight.new_empty(0))
-        if (moved.dtype, moved.device) != (probe.dtype, probe.device):
-            raise UnsupportedError(
-                f"{self.path} is packed for {probe.dtype} on {probe.device}: call dense_(model), and move that"
-            )
-        return super()._apply(fn, recurse)
-
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self.words}"
 
@@ -99,6 +93,20 @@ def linear_of(weight: Tensor, bias: Tensor | None, like: nn.Module | None = None
 
 
 _layers: weakref.WeakValueDictionary[int, PatternLinear] = weakref.WeakValueDictionary()
+
+
+def _before_moved(own: Callable, model: nn.Module, fn: Callable, recurse: bool = True) -> nn.Module:
+    """Refuses for the whole model: nn.Module's own moves the layers before a packed one, and then meets that."""
+    for layer in (layer for layer in model.modules() if isinstance(layer, PatternLinear)) if _layers else ():
+        moved = fn(probe := layer.packed.tensors["values"].new_empty(0, dtype=layer.packed.dtype))
+        if (moved.dtype, moved.device) != (probe.dtype, probe.device):
+            raise UnsupportedError(
+                f"{layer.path} is packed for {probe.dtype} on {probe.device}: call dense_(model), and move that"
+            )
+    return own(model, fn, recurse)
+
+
+nn.Module._apply = guards._around(nn.Module._apply, _before_moved)
 # As in autograd.py: shapes follow from the arguments, and a Function joins the operator to a gradient.
 _ops = torch.library.Library("blockshock", "FRAGMENT")
 _ops.define("pattern(Tensor rows, int handle, int features, bool turned) -> Tensor")

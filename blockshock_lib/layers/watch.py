@@ -75,6 +75,8 @@ def describe(layer: nn.Module) -> str:
 
 def count(layer: nn.Module, what: str, shape: tuple[int, ...]) -> None:
     """Of a pass that every rank of a connected group makes. UnsupportedError: ranks passed x of other shapes before."""
+    if _orphan:
+        raise UnsupportedError(f"{describe(layer)}: a forked process is no rank of its parent's group: start one anew")
     passes = _groups[layer.group.reference]
     _start()
     if passes.unlike:
@@ -134,4 +136,11 @@ def _look() -> None:  # of its own, so that no variable keeps a process group al
             passes.look(reference()) if reference() else _groups.pop(reference)
 
 
+def _after_fork() -> None:
+    global _orphan
+    _orphan = dist.is_initialized()
+
+
+_orphan = False
+os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_stopped.set)

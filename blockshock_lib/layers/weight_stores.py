@@ -4,11 +4,56 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _foreach_supported_types
 
+from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24 import compress, stock
 from blockshock_lib.kernels.sparse24.backends import Backend
 from blockshock_lib.kernels.sparse24.packing import Packed
 from blockshock_lib.kernels.sparse24.pattern import Pattern
+from blockshock_lib.layers import autograd
+from blockshock_lib.layers.watch import describe
+
+
+class WatchedParameter(nn.Parameter):
+    """Counts the looks at its `data`, through which it may be written while its version stays. `lent`: its data was set
+    to a tensor that somebody else may write at any time, as a flat buffer of many weights.
+    """
+
+    looks, lent = 0, False
+
+    @property
+    def data(self) -> Tensor:
+        self.looks += 1
+        return Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, data: Tensor) -> None:
+        same_kind = (data.dtype, data.device) == (self.dtype, self.device)  # else it is what Module.to made
+        self.lent = self.lent or (same_kind and data.data_ptr() != self.data_ptr())
+        Tensor.data.__set__(self, data)
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        return type(self), (self.detach(), self.requires_grad)
+
+
+class MasterParameter(WatchedParameter):
+    """A part of W, or between passes no masked one, in the shape of W: torch's functions that multiply it refuse it."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func in (nn.functional.linear, nn.functional.embedding):
+            given = [*args, *(kwargs or {}).values()]
+            layer = next((one for one in autograd.layers() if any(one.weight is other for other in given)), None)
+            raise UnsupportedError(
+                f"{func.__name__} of the weight of {describe(layer) if layer else 'a layer'}, a masked master: call "
+                "the layer, or multiply by its to_dense(), which every rank calls"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+_foreach_supported_types += [WatchedParameter, MasterParameter]  # or a model with one would be stepped slowly
 
 
 class PackedValues:
@@ -95,10 +140,10 @@ class Master(PackedValues):
     place = 0  # where the parameter lay when it was masked last
 
     def dense(self, weight: Tensor) -> Tensor:
-        return weight if _own(weight) else super().dense(weight)
+        return weight if _own(weight) else self.layout(weight)
 
     def to_dense(self, tensor: Tensor) -> Tensor:
-        return tensor
+        return self.layout(tensor)  # of a weight that FSDP2 shards nothing else has masked what was written
 
     def layout(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         whole = tensor.shape == self.pattern.shape
@@ -147,10 +192,8 @@ class StockMaster(Master):
             return self.pattern.scatter(tensor)
         return torch.where(self.mask, tensor, tensor.new_zeros(()), out=out)
 
-    def follow(self, weight: Tensor) -> None:
-        self.compress(self.layout(weight))
-
     def compress(self, weight: Tensor) -> None:
+        weight = self.dense(weight)
         turned, self.packed, self.packed_t = self.packed_t is not None, None, None  # freed before the new are made
         self.packed = stock.compress(weight.detach())
         if turned:
@@ -167,5 +210,5 @@ class StockMaster(Master):
 
 
 def _own(weight: Tensor) -> bool:
-    """False for a weight that was lent, as by `torch.func.functional_call`: it may be read, never written."""
-    return isinstance(weight, nn.Parameter)
+    """False for a weight that was lent, as by `torch.func.functional_call` or FSDP2: it may be read, never written."""
+    return isinstance(weight, WatchedParameter)

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import io
+import os
 import pickle
 import re
 import tempfile
@@ -249,6 +250,22 @@ def fsdp2_state(method):
     alike(again, plain)
 
 
+@composition("FSDP2 over dp: weights written in place, and saved then")
+def fsdp2_written(method):
+    plain, model, half = over_dp(method)
+    for one in (model[0], model[2], model):
+        fully_shard(one, mesh=square()["dp"])
+    model(batch(0)[0])
+    for layer in (model[0], model[2]):  # in the holes too
+        own = layer.weight.to_local().data
+        own.add_(torch.linspace(0, 1, own.shape[-1]))
+    plain.load_state_dict(weights(model))
+    x, other = (batch(1)[0][half].requires_grad_() for _ in range(2))
+    y, wanted = model(x), plain(other)
+    (y.square().sum() + wanted.square().sum()).backward()
+    torch.testing.assert_close((y, x.grad), (wanted, other.grad), **CLOSE)
+
+
 @composition("HSDP, and clip_grad_norm_ of this library")
 def hsdp(method):
     plain, model, half = over_dp(method)
@@ -312,6 +329,8 @@ def ddp_same_ranks(method):
 @composition("a model that DDP has wrapped, converted then")
 def ddp_before(method):
     run = DistributedDataParallel(dense(), process_group=square()["dp"].get_group())
+    other = copy.deepcopy(DistributedDataParallel(dense()))  # torch copies one of the default group alone
+    said_by(layer_of, other.module[0], method)
     layer_of(run.module[0], method)
 
 
@@ -787,6 +806,18 @@ def made_anew(method):
         assert said_by(make, model[0]) == said
     alike(model, twins(method)[0], trained=False)
     raise UnsupportedError(said)
+
+
+@composition("a process that a rank forks, as Hogwild may", SHARED)
+def forked(method):
+    model, (read, write) = twins(method)[1], os.pipe()
+    if not (child := os.fork()):
+        try:
+            os.write(write, said_by(model, batch(0)[0]).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    raise UnsupportedError(os.read(read, 999).decode())
 
 
 @composition("one layer used twice")

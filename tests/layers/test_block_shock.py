@@ -148,3 +148,11 @@ def test_a_term_that_its_backend_cannot_multiply_is_refused_before_anything_is_m
     monkeypatch.setattr(Pattern, "of", lambda mask: pytest.fail("its pattern was made"))
     with pytest.raises(UnsupportedError, match=rf"\[{N}, {K}\]\) has too many weights"):
         one()
+
+
+def test_a_master_that_is_multiplied_or_tied_past_its_layer_is_refused():
+    layer, embedding = one("random", update="recompress"), torch.nn.Embedding(N, K)
+    embedding.weight = layer.weight
+    for use in (lambda: torch.nn.functional.linear(X, layer.weight), lambda: embedding(torch.arange(3))):
+        with pytest.raises(UnsupportedError, match=r"of the weight of BlockShockLinear\(256, 128, rank 0 of 2"):
+            use()

@@ -2,6 +2,8 @@
 
 import copy
 import math
+import subprocess
+import sys
 from collections import OrderedDict
 from itertools import product
 
@@ -184,3 +186,15 @@ def test_a_norm_of_16_bit_gradients_is_not_rounded_to_16_bits(norm_type):
     model.weight.grad = draw(64, 256, dtype=torch.bfloat16)
     wanted = torch.linalg.vector_norm(model.weight.grad.double(), norm_type).item()
     assert clip_grad_norm_(model, 1e9, norm_type).item() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_total_norm_that_was_imported_before_this_library_is_refused_too():
+    script = (
+        "from torch.nn.utils import get_total_norm",
+        "from blockshock_lib.layers import guards",
+        "guards._shared = lambda *_: {0: __import__('torch').nn.Linear(1, 1)}",  # as of a gradient that ranks share
+        "guards.describe = repr",
+        "get_total_norm([])",
+    )
+    made = subprocess.run([sys.executable, "-c", "\n".join(script)], capture_output=True, text=True, check=False)
+    assert "sees this rank's share of the gradient of Linear" in made.stderr

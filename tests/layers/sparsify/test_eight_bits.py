@@ -148,7 +148,8 @@ def test_a_packed_weight_takes_no_state_and_no_other_dtype_and_a_copy_has_its_ow
     sparsify_(model, Sparse24(dtype=dtype))
     assert torch.equal(model(TOKENS), made(dtype, seed=6)[0](TOKENS)) and torch.equal(twin(TOKENS), y)
     with pytest.raises(UnsupportedError, match=r"is packed for torch.bfloat16 on cpu"):
-        twin.float()
+        torch.nn.Sequential(before := torch.nn.Linear(8, 8).bfloat16(), twin).float()
+    assert before.weight.dtype == torch.bfloat16  # all or nothing
     with pytest.raises(RuntimeError, match=r"Missing key.*blocks.0.q.weight"):
         twin.load_state_dict({"blocks.0.k.bias": twin.blocks[0].k.bias})
 
