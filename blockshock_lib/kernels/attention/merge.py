@@ -6,6 +6,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from blockshock_lib.kernels.attention.triton import installed
+
 
 def wide(x: Tensor) -> Tensor:
     """In fp32 or wider, to be added to and rounded once, at the end."""
@@ -24,6 +26,18 @@ def _absorb(out: Tensor, lse: Tensor, found: Tensor, level: Tensor) -> Tensor:
     most = both.clamp(min=torch.finfo(both.dtype).min)  # -inf less -inf is no number
     out.mul_((lse - most).exp()[..., None]).addcmul_(found.to(out.dtype), (level - most).exp()[..., None])
     return both
+
+
+def add(whole: Tensor, part: Tensor, weights: Tensor | None = None) -> None:
+    """Adds `part` [..., rows, D], each row times its weight [..., rows], to a view of a sum that is fp32 or wider."""
+    if whole.is_cuda and whole.dtype == torch.float32 and whole.stride(-1) == 1 and installed():
+        from blockshock_lib.kernels.attention import triton_merge  # Triton is not everywhere
+
+        triton_merge.add(whole, part.contiguous(), weights)
+    elif weights is None:
+        whole.add_(part)
+    else:
+        whole.addcmul_(part, weights[..., None])
 
 
 @cache

@@ -57,7 +57,7 @@ def refuse(call: Call) -> str:
     dtype, interpreted = call.q.dtype, os.environ.get("TRITON_INTERPRET") == "1"
     if not call.q.is_cuda and not interpreted:
         return "it needs a CUDA device, or Triton's interpreter (TRITON_INTERPRET=1)"
-    if not _installed():
+    if not installed():
         return "triton is not installed: it comes with PyTorch's CUDA builds"
     if dtype not in (torch.bfloat16, torch.float16, torch.float32) or (interpreted and dtype == torch.bfloat16):
         return f"it takes bf16 (not in the interpreter), fp16 and fp32, not {dtype}"
@@ -69,7 +69,7 @@ def refuse(call: Call) -> str:
 
 
 @cache
-def _installed() -> bool:
+def installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 

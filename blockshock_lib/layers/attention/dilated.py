@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blockshock_lib.kernels.attention import backends
+from blockshock_lib.kernels.attention import backends, merge
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.pattern import Pattern, causal, checked, full
 from blockshock_lib.kernels.once import once
@@ -111,7 +111,7 @@ class _Pairs(torch.autograd.Function):
         out, finite = torch.zeros_like(q, dtype=lse.dtype), lse.clamp(min=torch.finfo(lse.dtype).min)
         for part, (found, level) in zip(parts, made, strict=True):
             here, most = part.of(out), part.of(finite)
-            here.addcmul_(found.view_as(here), (level.view_as(most) - most).exp()[..., None])
+            merge.add(here, found.view_as(here), (level.view_as(most) - most).exp())
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.set_materialize_grads(False)
@@ -128,7 +128,7 @@ class _Pairs(torch.autograd.Function):
             level = None if dlse is None else part.taken(dlse)
             found = row.backward(ctx.make(*map(part.taken, operands)), *map(part.taken, (dout, out, lse)), level)
             for total, each in zip(totals, found, strict=True):
-                part.of(total).add_(each.view_as(part.of(total)))
+                merge.add(here := part.of(total), each.view_as(here))
         if k.shape != q.shape:
             totals[1:] = (x.unflatten(1, (k.shape[1], -1)).sum(2) for x in totals[1:])
         return *(x.to(q.dtype) for x in totals), None, None, None

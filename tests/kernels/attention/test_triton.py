@@ -263,7 +263,7 @@ def test_what_it_cannot_do_is_refused_by_its_reason(change, says, monkeypatch):
     if "off" in change:
         monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     if "gone" in change:
-        monkeypatch.setattr(kernels, "_installed", lambda: False)
+        monkeypatch.setattr(kernels, "installed", lambda: False)
     with pytest.raises(UnsupportedError, match=says):
         attention.sparse_attention(q, q, q, attention.causal(), "triton", change.get("scale"))
 
@@ -274,3 +274,16 @@ def test_each_candidate_divides_the_block(block):
         for cuts in kernels.candidates(dim, block).values():
             assert len(set(cuts)) == len(cuts)
             assert all(block % cut.block_m == 0 and block % cut.block_n == 0 for cut in cuts)
+
+
+@pytest.mark.parametrize("weighed", [True, False])
+def test_rows_are_added_in_one_pass_to_where_they_belong(weighed):
+    from blockshock_lib.kernels.attention import triton_merge
+
+    whole = torch.randn(2, 4, 30, 24, device=DEVICE)  # segments of 10, each second position, of the odd heads the odd
+    shape, strides = (2, 3, 2, 2, 5, 24), (2880, 240, 1440, 744, 48, 1)
+    part, weights = torch.randn(shape, device=DEVICE).half(), torch.rand(shape[:-1], device=DEVICE)
+    wanted = whole.double()
+    wanted.as_strided(shape, strides).addcmul_(part, weights[..., None] if weighed else part.new_ones(()))
+    triton_merge.add(whole.as_strided(shape, strides), part, weights if weighed else None)
+    assert torch.allclose(whole.double(), wanted, rtol=1e-6, atol=1e-6)
