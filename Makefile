@@ -98,7 +98,7 @@ lab: setup ## open JupyterLab on copies of the notebooks, in outputs/lab; this m
 	PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m jupyterlab --ip=127.0.0.1 --LabApp.app_settings_dir=$(CURDIR)/tools/lab \
 		--notebook-dir="$$($(VENV)/bin/python -m tools.lab_copies)" $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
-test: setup lint ## the quick tests: no GPU, no browser; of each test the first two cases
+test: setup lint ## the quick tests: no GPU, no browser; of each test the first case
 	$(PYTEST) tests --ignore=tests/browser -m "not long" $(SPREAD) $(ARGS)
 
 test-all: setup lint ## all tests that need no GPU and no browser: the long ones and the committed notebooks too

@@ -14,7 +14,7 @@ import torch
 from blockshock_lib import files
 from blockshock_lib.ranks import WorkerGroup, group, worker
 
-QUICK = 2  # cases of each test; the rest are long: `make test` has something of every test
+QUICK = 1  # cases of each test; the rest are long: `make test` has something of every test
 
 if importlib.util.find_spec("triton") and not torch.cuda.is_available():
     # Its own functions are made for the interpreter or for a GPU as it is imported, and torch.compile imports it too.

@@ -141,6 +141,19 @@ def test_a_run_without_a_figure_has_words_for_it(tmp_path, file):
     assert run.img is None and ("cannot be read" if "broken" in file else "no figure is saved") in text
 
 
+def test_a_picture_of_the_list_is_made_small_once(outputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(share, "CACHE", tmp_path)
+    run = noted(outputs / "a", figures=[{"name": "a", "file": "figures/a.png", "alt": "It rises."}])
+    (run / "figures").mkdir()
+    Image.new("RGB", (1200, 600), "red").save(run / "figures" / "a.png")
+    first = share.write_index(outputs).read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", None)
+        assert share.write_index(outputs).read_text() == first and "data:image" in first
+    Image.new("RGB", (1200, 600), "blue").save(run / "figures" / "a.png")
+    assert share.write_index(outputs).read_text() != first, "another figure is another picture"
+
+
 def test_a_packed_table_of_records_is_shared_and_one_that_ends_its_reader_is_refused(run, tmp_path, monkeypatch):
     records.pack(run)
     path = share.pack(run, tmp_path / "a.zip")

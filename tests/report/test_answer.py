@@ -1,6 +1,6 @@
 import pytest
 
-from blockshock_lib.report import answer, verdicts
+from blockshock_lib.report import answer, late, verdicts
 from blockshock_lib.studies.linear import STUDY
 from blockshock_lib.studies.linear.axes import AXES
 from tests.report import frames
@@ -67,3 +67,12 @@ def test_a_notebook_begins_with_the_sentence_and_checks_are_coloured_apart_from_
     assert places == sorted(places)
     assert 'chip good"' in page and '<b class="claim refuted">refuted</b> H1: ' in page
     assert 'chip bad"' in answer.html("", frames.fail(frame, "block_shock", n=4096), {})
+
+
+def test_what_is_asked_once_is_asked_anew_of_another_frame(monkeypatch):
+    asked = []
+    monkeypatch.setattr(verdicts, "phases", lambda frame: asked.append(frame) or len(asked))
+    rule, table = (late("report.verdicts:phases", once=once) for once in (True, False))
+    one, other = (frames.make(ns=(4096,), bs=(16,)) for _ in range(2))
+    assert [rule(frame) for frame in (one, one, other, other, one)] == [1, 1, 2, 2, 3]
+    assert [table(one), table(one)] == [4, 5]

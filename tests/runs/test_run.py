@@ -7,7 +7,8 @@ import pytest
 from blockshock_lib import files
 from blockshock_lib.errors import Interrupted, LaunchError, ParamsError, RecordError
 from blockshock_lib.notebook import workbook
-from blockshock_lib.runs import code, machine, manifest, measure, record
+from blockshock_lib.report import verdicts
+from blockshock_lib.runs import code, lock, machine, manifest, measure, record
 from blockshock_lib.runs.open import latest
 from tests import small_runs
 from tests.small_runs import TINY, written
@@ -258,3 +259,17 @@ def test_a_library_edited_before_a_run_is_opened_is_told_there_and_where_it_meas
     made = manifest.read(run.folder)["code"]
     assert made["imported"] != made["sources"] and not run.finished(), "no resumed run keeps a stale record"
     assert {record.read(path)["context"]["code"] == made for path in run.folder.glob("records/*.json")} == {True}
+
+
+def test_a_command_takes_the_verdict_of_its_kernel_which_has_weighed_the_records(outputs, monkeypatch):
+    run = written(outputs)
+    with files.environment(**{lock.RUN: str(run.folder.resolve())}):
+        line = run.conclude()
+    lock.hold(run.folder)  # which the kernel, another process, has not released
+    first = manifest.read(run.folder)
+    assert first["status"] == "running" and first["verdict"] == line
+    monkeypatch.setattr(verdicts, "one_line", None)
+    assert run.conclude() == line
+    noted = manifest.read(run.folder)
+    assert noted["status"] == "completed" and noted["ended"] >= first["ended"]
+    assert all(noted[name] == first[name] for name in ("answer", "verdicts", "seconds", "figures"))
