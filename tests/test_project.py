@@ -36,7 +36,7 @@ ON_A_GPU = {
         "quantize.py",
         "gluon.py",
         "gluon_forward.py",
-        *(f"triton_{part}.py" for part in ("forward", "backward", "tiles")),
+        *(f"triton_{part}.py" for part in ("forward", "backward", "merge", "tiles")),
     ),
     "cuda": ("compiled.py",),
     "nvmath": ("plans.py", "unstructured.py"),

@@ -86,7 +86,7 @@ def test_each_layer_overrides_the_one_before_it(root):
 
 def test_mappings_merge_and_lists_replace():
     loaded = on_cpu(overrides={"timing": {"warmup": 7}, "sweep.n": [128]})
-    lead_in = {"lead_in_s": 0.01, "lead_in_most_s": 3.0}
+    lead_in = {"lead_in_s": 0.001, "lead_in_most_s": 3.0}
     assert loaded.timing.model_dump() == {"warmup": 7, "samples": 8, "groups": 2, "min_sample_ms": 1.0} | lead_in
     assert loaded.sweep.n == (128,) and loaded.sweep.b == (16, 256)
 
