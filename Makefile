@@ -55,20 +55,13 @@ phase3: setup ## phase 3, training with SGD and AdamW: prints the verdict, the n
 	@$(BLOCKSHOCK) run phase3 $(ARGS)
 
 attention: setup ## the attention study's phases in a row: every kernel right, its speed on one device, and over ranks
-	@$(BLOCKSHOCK) run attention_correctness $(ARGS)
-	@$(BLOCKSHOCK) run attention_speed $(ARGS)
-	@$(BLOCKSHOCK) run attention_scaling $(ARGS)
+	@$(BLOCKSHOCK) run attention $(ARGS)
 
 gpt: setup ## the gpt study's phases in a row: every schedule right, what it costs in loss, what it saves in time
-	@$(BLOCKSHOCK) run gpt_correctness $(ARGS)
-	@$(BLOCKSHOCK) run gpt_training $(ARGS)
-	@$(BLOCKSHOCK) run gpt_latency $(ARGS)
+	@$(BLOCKSHOCK) run gpt $(ARGS)
 
 gallery: setup ## the gallery of sparsity patterns: which pays on this GPU, and what it costs in loss
-	@$(BLOCKSHOCK) run gallery_speed $(ARGS)
-	@$(BLOCKSHOCK) run gallery_training $(ARGS)
-	@$(BLOCKSHOCK) run gallery_decode $(ARGS)
-	@$(BLOCKSHOCK) run gallery_accuracy $(ARGS)
+	@$(BLOCKSHOCK) run gallery $(ARGS)
 
 phase% attention_% gpt_% gallery_%: setup
 	@$(BLOCKSHOCK) run $@ $(ARGS)

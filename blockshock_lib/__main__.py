@@ -39,7 +39,7 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
 
     example = "example: python -m blockshock_lib run phase1 --hardware cuda --mask random --set sweep.n=[4096,8192]"
     add = verb("run", _run, "run a phase into a dated, executed notebook with page and records", epilog=example)
-    add("phase", help=f"one of {phases}; or study/phase")
+    add("phase", help=f"one of {phases}; or study/phase, or a study for all of its phases")
     add("--hardware", default="auto", metavar="NAME", help="the name of a file in params/hardware (default: auto)")
     about = "the name of a file in params/<study>/sweeps (default: <phase>-<hardware>)"
     add("--sweep", metavar="NAME", dest="layers.sweep", help=about)
@@ -120,6 +120,11 @@ def _run(args: argparse.Namespace) -> int:
     from blockshock_lib.ranks import torchrun
     from blockshock_lib.runs import machine
 
+    if args.phase in studies.names():  # its phases in a row, as far as all goes well
+        for phase in studies.load(args.phase).phases:
+            if status := _run(argparse.Namespace(**vars(args) | {"phase": f"{args.phase}/{phase}"})):
+                return status
+        return DONE
     study = studies.of_phase(args.phase)  # refuses a misspelt one before anything is made
     settings = dict(params.parse_override(text) for text in args.set)
     settings |= {key: name for key, name in vars(args).items() if key.startswith("layers.") and name}

@@ -53,6 +53,14 @@ def test_the_exit_status_says_how_the_run_ended_and_ctrl_c_is_one_word(monkeypat
     assert main(["report", "outputs/reference/phase0-cpu"]) == code and "go on " not in capsys.readouterr().out
 
 
+def test_a_study_runs_its_phases_in_a_row_as_far_as_all_goes_well(asked, monkeypatch):
+    assert main(["run", "gpt"]) == 0
+    assert [phase for phase, _ in asked] == [f"gpt/gpt_{name}" for name in ("correctness", "training", "latency")]
+    failed = mock.Mock(return_value=workbook.Outcome("completed", "x: FAIL", files.ROOT / "n.ipynb", None, False))
+    monkeypatch.setattr(workbook, "execute", failed)
+    assert main(["run", "gpt"]) == 1 and failed.call_count == 1
+
+
 def test_a_report_of_a_zip_unpacks_it_first(asked, outputs, tmp_path):
     source = written(outputs)
     source.conclude()

@@ -2,13 +2,8 @@
 # ruff: noqa: F401
 
 from blockshock_lib.layers.block_shock import BlockShockLinear
-from blockshock_lib.layers.dense import (
-    ColumnParallelLinear,
-    DenseLinear,
-    MaskedDenseLinear,
-    PermutedDenseLinear,
-    RowParallelLinear,
-)
+from blockshock_lib.layers.dense import ColumnParallelLinear, DenseLinear, PermutedDenseLinear, RowParallelLinear
 from blockshock_lib.layers.graphed import Graphed
 from blockshock_lib.layers.linear24 import Linear24
+from blockshock_lib.layers.masked_dense import MaskedDenseLinear
 from blockshock_lib.layers.sharded import ShardedLinear

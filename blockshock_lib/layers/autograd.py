@@ -33,8 +33,9 @@ register_optimizer_step_post_hook(_count_step)
 
 def state(w: Tensor) -> tuple:
     """Place, version, steps and looks at its data: what changes when a weight may have changed."""
-    version, steps = 0 if w.is_inference() else w._version, optimizer_steps if w.requires_grad else 0
-    return w.data_ptr(), version, steps, getattr(w, "looks", 0)
+    with torch._C.DisableTorchFunctionSubclass():  # each look at a MasterParameter would go through Python
+        version, steps = 0 if w.is_inference() else w._version, optimizer_steps if w.requires_grad else 0
+        return w.data_ptr(), version, steps, getattr(w, "looks", 0)
 
 
 def register(layer: nn.Module, among: weakref.WeakValueDictionary[int, nn.Module] = _layers) -> None:

@@ -53,6 +53,8 @@ class BlockShockLinear(TermParallelLinear):
         self.product, self.update, self.dw = product, update, dw  # `shard` reads them
         super().__init__(*args, **kwargs)
 
+    watched = property(lambda self: MasterParameter if self.store.recompresses else WatchedParameter)
+
     @classmethod
     def unsupported(cls, mask: Mask, device: torch.device, dtype: torch.dtype, product: str = "auto", **options) -> str:
         return choose(product, device).unsupported(device, dtype)
@@ -65,8 +67,7 @@ class BlockShockLinear(TermParallelLinear):
             )
         if name == "weight" and isinstance(value, nn.Parameter) and self.weight is not None and not self.gathered:
             self._refuse_tied(value)
-            if type(value) is nn.Parameter:
-                value.__class__ = MasterParameter if self.store.recompresses else WatchedParameter
+            self._watch(value)
         super().__setattr__(name, value)
 
     def _refuse_tied(self, value: nn.Parameter) -> None:
@@ -89,16 +90,13 @@ class BlockShockLinear(TermParallelLinear):
         self.classes = self._classes(kept)
         self._theirs: Pattern | None = None  # of the other term in this rank's half of the rows
         self.weight = self._parameter(self.store.layout(w) if self.store.recompresses else self.packed.values)
-        self.weight.__class__ = MasterParameter if self.store.recompresses else WatchedParameter
+        self._watch(self.weight)
         self._look()
         if not self.frozen and self.dw not in ("auto", *self.wgrad_strategies()):
             raise UnsupportedError(
                 f"dw={self.dw!r} cannot run with mask {self.mask.name} on {self.group.world_size} ranks; "
                 f"there are {', '.join(self.wgrad_strategies())}"
             )
-
-    def _parameter(self, data: Tensor) -> nn.Parameter:
-        return WatchedParameter(data, requires_grad=not self.frozen)
 
     def _pack(self, dense: Tensor, keep: Tensor | None) -> PackedValues:
         backend = choose(self.product, dense.device)

@@ -3,23 +3,18 @@
 A GEMM reads a transposed view at the same cost; an elementwise operation with a row-major tensor, across its rows.
 """
 
-import weakref
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from blockshock_lib.comm import Pending
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns.dense import preferred
 from blockshock_lib.kernels.sparse24.mask import Mask
-from blockshock_lib.kernels.sparse24.pattern import Pattern
-from blockshock_lib.layers import autograd
 from blockshock_lib.layers.classes import classes_of, gather, products, scatter
-from blockshock_lib.layers.parts import Part, equal_shard, term_mask
+from blockshock_lib.layers.parts import Part, equal_shard
 from blockshock_lib.layers.sharded import ShardedLinear
-from blockshock_lib.layers.watch import describe
 
 
 class DenseLinear(ShardedLinear):
@@ -99,6 +94,16 @@ class TermParallelLinear(ShardedLinear):
     """Superposition: W = W(0) + W(1). Rank r holds term r % 2 of input shard r // 2; one all-reduce adds them."""
 
     uses_mask = True
+    watched: type[nn.Parameter] = nn.Parameter  # what the layer's own weight is, so that one that is lent is told apart
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
+        super()._apply(fn, recurse)
+        self._watch(self._parameters["weight"])  # torch may have set another, past __setattr__
+        return self
+
+    def _watch(self, weight: object) -> None:
+        if type(weight) is nn.Parameter and not self.gathered:
+            weight.__class__ = self.watched
 
     @classmethod
     def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:
@@ -114,86 +119,6 @@ class TermParallelLinear(ShardedLinear):
         dx = made.new_zeros(made.shape[0], self.in_features)
         dx[:, self.cols] = made
         return dx
-
-
-_masked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
-
-def _before_step(*_: object) -> None:  # or the step would hide what was written since the last forward
-    for layer in _masked:
-        layer.prepare()
-
-
-def _note_step(*_: object) -> None:
-    for layer in _masked:
-        layer.stepped = autograd.state(layer.weight)[1]
-
-
-register_optimizer_step_pre_hook(_before_step)
-register_optimizer_step_post_hook(_note_step)
-
-
-class MaskedDenseLinear(TermParallelLinear):
-    """C: a term as a dense matrix, zeros in the holes, in dW too: shows what the 2:4 kernels alone are worth."""
-
-    pattern: Pattern | None = None
-    stepped = -1  # the weight's version behind an optimizer's latest step, which leaves the holes as they are
-
-    def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
-        super().shard(weight, keep, part)
-        self.pattern = None if self.frozen else Pattern.of(term_mask(keep, part))
-        _masked.add(self)
-        self._noted = autograd.state(self.weight)
-
-    def prepare(self, always: bool = False) -> None:
-        """Zeros in the holes again where something else than an optimizer wrote, as nn.init does to a whole tensor."""
-        weight = self._parameters["weight"]
-        if self.gathered and self.pattern is not None and not isinstance(weight, DTensor):
-            self.pattern.masked(weight.data, out=weight.data)  # FSDP2's buffer, which comes and goes at no new version
-        others = not isinstance(weight, nn.Parameter) or self.pattern is None or self.gathered or weight.is_meta
-        if others or (now := autograd.state(weight)) == self._noted:
-            return
-        (place, version, steps, _), (before, known, counted, _) = now, self._noted
-        if place != before or (version not in (known, self.stepped) if steps != counted else version != known):
-            masked = self.pattern.masked(weight.detach())
-            if not torch.equal(masked, weight):
-                if place == before:
-                    weight.detach().copy_(masked)
-                else:  # its data was set to what another may still read
-                    weight.data = masked
-        self._noted = autograd.state(weight)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        plain = name == "weight" and type(value) is nn.Parameter and not (self.gathered or value.is_meta)
-        like = plain and self.pattern is not None and self.weight is not None and value.shape == self.weight.shape
-        if like and value.device == self.weight.device and bool(value[~self.pattern.mask()].any()):
-            raise UnsupportedError(f"{describe(self)} cannot be tied to a dense weight: load_dense() copies its part")
-        super().__setattr__(name, value)
-
-    def __setstate__(self, state: dict) -> None:
-        super().__setstate__(state)
-        _masked.add(self)
-
-    def part_dense(self, tensor: Tensor) -> Tensor:
-        return tensor if self.pattern is None else self.pattern.masked(tensor)
-
-    def hold_bytes(self) -> dict[str, int]:
-        return super().hold_bytes() | {"pattern": self.pattern.nbytes if self.pattern else 0}
-
-    def local_dgrad(self, dy: Tensor) -> Tensor:
-        return self.place_dgrad(super().local_dgrad(dy))
-
-    def local_wgrad(self, dy: Tensor, x: Tensor, by: str | None = None) -> Tensor:
-        dense = super().local_wgrad(dy, x)
-        return self._kept().masked(dense, out=dense)
-
-    def from_dense(self, dense: Tensor) -> Tensor:
-        return self._kept().masked(dense[self.rows, self.cols])
-
-    def _kept(self) -> Pattern:
-        if self.pattern is None:
-            raise UnsupportedError("a frozen masked dense layer does not keep its mask: make it anew with the weight")
-        return self.pattern
 
 
 class PermutedDenseLinear(TermParallelLinear):

@@ -1,6 +1,7 @@
 """What other parts of PyTorch would do wrong, without a word, to a layer that several ranks share: refused by name.
 
-Importing this changes torch's DistributedDataParallel, clip_grad_norm_, GradScaler, model averaging, add_param_group.
+Importing this changes torch's DistributedDataParallel, clip_grad_norm_, get_total_norm, GradScaler, model averaging,
+add_param_group and register_parametrization.
 """
 
 import functools
@@ -287,6 +288,6 @@ averaging.average_parameters = _around(averaging.average_parameters, _not_over_p
 Optimizer.add_param_group = _around(Optimizer.add_param_group, _judged)
 GradScaler._unscale_grads_ = _around(GradScaler._unscale_grads_, _skipping_alike)
 # Inside of what torch's clip_grad_norm_ calls, so that either that was imported before this is checked too.
-for cell in clip_grad._get_total_norm.__closure__:
+for cell in clip_grad._get_total_norm.__closure__ or ():
     if cell.cell_contents is clip_grad._get_total_norm.__wrapped__:
         cell.cell_contents = _around(cell.cell_contents, _refusing)

@@ -75,8 +75,8 @@ def describe(layer: nn.Module) -> str:
 
 def count(layer: nn.Module, what: str, shape: tuple[int, ...]) -> None:
     """Of a pass that every rank of a connected group makes. UnsupportedError: ranks passed x of other shapes before."""
-    if _orphan:
-        raise UnsupportedError(f"{describe(layer)}: a forked process is no rank of its parent's group: start one anew")
+    if _parents is not None and _parents is dist.group.WORLD:
+        raise UnsupportedError(f"{describe(layer)}: a forked process is no rank of its parent's group: spawn it")
     passes = _groups[layer.group.reference]
     _start()
     if passes.unlike:
@@ -137,10 +137,10 @@ def _look() -> None:  # of its own, so that no variable keeps a process group al
 
 
 def _after_fork() -> None:
-    global _orphan
-    _orphan = dist.is_initialized()
+    global _parents
+    _parents = dist.group.WORLD
 
 
-_orphan = False
+_parents = None  # the group of the process that forked this one
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_stopped.set)

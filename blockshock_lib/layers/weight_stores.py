@@ -14,6 +14,9 @@ from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.layers import autograd
 from blockshock_lib.layers.watch import describe
 
+F = nn.functional
+TAKING = F.linear, F.embedding, F.embedding_bag, F.multi_head_attention_forward, F.bilinear  # weights
+
 
 class WatchedParameter(nn.Parameter):
     """Counts the looks at its `data`, through which it may be written while its version stays. `lent`: its data was set
@@ -38,11 +41,11 @@ class WatchedParameter(nn.Parameter):
 
 
 class MasterParameter(WatchedParameter):
-    """A part of W, or between passes no masked one, in the shape of W: torch's functions that multiply it refuse it."""
+    """A part of W, or between passes no masked one, in the shape of W: what torch's layers use refuses it."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func in (nn.functional.linear, nn.functional.embedding):
+        if func in TAKING:
             given = [*args, *(kwargs or {}).values()]
             layer = next((one for one in autograd.layers() if any(one.weight is other for other in given)), None)
             raise UnsupportedError(
@@ -143,7 +146,7 @@ class Master(PackedValues):
         return weight if _own(weight) else self.layout(weight)
 
     def to_dense(self, tensor: Tensor) -> Tensor:
-        return self.layout(tensor)  # of a weight that FSDP2 shards nothing else has masked what was written
+        return self.layout(tensor)  # FSDP2's shards are masked nowhere else
 
     def layout(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         whole = tensor.shape == self.pattern.shape
@@ -201,7 +204,7 @@ class StockMaster(Master):
 
     def transposed(self, weight: Tensor) -> Packed:
         if self.packed_t is None:
-            self.packed_t = stock.compress(weight.detach().t().contiguous())
+            self.packed_t = stock.compress(self.dense(weight).detach().t().contiguous())
         return self.packed_t
 
     def nbytes(self, weight: Tensor) -> dict[str, int]:

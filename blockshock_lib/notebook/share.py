@@ -99,14 +99,16 @@ def _picture(folder: Path, found: dict) -> tuple[str, str]:
         return "", "still running"
     if not (kept := manifest.figures(folder)):
         return "", "no figure is saved with this run: make report RUN=folder draws it"
-    small = CACHE / "pictures" / f"{sha256(kept[0].path)}-{WIDTH}.png"  # most runs were in the last list, too
     try:
+        small = CACHE / "pictures" / f"{sha256(kept[0].path)}-{WIDTH}.png"  # most runs were in the last list, too
         if not small.is_file():
             image, data = Image.open(kept[0].path).convert("RGB"), io.BytesIO()
             image.thumbnail((WIDTH, WIDTH))
             image.quantize(64, dither=Image.Dither.NONE).save(data, format="png", optimize=True)
-            write_atomic(small, data.getvalue())
-        return base64.b64encode(small.read_bytes()).decode(), _short(kept[0].alt, 2000)
+            with contextlib.suppress(OSError):
+                write_atomic(small, data.getvalue())
+        data = small.read_bytes() if small.is_file() else data.getvalue()
+        return base64.b64encode(data).decode(), _short(kept[0].alt, 2000)
     except Exception:  # a PNG that somebody made wrong raises anything, SyntaxError too
         return "", "its figure cannot be read"
 

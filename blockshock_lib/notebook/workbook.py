@@ -103,9 +103,9 @@ def execute(phase: str, **asked) -> Outcome:
     """
     run = opening.open_run(phase, **asked)
     if run.resumes:
-        had = manifest.read(run.folder)["resumed"][-1]
-        left = ", ".join(f"{count} {why}" for why, count in had["again"].items())
-        terminal.say(f"resume   {run.name}: records that stand: {had['finished']}; to measure: {left or 'none'}")
+        for had in manifest.read(run.folder).get("resumed", [])[-1:]:  # a further run of a reference has none
+            left = ", ".join(f"{count} {why}" for why, count in had["again"].items())
+            terminal.say(f"resume   {run.name}: records that stand: {had['finished']}; to measure: {left or 'none'}")
         return _finish(run, resume=run.name)
     given = {name: asked[name] for name in ("hardware", "settings") if asked.get(name)}
     return _finish(run, run_dir=run.name, redraw=shown(run.source) if run.redrawn else "", **given)

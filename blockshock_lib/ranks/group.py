@@ -74,7 +74,8 @@ class WorkerGroup(contextlib.AbstractContextManager):
             folder.mkdir(parents=True, exist_ok=True)
             # Logs are appended to; what an earlier group wrote is not this one's.
             self._seen = [log.stat().st_size if log.exists() else 0 for log in self._logs]
-            start = starter(device)
+            early = any(name.startswith(("TORCH", "TRITON")) for name in environment)  # read as it is imported
+            start = starter("cuda" if early else device)
             for rank in range(processes):
                 self._pipes[rank], theirs = start.Pipe()
                 where = f"cuda:{first + rank}" if device == "cuda" else device

@@ -15,10 +15,12 @@ def late(place: str, *given: Any, once: bool = False, **options: Any) -> Callabl
     kept: list[Any] = []
 
     def called(frame: Any, *more: Any, **how: Any) -> Any:
-        if once and kept and kept[0] is frame:
-            return kept[1]
+        alone = once and not (more or how)
+        for known, said in kept if alone else ():
+            if known is frame:
+                return said
         said = pkgutil.resolve_name(called.place)(frame, *given, *more, **options | how)
-        kept[:] = (frame, said) if once else ()
+        kept[:] = [(frame, said)] if alone else kept
         return said
 
     called.place = f"blockshock_lib.{place}"

@@ -214,7 +214,7 @@ class Run:
         """Notes verdict, figures, end and digests; a whole run of ours is completed and packed. The verdict's line."""
         study, lost, wanted, known = self.study, self.lost(), len(self._wanted), manifest.read(self.folder)
         facts = {"ended": now(), "figures": self._save_figures()}
-        # A command's kernel that came to its end has weighed these records: it is not done a second time.
+        # A command's kernel that came to its end has weighed these records: the command does not weigh them again.
         if self.measured or self.redrawn or known["status"] != "running" or not known.get("ended"):
             seen = tables.machine_table(self.own)
             state = f"INCOMPLETE {wanted - self._missing()} of {wanted}" if lost else "PASS"
@@ -226,7 +226,10 @@ class Run:
             facts |= {"verdict": line, "weighed": [shown(folder) for folder in self.others()] or None}
             facts["seen"] = seen.to_dict("records") if "power median (W)" in seen else []  # of each GPU; none of a CPU
             taken = self.own.drop_duplicates(["case", "group"]).groupby("case")["seconds"].median().dropna()
-            facts |= {"answer": self.sentence, "seconds": taken.to_dict()}  # by these a dry run of another plan is told
+            facts |= {
+                "answer": self.sentence,
+                "seconds": taken.to_dict(),
+            }  # a dry run of another plan is scaled by them
         done = not self.stopped and not lock.borrowed(self.folder)
         if done:
             why = "no record was written: nothing was measured" if self.own.empty else ""

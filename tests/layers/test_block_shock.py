@@ -104,6 +104,14 @@ def test_data_that_is_set_and_belongs_to_another_is_masked_in_a_copy(kind):
         assert not layer.weight[~keep].any()
 
 
+def test_a_dense_weight_that_is_lent_to_c_is_refused_and_left_as_it_was():
+    weight, lent = draw(N, K), torch.nn.Parameter(draw(N, K, seed=3))
+    before, layers = lent.clone(), Threads(lambda group: built("masked_dense", "random", weight, None, group)).layers
+    with pytest.raises(UnsupportedError, match="was lent a weight with more than its mask keeps"):
+        torch.func.functional_call(layers[0], {"weight": lent}, X)
+    assert torch.equal(lent, before)
+
+
 def test_a_master_changed_in_its_holes_is_masked_again_and_its_dense_view_holds_each_entry_once():
     model = pair("random", update="recompress")
     kept = [layer.weight != 0 for layer in model.layers]

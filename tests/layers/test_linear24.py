@@ -332,3 +332,14 @@ def test_a_weight_that_functional_call_lends_is_not_written():
     before = weight.clone()
     torch.func.functional_call(layer, {"weight": weight, "bias": bias}, draw(B, K))
     assert torch.equal(weight, before)
+
+
+def test_a_weight_that_torch_sets_past_the_layer_is_its_own():
+    layer, _ = pruned(update="recompress")
+    state = {name: each.clone() for name, each in layer.state_dict().items()}
+    layer.to("meta").to_empty(device="cpu").load_state_dict(state)
+    layer.weight.data.fill_(1)
+    layer.prepare()
+    assert (layer.weight == 0).any(), "holes"
+    with pytest.raises(UnsupportedError, match="linear of the weight of .*, a masked master"):
+        torch.nn.functional.linear(draw(B, K), layer.weight)

@@ -32,6 +32,11 @@ def again(first, **asked):
     return open_run("phase0", again=str(first.folder), out=first.folder.parents[1], **asked)
 
 
+def test_a_command_goes_on_from_the_first_run_to_further_ones(first, monkeypatch):
+    monkeypatch.setattr(workbook, "_finish", lambda run, **how: how["resume"])
+    assert workbook.execute("phase0", again=str(first.folder), out=first.folder.parents[1]) != first.name
+
+
 def test_a_further_run_has_the_parameters_of_the_first_and_is_linked_with_it_and_its_others(first):
     second = finished(again(first))
     third = finished(again(second))

@@ -29,7 +29,9 @@ def _absorb(out: Tensor, lse: Tensor, found: Tensor, level: Tensor) -> Tensor:
 
 
 def add(whole: Tensor, part: Tensor, weights: Tensor | None = None) -> None:
-    """Adds `part` [..., rows, D], each row times its weight [..., rows], to a view of a sum that is fp32 or wider."""
+    """Adds `part` [B, segments, groups, heads, rows, D], each row times its weight [..., rows], to a view of a sum that
+    is fp32 or wider.
+    """
     if whole.is_cuda and whole.dtype == torch.float32 and whole.stride(-1) == 1 and installed():
         from blockshock_lib.kernels.attention import triton_merge  # Triton is not everywhere
 
