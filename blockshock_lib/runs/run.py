@@ -151,7 +151,8 @@ class Run:
         """That fewer runs are weighed than its reference has, as of a copy that lies elsewhere, like `lost`."""
         about, here = manifest.read(self.source), 1 + len(self.others())
         told = re.findall(r" (\d+) runs: ", about.get("verdict", ""))
-        known = max(map(int, [*told, 1 + bool(about.get("reference"))]))
+        first = reference.name_of({name: about[name] for name in ("run", "started")})  # of which no other need be there
+        known = max(map(int, [*told, 1 + ((about.get("reference") or first) != first)]))
         lead = f" · weighs {here} of the {known} runs of its reference: the others are not found, or not whole, from "
         return f"{lead}where it lies" if here < known else ""
 

@@ -74,6 +74,8 @@ def test_a_copy_that_lies_where_its_reference_is_not_says_how_many_runs_it_weigh
     drawn = open_run("phase0", redraw=str(copy), out=first.folder.parents[1])
     said = "weighs 2 of the 3 runs of its reference: the others are not found, or not whole, from where it lies"
     assert f" · {said}" in drawn.conclude() and said in drawn.sentence, "it knows where the first one is"
+    begun = finished(open_run("phase0", hardware="cpu", settings=small_runs.TINY, out=copy.parents[1], again="new"))
+    assert not begun.alone(), "the first one, to which none was added"
     manifest.note(copy, again="", verdict="")
     assert "weighs 1 of the 2 runs" in open_run("phase0", redraw=str(copy), out=first.folder.parents[1]).sentence
 
