@@ -46,7 +46,7 @@ class MasterParameter(WatchedParameter):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func in TAKING:
-            given = [*args, *(kwargs or {}).values()]
+            given = [one for one in (*args, *(kwargs or {}).values()) if isinstance(one, cls)]
             layer = next((one for one in autograd.layers() if any(one.weight is other for other in given)), None)
             raise UnsupportedError(
                 f"{func.__name__} of the weight of {describe(layer) if layer else 'a layer'}, a masked master: call "

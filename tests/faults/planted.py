@@ -184,7 +184,7 @@ TRAINING = {
     "transposed copy is stale": Fault(swap(PackedValues, "refresh", NOTHING), case=SGD, tensor=f"dx {AFTER}"),
     "compress is skipped": Fault(swap(Master, "compress", NOTHING), RECOMPRESS, ADAMW, f"y {AFTER}"),
     "mask is not applied again": Fault(
-        swap(Master, "remask", NOTHING), RECOMPRESS, RANDOM, "weight", MOVES_EVERY_ENTRY
+        swap(Master, "remask", NOTHING), RECOMPRESS, RANDOM, f"dx {AFTER}", MOVES_EVERY_ENTRY
     ),
     "parameter is a copy of what is multiplied": Fault(
         given(BlockShockLinear, "_parameter", torch.clone), case=ADAMW, tensor=f"y {AFTER}"
