@@ -15,7 +15,7 @@ from blockshock_lib.layers import autograd
 from blockshock_lib.layers.watch import describe
 
 F = nn.functional
-TAKING = F.linear, F.embedding, F.embedding_bag, F.multi_head_attention_forward, F.bilinear  # weights
+TAKING = F.linear, F.embedding, F.embedding_bag, F.multi_head_attention_forward, F.bilinear  # a weight
 
 
 class WatchedParameter(nn.Parameter):
