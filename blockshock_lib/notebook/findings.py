@@ -59,22 +59,25 @@ class Source:
 
 def weigh(places: tuple[Path, ...], study: Study) -> list[Source]:
     """Every run of the study under `places`, by path. Of those of one setting and phase the one with the most cases
-    counts, the newest of equals, no <name>-before beside a <name>, and with it the others of its reference.
+    counts, the newest of equals, no <name>-before beside a <name>, and the others of its reference, or of other cases.
     """
     folders = {folder.resolve(): folder for place in places for folder in manifest.folders(place)}
     sources = [_source(folders[path], study) for path in sorted(folders)]
     sources = [one for one in sources if one.manifest.get("study", study.name) == study.name]
-    whole = [source for source in sources if not source.use]
+    whole, taken = [source for source in sources if not source.use], {}
     firsts = {reference.name_of(one.manifest): one.setting for one in whole if not one.manifest.get("again")}
-    found, taken = {one.folder.resolve(): one for one in whole}, {}
+    found = {one.folder.resolve(): one for one in whole}
     whole.sort(key=lambda one: (one.frame["case"].nunique(), one.manifest["started"]), reverse=True)
     for one in sorted(whole, key=lambda one: bool(one.manifest.get("again"))):
         if one.manifest.get("again"):  # another machine of the kind: the reference is of the first one's setting
             one.setting = firsts.get(reference.name_of(one.manifest), one.setting)
         best = taken.setdefault((one.setting, one.manifest["phase"]), one) if not one.manifest.get("received") else None
-        one.use = one.use or (f"left out: {shown(best.folder)} counts" if best else "left out: a colleague's")
+        more = (
+            best and reference.linked(best.manifest, one.manifest) and not {*best.frame["case"]} & {*one.frame["case"]}
+        )
+        left_out = f"left out: {shown(best.folder)} counts" if best else "left out: a colleague's"
+        one.use = one.use or (COUNTS if one is best or more else left_out)
         if one is best:
-            one.use = COUNTS
             for other in filter(None, map(found.get, map(Path.resolve, reference.others(one.folder, one.manifest)))):
                 other.use, other.setting = LINKED, one.setting
     return [source for source in sources if source.manifest.get("phase") != "findings"]

@@ -32,13 +32,17 @@ def others(folder: Path, about: Mapping[str, Any]) -> list[Path]:
     for place in found:
         with contextlib.suppress(RecordError, AttributeError, KeyError, TypeError):  # a stranger may have written it
             other = manifest.read(place)
-            linked = (about.get("reference") or other.get("reference")) and name_of(other) == name_of(about)
             whole = other["status"] == "completed" and not other.get("redrawn_from") and other["run"] not in known
-            alike = other["params"] == about["params"] and not differs(about, other["code"], other["machine"])
-            if linked and whole and alike:
+            if whole and other["params"] == about["params"] and linked(about, other):
                 known.add(other["run"])
                 runs.append(place)
     return runs
+
+
+def linked(about: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether both are of one reference, by the same code, on machines of one kind."""
+    named = (about.get("reference") or other.get("reference")) and name_of(other) == name_of(about)
+    return bool(named) and not differs(about, other["code"], other["machine"])
 
 
 def differs(about: Mapping[str, Any], code: Mapping[str, Any], card: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ def rename(folder, run):
     for path in (folder / "records").glob("*.json"):
         path.write_bytes(record.encode(record.read(path) | {"run": run}))
     manifest.note(folder, files=manifest.digests(folder))
+    return folder
 
 
 def uses(*places):
@@ -96,6 +97,21 @@ def test_the_runs_of_a_reference_are_put_together_whichever_machine_of_the_kind_
     used = {source.folder.name: source.use for source in found.sources if source.counts}
     assert used == {"first": COUNTS, "linked": LINKED, "strange": COUNTS, "zip": LINKED}
     assert sorted(frame["run"].nunique() for frame in found.frames.values()) == [1, 3]
+
+
+def test_a_run_of_cases_that_the_reference_lacks_counts_with_it(tmp_path):
+    first = rename(copied(tmp_path, "first", 1, machine=CARD, run="first"), "first")
+    linked = {"reference": reference.name_of(manifest.read(first)), "again": "first"}
+    asked = manifest.read(CPU)["params"]
+    other = {"machine": CARD | {"driver": "1"}, "params": asked | {"limits": {"start_seconds": 1, "case_seconds": 2}}}
+    for name, facts in {"more": linked, "same": linked, "other code": linked | {"code": {"sources": "other"}}}.items():
+        copied(tmp_path, name, run=name, **other | facts)
+        for path in [*(first / "records").glob("*.json")] if name != "same" else ():
+            (tmp_path / name / "records" / path.name).unlink()
+        rename(tmp_path / name, name)
+    found = weigh((tmp_path,), STUDY)
+    assert {one.folder.name: one.use for one in found if one.counts} == {"first": COUNTS, "more": COUNTS}
+    assert len({one.setting for one in found if one.counts}) == 1
 
 
 def test_a_parameter_that_shares_a_columns_name_is_no_setting():

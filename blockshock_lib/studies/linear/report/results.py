@@ -19,22 +19,18 @@ from blockshock_lib.studies.linear.report import TABLES, build, law, plots
 from blockshock_lib.studies.linear.report.build import B1, OURS, STOCK, T1, A, C, D
 
 _B2 = "column_parallel"
-_OF = {"forward": "the forward", "pass": "forward and dX", "step": "the step"}
 
 
 def page(frame: pd.DataFrame) -> str:
     """The page in Markdown, behind its title: results.md filled in."""
     forward, step = law.rows_of(frame, "forward"), law.rows_of(frame, "step")
     table = verdicts.ratio(forward, AXES, B1, OURS)
-    # D before it had several forms, and dense products a search: records name both since then.
-    old = frame[frame["method"].eq(D) & frame["metric"].eq("compute_kernel") & frame["detail"].isin(["", "dense"])]
     open_ = table[table["outcome"].eq(verdicts.UNDECIDED)].to_dict("records")
     pairs = {"T3": (B1, OURS), "T1": (B1, T1), "stock": (STOCK, OURS)}
     text = Path(__file__).with_name("results.md").read_text(encoding="utf-8")
     return Template(text, trim_blocks=True, undefined=StrictUndefined).render(
         claims=[rule(frame) for rule in (h1, h3, h4, h2)],
         ours_over={"D": _count(forward, OURS, D), "A": _count(forward, OURS, A)},
-        before_forms=[words for work, words in _OF.items() if len(law.rows_of(old, work))],
         b2_over_b1=_count(forward, B1, _B2, "B1"),
         undecided="; ".join(map(AXES.case, open_)) if len(open_) < len(table) else "",
         control=_control(forward),
