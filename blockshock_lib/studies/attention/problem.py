@@ -85,11 +85,13 @@ class AttentionProblem(Problem):
 
     def refusal(self, method: str, grad: bool, lse: bool = False) -> str:
         """Why its backend cannot do this on one device; "" where it can."""
-        pattern, of = self.asked(method), METHODS[method].backend
-        q, k, v = (x.detach().requires_grad_(grad) for x in (self.q, self.k, self.v))
+        pattern, row = self.asked(method), backends.BACKENDS.get(METHODS[method].backend)
         with torch.set_grad_enabled(grad):
-            refuse = backends.BACKENDS[of].refuse if of in backends.BACKENDS else lambda call: ""
-            return refuse(Call(q, k, v, pattern, self.lists_of(pattern), self.scale, lse))
+            return row.refuse(self.call(pattern, self.lists_of(pattern), grad, lse)) if row else ""
+
+    def call(self, pattern: Pattern, lists: BlockLists, grad: bool, lse: bool = False) -> Call:
+        q, k, v = (x.detach().requires_grad_(grad) for x in (self.q, self.k, self.v))
+        return Call(q, k, v, pattern, lists, self.scale, lse)
 
     def unsupported(self, method: str) -> str:
         of = METHODS[method]
@@ -126,9 +128,8 @@ class AttentionProblem(Problem):
         if not self.case.tuned or self.device.type != "cuda" or self.group.rank:
             return
         for grad in (False, True):
-            q, k, v = (x.detach().requires_grad_(grad) for x in (self.q, self.k, self.v))
             with torch.set_grad_enabled(grad):
-                if tune.is_kept(call := Call(q, k, v, self.pattern, self.lists, self.scale)):
+                if tune.is_kept(call := self.call(self.pattern, self.lists, grad)):
                     continue
                 try:
                     backends.tuned(call, self.params.tune_seconds)
@@ -175,12 +176,9 @@ class AttentionRunner(Runner):
         if self.method.gathered:
             case, options = self.problem.case, (True, self.backend, self.problem.scale, True)
             return dilated_attention(*operands, *longnet(case), *options, block=case.block)
-        call = self.call(operands, lse)
+        call = Call(*operands, self.pattern, self.lists, self.problem.scale, lse)
         run = works.attend_tuned if self.method.tuned else backends.chosen(self.backend, call).attend
         return run(call)
-
-    def call(self, operands: Sequence[torch.Tensor], lse: bool = False) -> Call:
-        return Call(*operands, self.pattern, self.lists, self.problem.scale, lse)
 
     def tune(self) -> None:
         if self.method.backend in ("auto", "triton"):
@@ -189,7 +187,7 @@ class AttentionRunner(Runner):
     def kernel(self) -> str:
         """The backend that runs, and how its kernels are cut."""
         with torch.enable_grad():
-            call = self.call([x.detach().requires_grad_(not self.lacks) for x in self.operands])
+            call = self.problem.call(self.pattern, self.lists, not self.lacks)
             row = backends.chosen(self.backend, call)
             here = self.problem.case.tuned and tune.is_kept(call)  # the search may have failed
         cuts = getattr(row, "cuts", {}).values()
