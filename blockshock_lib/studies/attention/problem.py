@@ -13,7 +13,7 @@ from blockshock_lib.engine.roofline import Ceilings
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.engine.timing import Work
 from blockshock_lib.errors import BlockShockError
-from blockshock_lib.kernels.attention import backends, tune
+from blockshock_lib.kernels.attention import backends, flex, tune
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.layers.attention import ContextParallelAttention, Pattern, causal, dilated_attention
@@ -177,8 +177,9 @@ class AttentionRunner(Runner):
             case, options = self.problem.case, (True, self.backend, self.problem.scale, True)
             return dilated_attention(*operands, *longnet(case), *options, block=case.block)
         call = Call(*operands, self.pattern, self.lists, self.problem.scale, lse)
-        run = works.attend_tuned if self.method.tuned else backends.chosen(self.backend, call).attend
-        return run(call)
+        if self.method.tuned:
+            return flex.attend(call, mode="max-autotune-no-cudagraphs")
+        return backends.chosen(self.backend, call).attend(call)
 
     def tune(self) -> None:
         if self.method.backend in ("auto", "triton"):
@@ -215,7 +216,7 @@ class AttentionRunner(Runner):
                 fault = "" if name == "lse" or value.isfinite().all() else f"{name} holds NaN or Inf"
                 value = value[:, at.heads][:, :, at.keys] if name in ("dk", "dv") else value[:, :, at.rows]
             if name == "lse":
-                yield _logsumexp(value, right, true.empty)
+                yield _logsumexp(value, right)
             elif not right.abs().max() > NOTHING:
                 yield _nothing(name, value, right)
             else:
@@ -273,14 +274,14 @@ class AttentionRunner(Runner):
         return works.floors(self, ceilings)
 
 
-def _logsumexp(lse: torch.Tensor | None, true: torch.Tensor, empty: torch.Tensor) -> Check:
+def _logsumexp(lse: torch.Tensor | None, true: torch.Tensor) -> Check:
     """Of a query that sees nothing it is -inf, which no ratio of errors can judge."""
-    fault = ""
+    empty, fault = true == -math.inf, ""
     if lse is not None:
         wrong = int(((lse == -math.inf) != empty).sum())
         fault = f"{wrong} queries without keys, or with some, have another logsumexp" if wrong else ""
         lse = lse.detach().masked_fill(empty, 0) + 1
-    return Check("lse", lse, None, true + 1, record=False, fault=fault)
+    return Check("lse", lse, None, true.masked_fill(empty, 0) + 1, record=False, fault=fault)
 
 
 def _nothing(name: str, value: torch.Tensor | None, true: torch.Tensor) -> Check:
