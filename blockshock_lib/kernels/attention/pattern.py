@@ -55,13 +55,13 @@ class Pattern:
         batch, heads = _wider(len(self.plane), len(other.plane)), _wider(len(self.plane[0]), len(other.plane[0]))
         pairs: dict[tuple[int, int], int] = {}
         plane = tuple(
-            tuple(pairs.setdefault((self._of(b, h), other._of(b, h)), len(pairs)) for h in range(heads))
+            tuple(pairs.setdefault((self.plane_of(b, h), other.plane_of(b, h)), len(pairs)) for h in range(heads))
             for b in range(batch)
         )
         joined = tuple(join(self.rules[a], other.rules[b]) for a, b in pairs)
         return Pattern(joined, plane, _same(self.lengths, other.lengths), _same(self.positions, other.positions))
 
-    def _of(self, batch: int, head: int) -> int:
+    def plane_of(self, batch: int, head: int) -> int:
         row = self.plane[batch % len(self.plane)]
         return row[head % len(row)]
 
@@ -103,7 +103,7 @@ class Pattern:
 
     def sees(self, q: Tensor, k: Tensor, q_len: int, k_len: int, batch: int = 0, head: int = 0) -> Tensor:
         """Bool, of the shape that q and k, int64 numbers of queries and keys, broadcast to: the rule itself."""
-        seen = rules.sees(self.rules[self._of(batch, head)], q + max(k_len - q_len, 0), k)
+        seen = rules.sees(self.rules[self.plane_of(batch, head)], q + max(k_len - q_len, 0), k)
         return seen.expand(torch.broadcast_shapes(q.shape, k.shape))
 
     def mask_mod(self, q_len: int, k_len: int | None = None, device: object = "cpu") -> Callable[..., Tensor]:

@@ -42,7 +42,6 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     return out.masked_fill(lost_q[..., None], math.nan).to(call.q.dtype), lse
 
 
-@uncast
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         return attend(call)

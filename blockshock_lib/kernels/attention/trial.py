@@ -42,7 +42,7 @@ class Draw(NamedTuple):
 def packed(call: Call) -> bytes:
     """What another process needs to draw a call of these shapes."""
     shapes = tuple(call.q.shape), tuple(call.k.shape)
-    return pickle.dumps((replace(call.pattern, made={}), shapes, call.lists.block, call.scale, call.q.dtype))
+    return pickle.dumps((call.pattern, shapes, call.lists.block, call.scale, call.q.dtype))
 
 
 def drawn(told: bytes, device: torch.device, grad: bool, seed: int, variant: int | None = None) -> Draw:

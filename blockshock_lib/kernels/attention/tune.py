@@ -5,18 +5,19 @@ reference in float64 before it is timed; first it cuts the Triton kernels. What 
 of another length or density take the nearest that was measured. It runs in a process of its own, as a rival may crash.
 """
 
+import contextlib
 import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
-from blockshock_lib.errors import BlockShockError, first_line
+from blockshock_lib.errors import BlockShockError
 from blockshock_lib.kernels.attention import trial, triton
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.graph import Clock
@@ -220,21 +221,9 @@ def run(
         # A rival that compiles for longer than `seconds` is no slower for that; 0: of a search that ended too often.
         options |= {"seconds": math.inf} if options.get("seconds") else {}
         found = search(ways, check, timed, finalists=len(rows), known=known, **options)
-        return tried + found + _abilities(found, check, unable, **options)
+        # Of each right backend what is asked of some calls alone: all is checked, once; its time says nothing.
+        ways = [Unable(each.way.name, what) for each in found if each.right for what in ABILITIES]
+        untimed, options["seconds"] = (lambda way: contextlib.nullcontext(lambda: 1.0)), math.inf
+        return tried + found + search(ways, check, untimed, finalists=0, known=unable, **options)
     finally:
         clock.close()
-
-
-def _abilities(found: list[Trial], check: Callable, known: list[Trial], **options: Any) -> list[Trial]:
-    """Of each right backend, what is asked of some calls alone; options as of `search`."""
-    ignored, trials = (lambda told: None), {each.way: each for each in known}
-    for way in (Unable(each.way.name, what) for each in found if each.right for what in ABILITIES):
-        if way in trials:
-            continue
-        options.get("started", ignored)(way)
-        try:
-            trials[way] = Trial(way, check(way))
-        except RuntimeError as refusal:
-            trials[way] = Trial(way, refused=first_line(refusal))
-        options.get("ended", ignored)(trials[way])
-    return [*trials.values()]

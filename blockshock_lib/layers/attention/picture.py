@@ -26,9 +26,7 @@ def picture(pattern: Pattern, length: int, block: int = 128, batch: int = 0, hea
     for name, place, count in (("batch", batch, len(pattern.plane)), ("head", head, len(pattern.plane[0]))):
         if count > 1 and place not in range(count):  # what is shared is that of any
             raise ValueError(f"{name} lies between 0 and {count - 1} in this pattern, not at {place}")
-    cells = pattern.lists(length, block=block).map(
-        pattern.plane[batch % len(pattern.plane)][head % len(pattern.plane[0])]
-    )
+    cells = pattern.lists(length, block=block).map(pattern.plane_of(batch, head))
     step, visited = -(-len(cells) // MOST), (cells > 0).double().mean().item()
     cells = F.max_pool2d(cells[None].float(), step, ceil_mode=True)[0]
     side = len(cells) * step * block  # the last cell may reach beyond the last position

@@ -1,7 +1,6 @@
 """Attention over the keys that a pattern lets each query see, on the fastest right backend."""
 
 import math
-from dataclasses import replace
 from numbers import Real
 
 import torch
@@ -59,7 +58,7 @@ _BY_AUTOGRAD = {name for name, row in backends.BACKENDS.items() if not hasattr(r
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, backend: str, scale: float | None, block: int, lse: bool
 ) -> tuple[Tensor, Tensor]:
-    call = replace(call_of(q, k, v, pattern, scale, lse, block), lse_grad=lse)
+    call = call_of(q, k, v, pattern, scale, lse, block)
     return backends.chosen(backend, call).attend(call)
 
 
@@ -84,7 +83,7 @@ def _attention(q, k, v, pattern, backend, scale, block, lse, grad):
     _held[pattern] = _held.pop(pattern, NUMBERED[pattern])
     if len(_held) > MOST_HELD:
         del _held[next(iter(_held))]
-    call = replace(call_of(q, k, v, NUMBERED[pattern], scale, lse, block), lse_grad=lse)
+    call = call_of(q, k, v, NUMBERED[pattern], scale, lse, block)
     return tuple(x.contiguous() for x in backends.explicit(backend, call).forward(call))
 
 
@@ -96,7 +95,7 @@ def _(q, k, v, pattern, backend, scale, block, lse, grad):
 
 @torch.library.impl(_ops, "attention_backward", "CompositeExplicitAutograd")
 def _attention_backward(q, k, v, out, level, dout, dlse, pattern, backend, scale, block, lse):
-    call = replace(call_of(q, k, v, NUMBERED[pattern], scale, lse, block), lse_grad=lse)
+    call = call_of(q, k, v, NUMBERED[pattern], scale, lse, block)
     grads = backends.explicit(backend, call).backward(call, dout, out, level, dlse if lse else None)
     return tuple(x.contiguous() for x in grads)
 
@@ -138,10 +137,10 @@ def tune(
 
 
 def call_of(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float | None, lse: bool, block: int) -> Call:
-    """ValueError as of `sparse_attention`."""
+    """A gradient may come into the logsumexp that is asked for. ValueError as of `sparse_attention`."""
     refuse_unfit(q, k, v, pattern, scale)
     lists = pattern.lists(q.shape[2], k.shape[2], block, q.device)
-    return Call(q, k, v, pattern, lists, q.shape[3] ** -0.5 if scale is None else scale, lse)
+    return Call(q, k, v, pattern, lists, q.shape[3] ** -0.5 if scale is None else scale, lse, lse)
 
 
 def refuse_unfit(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float | None) -> None:

@@ -13,7 +13,7 @@ from blockshock_lib.engine.roofline import Ceilings
 from blockshock_lib.engine.study import Check, Problem, Runner, Sample
 from blockshock_lib.engine.timing import Work
 from blockshock_lib.errors import BlockShockError
-from blockshock_lib.kernels.attention import backends, tune
+from blockshock_lib.kernels.attention import backends, flex, tune
 from blockshock_lib.kernels.attention.call import Call
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.layers.attention import ContextParallelAttention, Pattern, causal, dilated_attention
@@ -85,11 +85,13 @@ class AttentionProblem(Problem):
 
     def refusal(self, method: str, grad: bool, lse: bool = False) -> str:
         """Why its backend cannot do this on one device; "" where it can."""
-        pattern, of = self.asked(method), METHODS[method].backend
-        q, k, v = (x.detach().requires_grad_(grad) for x in (self.q, self.k, self.v))
+        pattern, row = self.asked(method), backends.BACKENDS.get(METHODS[method].backend)
         with torch.set_grad_enabled(grad):
-            refuse = backends.BACKENDS[of].refuse if of in backends.BACKENDS else lambda call: ""
-            return refuse(Call(q, k, v, pattern, self.lists_of(pattern), self.scale, lse))
+            return row.refuse(self.call(pattern, self.lists_of(pattern), grad, lse)) if row else ""
+
+    def call(self, pattern: Pattern, lists: BlockLists, grad: bool, lse: bool = False) -> Call:
+        q, k, v = (x.detach().requires_grad_(grad) for x in (self.q, self.k, self.v))
+        return Call(q, k, v, pattern, lists, self.scale, lse)
 
     def unsupported(self, method: str) -> str:
         of = METHODS[method]
@@ -126,9 +128,8 @@ class AttentionProblem(Problem):
         if not self.case.tuned or self.device.type != "cuda" or self.group.rank:
             return
         for grad in (False, True):
-            q, k, v = (x.detach().requires_grad_(grad) for x in (self.q, self.k, self.v))
             with torch.set_grad_enabled(grad):
-                if tune.is_kept(call := Call(q, k, v, self.pattern, self.lists, self.scale)):
+                if tune.is_kept(call := self.call(self.pattern, self.lists, grad)):
                     continue
                 try:
                     backends.tuned(call, self.params.tune_seconds)
@@ -175,12 +176,10 @@ class AttentionRunner(Runner):
         if self.method.gathered:
             case, options = self.problem.case, (True, self.backend, self.problem.scale, True)
             return dilated_attention(*operands, *longnet(case), *options, block=case.block)
-        call = self.call(operands, lse)
-        run = works.attend_tuned if self.method.tuned else backends.chosen(self.backend, call).attend
-        return run(call)
-
-    def call(self, operands: Sequence[torch.Tensor], lse: bool = False) -> Call:
-        return Call(*operands, self.pattern, self.lists, self.problem.scale, lse)
+        call = Call(*operands, self.pattern, self.lists, self.problem.scale, lse)
+        if self.method.tuned:
+            return flex.attend(call, mode="max-autotune-no-cudagraphs")
+        return backends.chosen(self.backend, call).attend(call)
 
     def tune(self) -> None:
         if self.method.backend in ("auto", "triton"):
@@ -189,7 +188,7 @@ class AttentionRunner(Runner):
     def kernel(self) -> str:
         """The backend that runs, and how its kernels are cut."""
         with torch.enable_grad():
-            call = self.call([x.detach().requires_grad_(not self.lacks) for x in self.operands])
+            call = self.problem.call(self.pattern, self.lists, not self.lacks)
             row = backends.chosen(self.backend, call)
             here = self.problem.case.tuned and tune.is_kept(call)  # the search may have failed
         cuts = getattr(row, "cuts", {}).values()
@@ -217,7 +216,7 @@ class AttentionRunner(Runner):
                 fault = "" if name == "lse" or value.isfinite().all() else f"{name} holds NaN or Inf"
                 value = value[:, at.heads][:, :, at.keys] if name in ("dk", "dv") else value[:, :, at.rows]
             if name == "lse":
-                yield _logsumexp(value, right, true.empty)
+                yield _logsumexp(value, right)
             elif not right.abs().max() > NOTHING:
                 yield _nothing(name, value, right)
             else:
@@ -275,14 +274,14 @@ class AttentionRunner(Runner):
         return works.floors(self, ceilings)
 
 
-def _logsumexp(lse: torch.Tensor | None, true: torch.Tensor, empty: torch.Tensor) -> Check:
+def _logsumexp(lse: torch.Tensor | None, true: torch.Tensor) -> Check:
     """Of a query that sees nothing it is -inf, which no ratio of errors can judge."""
-    fault = ""
+    empty, fault = true == -math.inf, ""
     if lse is not None:
         wrong = int(((lse == -math.inf) != empty).sum())
         fault = f"{wrong} queries without keys, or with some, have another logsumexp" if wrong else ""
         lse = lse.detach().masked_fill(empty, 0) + 1
-    return Check("lse", lse, None, true + 1, record=False, fault=fault)
+    return Check("lse", lse, None, true.masked_fill(empty, 0) + 1, record=False, fault=fault)
 
 
 def _nothing(name: str, value: torch.Tensor | None, true: torch.Tensor) -> Check:

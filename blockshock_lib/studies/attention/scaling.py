@@ -2,10 +2,8 @@
 what travels, and the merges.
 """
 
-import contextlib
 import copy
 import statistics
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -138,16 +136,14 @@ def sent(ranks: int, fn: Callable[[], Tensor]) -> tuple[Tensor, float]:
     """What fn gives, and the bytes that this rank's collectives of `ranks` send for it, by the algorithm of a ring. On
     all threads: with gloo a hook's later collectives start on another, when the first are done.
     """
-    lock, found = threading.Lock(), []
+    found = []
 
     def counted(real: Callable, place: int, share: float, *args: Any, **options: Any) -> Any:
-        with lock:
-            found.append(args[place].nbytes * share * (ranks - 1))
+        found.append(args[place].nbytes * share * (ranks - 1))
         return real(*args, **options)
 
-    with contextlib.ExitStack() as stack:
-        for name, place, share in (("all_reduce", 0, 2 / ranks), ("all_gather", 1, 1.0)):
-            stack.enter_context(mock.patch.object(dist, name, partial(counted, getattr(dist, name), place, share)))
+    reduce, gather = partial(counted, dist.all_reduce, 0, 2 / ranks), partial(counted, dist.all_gather, 1, 1.0)
+    with mock.patch.multiple(dist, all_reduce=reduce, all_gather=gather):
         return fn(), sum(found)
 
 

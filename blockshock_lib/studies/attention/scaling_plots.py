@@ -19,12 +19,8 @@ _DOT = dict(linestyle="", markersize=8, markeredgewidth=0.3)
 _METRICS = ("step_call", "step_kernel", "own_call", "moved_call", "merged_call", "balance", "sent_bytes")
 
 
-def _setting(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    return frames.focus(frame, AXES, metrics=_METRICS)
-
-
 def _longest(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    chosen, setting = _setting(frame)
+    chosen, setting = frames.focus(frame, AXES, metrics=_METRICS)
     table = parts(chosen).dropna(subset=["balance", "sent"])
     table = table[table["k_len"].eq(table["k_len"].max())]
     return table, f"{setting}, {table['k_len'].max()} keys"
@@ -50,7 +46,8 @@ def _drawn(
 
 def speed_up(frame: pd.DataFrame, over: str = "") -> Figure:
     """Speed of a step over a method of one rank, by default with the same kernel, against length, a line a strategy."""
-    title, (chosen, setting) = f"Speed-up of a step over: {AXES.label(over or 'alone')}", _setting(frame)
+    title = f"Speed-up of a step over: {AXES.label(over or 'alone')}"
+    chosen, setting = frames.focus(frame, AXES, metrics=_METRICS)
     table = against(chosen, over, ONE) if over else over_one(chosen)
     if table.empty:
         return figures.empty(title, "no case holds valid times of a strategy and of one rank")

@@ -24,11 +24,10 @@ class Places(NamedTuple):
 
 class Made(NamedTuple):
     out: Tensor  # [B, H, rows, D]
-    lse: Tensor  # [B, H, rows], base e; 0 where a query sees nothing, which `empty` tells
+    lse: Tensor  # [B, H, rows], base e; -inf where a query sees nothing
     dq: Tensor
     dk: Tensor  # [B, heads, keys, D]
     dv: Tensor
-    empty: Tensor  # bool [B, H, rows]
 
 
 def places(q_len: int, k_len: int, kv_heads: int, draw: torch.Generator, device: torch.device) -> Places:
@@ -63,8 +62,7 @@ def attention(
     sums = torch.promote_types(dtype, torch.float32)
     out, dq = (torch.zeros(batch, heads, len(at.rows), width, dtype=dtype, device=device) for _ in range(2))
     dk, dv = (torch.zeros(batch, len(at.heads), len(at.keys), width, dtype=sums, device=device) for _ in range(2))
-    lse = torch.zeros(out.shape[:3], dtype=sums, device=device)
-    empty = torch.ones(out.shape[:3], dtype=torch.bool, device=device)
+    lse = torch.full(out.shape[:3], -math.inf, dtype=sums, device=device)
     keys, whole = torch.arange(k.shape[2], device=device)[None], torch.arange(size, device=device)
     place = {int(head): number for number, head in enumerate(at.heads)}
     for b in range(batch):
@@ -84,7 +82,7 @@ def attention(
                 # Of these rows those that are compared: here, and among all that are.
                 mine = torch.isin(rows, at.rows)
                 to = b, h, torch.searchsorted(at.rows, rows[mine])
-                lse[to], empty[to] = scores[mine].to(sums).logsumexp(1).masked_fill(none[mine], 0), none[mine]
+                lse[to] = scores[mine].to(sums).logsumexp(1).masked_fill(none[mine], -math.inf)
                 out[to] = made[mine]
                 if dout is None:
                     continue
@@ -96,4 +94,4 @@ def attention(
                     dk[b, of] += dscores[:, at.keys].T @ queries
                     dv[b, of] += weights[:, at.keys].T @ upstream
                 dq[to] = dscores[mine] @ keys_
-    return Made(out, lse, dq, dk.to(dtype), dv.to(dtype), empty)
+    return Made(out, lse, dq, dk.to(dtype), dv.to(dtype))

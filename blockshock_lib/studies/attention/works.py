@@ -17,16 +17,12 @@ from blockshock_lib.engine.roofline import Ceilings
 from blockshock_lib.engine.study import Problem, Runner, Sample
 from blockshock_lib.engine.timing import Work
 from blockshock_lib.errors import UnsupportedError, first_line
-from blockshock_lib.kernels.attention import flex
 from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.studies.attention.methods import Method
 
 BETAS = ("fa4", "cudnn")
 REPEATS = 5  # of what is timed once a case
 BACKWARD = 2.5  # the products of a backward, of which a forward has two: scores again, dV, dP, dQ and dK
-
-
-attend_tuned = partial(flex.attend, mode="max-autotune-no-cudagraphs")
 
 
 def compile_anew() -> None:
@@ -94,11 +90,11 @@ def of(run: CaseRun, copies: Sequence[Runner], kinds: Sequence[str]) -> list[Wor
     for name, make in {"forward": _forward, "backward": Backward, "step": step}.items():
         if name not in kinds or (name != "forward" and one.lacks):
             continue
-        check = partial(_again, one, name)
-        if kernel := run.captured(one.name, f"{name}_kernel", make(one), one.active):
-            found.append(_work(f"{name}_kernel", make, copies, recheck=check, heavy=True, traced=True))
-        alone = {} if kernel else {"recheck": check, "heavy": True, "traced": True}
-        found.append(_work(f"{name}_call", make, copies, eager=True, **alone))
+        first = {"recheck": partial(_again, one, name), "heavy": True, "traced": True}
+        if run.captured(one.name, f"{name}_kernel", make(one), one.active):
+            found.append(_work(f"{name}_kernel", make, copies, **first))
+            first = {}
+        found.append(_work(f"{name}_call", make, copies, eager=True, **first))
     if one.lacks:
         run.miss(one.name, "unsupported", one.lacks, "backward_kernel")
     return found
