@@ -8,7 +8,6 @@ import pytest
 
 from blockshock_lib import studies
 from blockshock_lib.runs import rules
-from tests.studies import toy
 
 LIBRARY = rules.code.HERE / "blockshock_lib"
 
@@ -58,13 +57,6 @@ def test_the_files_are_those_that_hold_a_rule_of_the_phase_or_what_it_calls():
     named = {name: rules.of(studies.load("gallery"), name)["file"] for name in ("gallery_speed", "gallery_accuracy")}
     assert "studies/gallery/hypotheses.py" in named["gallery_speed"] and "losses.py" not in named["gallery_speed"]
     assert "studies/gallery/losses.py" in named["gallery_accuracy"] and "report/verdicts.py" in named["gallery_speed"]
-
-
-def test_a_study_outside_the_library_has_rules_too(monkeypatch):
-    monkeypatch.setenv("BLOCKSHOCK_STUDIES", "toy=tests.studies.toy:STUDY")
-    found = rules.of(toy.STUDY, "sort_time")
-    assert "tests/studies/toy.py" in found["file"].split(", ") and "blockshock_lib/report/verdicts.py" in found["file"]
-    assert found["digest"] != rules.of(toy.STUDY, "sort_check")["digest"]
 
 
 def test_a_study_elsewhere_counts_with_its_own_file(tmp_path, monkeypatch):
