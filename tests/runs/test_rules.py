@@ -60,7 +60,7 @@ def test_the_files_are_those_that_hold_a_rule_of_the_phase_or_what_it_calls():
 
 
 def test_a_study_elsewhere_counts_with_its_own_file_and_what_it_imports(tmp_path, monkeypatch):
-    text = "from blockshock_lib.report.verdicts import ratio\n\nMOST = 1\n\n\ndef least(frame):\n    return ratio, MOST\n"
+    text = "from blockshock_lib.report.verdicts import ratio\nMOST = 1\n\ndef least(frame):\n    return ratio, MOST\n"
     (tmp_path / "planted_rules.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("BLOCKSHOCK_STUDIES", "planted=planted_rules:STUDY")
