@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import UnsupportedError
-from tests.processes import call
 
 CPU = torch.device("cpu")
 
@@ -41,9 +40,8 @@ def of_processes(ctx):
     every_collective(Group.of())
 
 
-@pytest.mark.long
-def test_collectives_between_four_processes(tmp_path):
-    call(of_processes, processes=4, logs=tmp_path, seconds=600)
+def test_collectives_between_four_processes(four):
+    four.call(of_processes, seconds=600)
 
 
 def test_collectives_between_four_threads():

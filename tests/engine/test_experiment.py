@@ -9,10 +9,8 @@ import torch
 
 from blockshock_lib.comm import Group
 from blockshock_lib.engine import experiment, memory, profile
-from blockshock_lib.engine.roofline import Ceilings, compute, link
 from blockshock_lib.engine.timing import LeadIn, Timer
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.studies.linear.methods.method import Cost
 from tests.cases import picked
 from tests.studies import toy
 
@@ -49,15 +47,6 @@ def test_every_world_size_keeps_every_sample_of_every_method(world_size):
             assert [row["repeat"] for row in samples] == [0, 1, 2] and all(row["value"] > 0 for row in samples)
         assert picked(rows, method, "floor_sort")[0]["value"] > 0
     assert all(picked(rows, "ceiling", name)[0]["value"] > 0 for name in ("gemm_rate", "copy_bandwidth"))
-
-
-def test_a_piece_takes_the_longer_of_its_arithmetic_and_its_bytes_and_nothing_for_a_link_that_was_not_measured():
-    ceilings = Ceilings(copy_bandwidth=4300, gemm_rate=989, allreduce_bandwidth=302)
-    assert compute(Cost(989e9, 0, 0, 0, 0, 0), ceilings) == pytest.approx(1)
-    assert compute(Cost(989e9, 4300e6, 4300e6, 0, 0, 0), ceilings) == pytest.approx(2)
-    sent = Cost(0, 0, 0, 302e6, 0, 0)
-    assert link(sent, ceilings) == pytest.approx(1) and link(sent, ceilings._replace(allreduce_bandwidth=0)) == 0
-    assert link(sent._replace(sent=0), ceilings) == 0
 
 
 def test_a_wrong_method_is_refused_with_a_reason_and_has_no_time():
@@ -180,19 +169,24 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error, status", ERRORS)
-@pytest.mark.parametrize("stage", ["build", "prepare", "tune"])
-def test_a_method_that_does_not_fit_keeps_the_bytes_it_asked_for(monkeypatch, error, status, stage):
+@pytest.mark.parametrize("stage", ["build", "prepare", "tune", "tuned"])
+def test_a_method_that_one_rank_cannot_make_keeps_the_bytes_it_asked_for_and_the_others_are_timed(
+    monkeypatch, error, status, stage
+):
     def fail(self, *method):
-        if "shared" in (*method, getattr(self, "method", "")):
+        alone = getattr(self, "problem", self).group.rank == 1
+        if alone and "shared" in (*method, getattr(self, "method", "")):
             raise error
         return right(self, *method)
 
-    owner = toy.Sorter if stage == "tune" else toy.Sorting
+    owner = {"tune": toy.Sorter, "tuned": experiment.Session}.get(stage, toy.Sorting)
     right = getattr(owner, stage)
     monkeypatch.setattr(owner, stage, fail)
+    if stage == "tuned":  # a further copy, after the check
+        monkeypatch.setattr(experiment, "copies_past_cache", lambda *_: 3)
     rows = run(2)
-    (row,) = picked(rows, "shared", "check")
-    assert row["status"] == status and str(error) in row["reason"] and row["reason"].startswith("rank 0: ")
+    *_, row = picked(rows, "shared", "check")
+    assert row["status"] == status and str(error) in row["reason"] and row["reason"].startswith("rank 1: ")
     assert not picked(rows, "shared", "sort_call") and picked(rows, "whole", "sort_call")
 
 

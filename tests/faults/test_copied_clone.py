@@ -22,15 +22,14 @@ def clone(tmp_path):
     return tmp_path / "copy"
 
 
-def python(place, *words, **more):
+def python(clone, *words, cwd, **more):
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "BLOCKSHOCK_OUTPUTS")} | more
-    clone = next(one for one in (place, *place.parents) if (one / ".venv").exists())
-    return subprocess.run([clone / ".venv/bin/python", *words], cwd=place, env=env, capture_output=True, text=True)
+    return subprocess.run([clone / ".venv/bin/python", *words], cwd=cwd, env=env, capture_output=True, text=True)
 
 
 @pytest.mark.long
 def test_a_command_in_a_copied_clone_runs_there_from_first_to_last(clone):
-    done = python(clone, "-m", "blockshock_lib", "run", "phase0", *flags(TINY))
+    done = python(clone, "-m", "blockshock_lib", "run", "phase0", *flags(TINY), cwd=clone)
     (folder,) = (path.parent for path in (clone / "outputs").rglob(manifest.FILE))
     assert done.returncode == 0 and "phase0: PASS" in done.stdout, done.stdout + done.stderr
     assert manifest.read(folder)["status"] == "completed" and len(records.load(folder, strict=True))
@@ -41,19 +40,12 @@ def test_a_command_in_a_copied_clone_runs_there_from_first_to_last(clone):
 def test_a_notebook_or_environment_of_a_copied_clone_that_imports_the_first_is_refused(clone, tmp_path, elsewhere):
     opened = "import blockshock_lib; blockshock_lib.open_run('phase0', hardware='cpu', out='outputs')"
     if elsewhere:  # its interpreter finds the first one's library as an editable install does, by no PYTHONPATH
-        command = [clone / ".venv/bin/python", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {opened}"]
-        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        done = python(clone, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {opened}", cwd=tmp_path)
     else:
-        done = python(clone / "notebooks", "-c", opened, PYTHONPATH=str(ROOT))
+        done = python(clone, "-c", opened, cwd=clone / "notebooks", PYTHONPATH=str(ROOT))
     (said,) = done.stderr.strip().splitlines()[-1:]
-    assert (
-        not (tmp_path / "outputs").exists()
-        and done.returncode
-        and f"LaunchError: {clone} is a clone of its own" in said
-        and "make clean setup" in said
-    )
-    assert not (clone / "outputs").exists()
+    assert done.returncode and f"LaunchError: {clone} is a clone of its own" in said and "make clean setup" in said
+    assert not (tmp_path / "outputs").exists() and not (clone / "outputs").exists()
 
 
 @pytest.mark.parametrize("spelled", ["{}/", "nowhere:{}", "{}/notebooks/.."])

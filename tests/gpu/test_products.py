@@ -90,10 +90,10 @@ def test_the_gate_sees_damage_in_cusparselts_buffer(fault):
     assert errors(CSLT.linear(x, packed), x, weight, mask)[0] > 2
 
 
-def trained_under_fsdp2(ctx, update, product, folder, share=True):
+def trained_under_fsdp2(ctx, update, product, folder):
     """How far each weight of two layers under FSDP2, after three steps of a rank's half of each batch, is from that of
     their copy on one device after the whole batches, over how far that one came. Two ranks share Linear24s; of four,
-    two by two share BlockShockLinears, whose copy is dense, and what is saved is loaded again. `share` false: no FSDP2.
+    two by two share BlockShockLinears, whose copy is dense, and what is saved is loaded again.
     """
     device, dtype = ctx.device, torch.bfloat16 if ctx.device.type == "cuda" else torch.float64
     torch.manual_seed(0)
@@ -109,8 +109,7 @@ def trained_under_fsdp2(ctx, update, product, folder, share=True):
         model = parallelize_module(copy.deepcopy(twin), mesh["tp"], plan)
     at = mesh["dp"].get_local_rank()
     before = {name: one.clone() for name, one in twin.state_dict().items()}
-    if share:
-        fully_shard(model, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
     for one, part in ((model, slice(128 * at, 128 * (at + 1))), (twin, slice(None))):
         optimizer, draw = torch.optim.SGD(one.parameters(), lr=0.5), torch.Generator().manual_seed(1)
         for _ in range(3):

@@ -166,8 +166,11 @@ def test_a_weight_that_is_tied_later_is_refused_and_not_pruned(options):
 
 
 @updates
-def test_writes_through_data_and_parameters_that_torch_swaps_are_seen(options):
+def test_writes_through_data_or_by_another_process_and_parameters_that_torch_swaps_are_seen(options):
     layer, plain = pruned(**options)
+    same(layer.share_memory(), plain)
+    layer.weight.detach().numpy()[:] *= 2  # as another process does in Hogwild
+    plain.weight.data.mul_(2)
     same(layer, plain)
     for one in (layer, plain):
         one.weight.data.mul_(2)
@@ -314,17 +317,6 @@ def test_dx_of_a_frozen_layer_used_twice_is_made_the_same_way_before_and_after_i
             layer.prepare(always=True)  # as where a graph is captured
             assert layer.store.packed_t is held
         assert found == [(by, False), (by, by == "2:4")]
-
-
-@pytest.mark.parametrize("update", ["recompress", "packed"])
-def test_what_another_process_writes_into_a_shared_weight_is_seen_as_in_hogwild(update):
-    layer, plain = pruned(update=update)
-    layer.share_memory()
-    for _ in range(2):
-        same(layer, plain)
-        layer.weight.detach().numpy()[:] *= 2  # at no new version, as by another process
-        plain.weight.data *= 2
-    same(layer, plain)
 
 
 def test_a_weight_that_functional_call_lends_is_not_written():

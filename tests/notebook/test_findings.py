@@ -129,19 +129,19 @@ def of_cases(use, setting, *cases, name="", phase="phase1", lack=()):
     return findings.Source(files.ROOT, facts, use, setting, rows)
 
 
-def test_a_training_that_another_run_has_too_leaves_the_runs_others_in():
+@pytest.mark.parametrize(
+    ("lack", "others", "kept"),
+    [
+        ((), [(3, 4), (2, 3)], [[1, 2, 3], [4]]),  # a training that another run has too leaves the run's others in
+        ((2, 3), [(2, 4)], [[1, 3], [2, 4]]),  # a case that a run could not make is another's that could
+    ],
+)
+def test_of_a_training_each_case_counts_once_of_a_run_that_could_make_it(lack, others, kept):
     run = partial(of_cases, phase="gpt_training")
-    joined = [run(COUNTS, "a", 1, 2, 3), run("left out: x counts", "a", 3, 4), run("left out: x counts", "a", 2, 3)]
+    joined = [run(COUNTS, "a", 1, 2, 3, lack=lack), *(run("left out: x counts", "a", *cases) for cases in others)]
     findings.join(joined, studies.load("gpt"))
-    assert [sorted(one.frame["case"]) for one in joined if one.counts] == [[1, 2, 3], [4]]
-    assert joined[2].use.startswith("left out: cases of it count")
-
-
-def test_a_case_that_a_run_could_not_make_is_anothers_that_could():
-    run = partial(of_cases, phase="gpt_training")
-    joined = [run(COUNTS, "a", 1, 2, 3, lack=(2, 3)), run("left out: x counts", "a", 2, 4)]
-    findings.join(joined, studies.load("gpt"))
-    assert [sorted(one.frame["case"]) for one in joined if one.counts] == [[1, 3], [2, 4]]
+    assert [sorted(one.frame["case"]) for one in joined if one.counts] == kept
+    assert all(one.counts or one.use.startswith("left out: cases of it count") for one in joined)
 
 
 def test_phases_of_several_machines_are_joined_but_for_cases_that_a_larger_run_has():

@@ -8,7 +8,6 @@ import pytest
 
 from blockshock_lib import studies
 from blockshock_lib.runs import rules
-from tests.studies import toy
 
 LIBRARY = rules.code.HERE / "blockshock_lib"
 
@@ -60,22 +59,16 @@ def test_the_files_are_those_that_hold_a_rule_of_the_phase_or_what_it_calls():
     assert "studies/gallery/losses.py" in named["gallery_accuracy"] and "report/verdicts.py" in named["gallery_speed"]
 
 
-def test_a_study_outside_the_library_has_rules_too(monkeypatch):
-    monkeypatch.setenv("BLOCKSHOCK_STUDIES", "toy=tests.studies.toy:STUDY")
-    found = rules.of(toy.STUDY, "sort_time")
-    assert "tests/studies/toy.py" in found["file"].split(", ") and "blockshock_lib/report/verdicts.py" in found["file"]
-    assert found["digest"] != rules.of(toy.STUDY, "sort_check")["digest"]
-
-
-def test_a_study_elsewhere_counts_with_its_own_file(tmp_path, monkeypatch):
-    (tmp_path / "planted_rules.py").write_text("MOST = 1\n\n\ndef least(frame):\n    return MOST\n")
+def test_a_study_elsewhere_counts_with_its_own_file_and_what_it_imports(tmp_path, monkeypatch):
+    text = "from blockshock_lib.report.verdicts import ratio\nMOST = 1\n\ndef least(frame):\n    return ratio, MOST\n"
+    (tmp_path / "planted_rules.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("BLOCKSHOCK_STUDIES", "planted=planted_rules:STUDY")
     import planted_rules
 
     planted = SimpleNamespace(name="planted", hypotheses={"phase": (planted_rules.least,)})
     before = rules.of(planted, "phase")
-    (tmp_path / "planted_rules.py").write_text("MOST = 2\n\n\ndef least(frame):\n    return MOST\n")
+    (tmp_path / "planted_rules.py").write_text(text.replace("MOST = 1", "MOST = 2"))
     after = rules.of(planted, "phase")
     assert before["digest"] != after["digest"] and before["file"] == after["file"] and before["commit"] == ""
-    assert before["file"].endswith("planted_rules.py")
+    assert "planted_rules.py, " in before["file"] and "blockshock_lib/report/verdicts.py" in before["file"]

@@ -12,7 +12,6 @@ import pytest
 
 from blockshock_lib import params, studies
 from blockshock_lib.__main__ import main
-from blockshock_lib.errors import ParamsError
 from blockshock_lib.files import ROOT
 from blockshock_lib.notebook import explore, share, workbook
 from blockshock_lib.runs import machine, manifest, measure, records
@@ -44,14 +43,6 @@ def run(folder, **settings):
     effective = asked(**settings)
     measure.run(effective, toy.expand(effective), Path(folder), study=toy.STUDY, run_name="toy", context=CONTEXT)
     return records.load(folder, strict=True)
-
-
-def test_its_parameters_are_checked_and_become_cases():
-    cases = toy.expand(asked())
-    assert [case.label for case in cases] == ["64 numbers, random", "2048 numbers, random"]
-    assert len({case.id for case in cases}) == 2 and studies.of_phase("sort_time").name == "toy"
-    with pytest.raises(ParamsError, match="pace"):
-        asked(pase=2.0)
 
 
 @pytest.mark.long

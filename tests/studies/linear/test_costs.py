@@ -116,6 +116,8 @@ def test_a_cut_batch_hides_the_shorter_part_but_for_one_piece_and_a_step_the_col
     costs = CaseCosts(cases.case(phase="phase3", optimizer="sgd", **fields))
     found = costs.floors("block_shock", CEILINGS)
     assert found["floor_reduce_dx"] == link(costs.pieces("block_shock")["dx"], CEILINGS) < found["floor_dw"]
+    no_link = CEILINGS._replace(allreduce_bandwidth=0)
+    assert link(costs.pieces("block_shock")["dx"], no_link) == 0, "of a link that was not measured"
     parts = ("forward", "dx", "dw", "optimizer", "refresh")
     assert found["floor_step"] == pytest.approx(sum(found[f"floor_{part}"] for part in parts))
     assert not {"floor_remask", "floor_compress", "floor_pass"} & set(found)

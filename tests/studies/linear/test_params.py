@@ -28,12 +28,6 @@ def cases(overrides=None, phase="phase1", hardware="cpu"):
     return expand(load(STUDY, phase, overrides, choose={"hardware": hardware}))
 
 
-def test_id_is_the_pinned_one_of_a_case_without_the_fields_that_came_later():
-    assert CASE.id == "6542f8d29cb4" and not {"optimizer", "dw"} & set(CASE.as_dict())
-    trained = dataclasses.replace(CASE, phase="phase3", optimizer="adamw", dw="exchange")
-    assert {"optimizer", "dw"} < set(trained.as_dict())
-
-
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Case)])
 def test_every_field_changes_the_id(field):
     assert dataclasses.replace(CASE, **{field: CHANGES[field]}).id != CASE.id

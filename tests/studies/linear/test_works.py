@@ -14,7 +14,6 @@ from blockshock_lib.kernels.sparse24.mask import MASKS
 from blockshock_lib.layers import PermutedDenseLinear
 from blockshock_lib.studies.linear import ways, works
 from blockshock_lib.studies.linear.works import ORDERS
-from tests.processes import call
 from tests.studies.linear import measuring
 from tests.studies.linear.measuring import asked, details, measured, picked
 
@@ -116,8 +115,8 @@ def test_the_faster_order_of_the_backward_is_taken_and_both_are_shown(monkeypatc
     assert set(details(rows, "backward_order_kernel", "row_parallel")) == set(ORDERS.values())
 
 
-def test_of_a_large_batch_on_ranks_every_cut_and_every_way_to_add_up_is_timed_and_the_taken_one_is_named(tmp_path):
-    for rows in call(measuring.on_two_ranks, processes=2, logs=tmp_path, seconds=600):
+def test_of_a_large_batch_on_ranks_every_cut_and_every_way_to_add_up_is_timed_and_the_taken_one_is_named(pair):
+    for rows in pair.call(measuring.on_two_ranks, seconds=600):
         for method in ("row_parallel", "block_shock"):
             (taken,) = set(details(rows, "forward_kernel", method))
             assert taken in ("1", "2", "4")
