@@ -13,7 +13,8 @@ WHEELHOUSE ?=
 # Files of tests side by side, one more than there are cores as some wait for processes, at most four at once. More
 # threads a process would only wait for each other. The order of the files is ours (tests/conftest.py). The hundreds of
 # processes that tests start find the library compiled, a second each, also where Python was told to write no bytecode.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+# `tests.aloud` says a line every few seconds, from the start on.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -p tests.aloud
 SPREAD := --numprocesses=$(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 NBVAL  := --nbval --nbval-cell-timeout 1800 -p tests.nbval_runs
 

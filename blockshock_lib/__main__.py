@@ -5,13 +5,14 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shlex
 import sys
 import warnings
 from pathlib import Path
 
 from blockshock_lib import studies
-from blockshock_lib.errors import BlockShockError, ParamsError, UnsupportedError
+from blockshock_lib.errors import BlockShockError, ParamsError, UnsupportedError, allowed
 from blockshock_lib.files import ROOT, shown
 from blockshock_lib.notebook import terminal
 from blockshock_lib.report import columns
@@ -32,7 +33,7 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
 
     def verb(name: str, do, about: str, out: bool = True, **more: str):
         made = verbs.add_parser(name, help=about, allow_abbrev=False, **more)
-        made.set_defaults(do=do)
+        made.set_defaults(do=do, usage=made.format_usage)
         if out:
             made.add_argument("--out", type=Path, default=OUTPUTS, help="of the dated folders (default: outputs/)")
         return made.add_argument
@@ -94,7 +95,10 @@ def main(argv: list[str] | None = None) -> int:
         with contextlib.nullcontext() if quiet else terminal.working(said):
             if verb in ("run", "tune", "findings") and not (ROOT / "params").is_dir():
                 raise ParamsError(f"{verb} needs params/ and notebooks/: call it in a clone of the project")
-            args = parser(verb).parse_args(words)
+            args, strange = parser(verb).parse_known_args(words)
+            if strange:
+                options = re.findall(r"\[(--[\w-]+)", args.usage())
+                raise ParamsError(f"{verb} takes no {strange[0]}; {allowed(strange[0], options)}")
             done = args.do(args)
         sys.stdout.flush()
         return done

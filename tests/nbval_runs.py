@@ -1,30 +1,15 @@
 """Pytest plugin: a committed notebook runs without GPUs, of few samples, and keeps its runs to itself."""
 
 import os
-import threading
 from itertools import zip_longest
 from unittest import mock
 
 import pytest
 
-from blockshock_lib.notebook import terminal
 from tools import update_notebooks as update
 
 # Every case of a sweep is measured, of few samples: no time is compared. Two say what one could not, a spread.
 FEW = {"timing.samples": 2, "timing.min_sample_ms": 0.1, "timing.lead_in_s": 0}
-
-
-def pytest_sessionstart(session):
-    """A cell may measure for half a minute, of which pytest says nothing; a worker of xdist has no terminal."""
-    if reporter := session.config.pluginmanager.get_plugin("terminalreporter"):
-        session.config.add_cleanup((over := threading.Event()).set)
-        threading.Thread(target=aloud, args=(reporter, over.wait), daemon=True).start()
-
-
-def aloud(reporter, wait):
-    """A line every few seconds, until `wait`, which is given seconds, says that all is over."""
-    while not wait(terminal.EVERY):
-        reporter.write_line(f" {len(reporter.stats.get('passed', ()))} passed")
 
 
 @pytest.hookimpl(wrapper=True)

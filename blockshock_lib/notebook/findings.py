@@ -258,6 +258,7 @@ class Findings:
         facts = {"verdict": line, "rests_on": rests_on, "machine": {"title": f"records of {titles}"}}
         facts |= {"left_out": {shown(one.folder): one.use for one in self.sources if not one.counts}}
         facts |= {"answer": self.sentence if self.frames else None, "figures": figures.save(self.folder, self._drawn)}
+        facts["claims"] = {one.name: one.hypothesis for _, one, _ in self._judged(pd.DataFrame())}
         manifest.note(self.folder, **facts)
         return _ended(self.folder, line)
 

@@ -5,6 +5,7 @@ import copy
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -62,11 +63,18 @@ def _say_drawn(folder: Path) -> None:
 
 def draw_apart(folder: Path) -> Path:
     """`draw` in a process of its own; the page. RecordError where the notebook failed, or no page was made."""
-    asked = dict(env=os.environ | {"PYTHONPATH": _path()}, cwd=ROOT, capture_output=True, text=True)
-    done = subprocess.run([sys.executable, "-c", DRAW, str(folder.resolve())], **asked)
+    asked = dict(env=os.environ | {"PYTHONPATH": _path()}, cwd=ROOT, text=True)
+    piped = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", DRAW, str(folder.resolve())], **asked, **piped) as drawing:
+        why = "no page was made"
+        try:
+            for why in drawing.stderr:  # a line every few seconds
+                terminal.say(why.rstrip())
+        except BaseException:
+            drawing.kill()
+            raise
     pages = sorted(folder.glob("*.html"))
-    if done.returncode or not pages:
-        why = next(iter(done.stderr.splitlines()[-1:]), "no page was made")
+    if drawing.returncode or not pages:
         raise RecordError(f"notebook and page of {shown(folder)} are not whole: {why}")
     return pages[0]
 
@@ -90,11 +98,16 @@ class Outcome:
     notebook: Path
     html: Path | None
     ok: bool
+    answer: str = ""
+    claims: tuple[tuple[str, str], ...] = ()  # name and sentence of each hypothesis
 
     def text(self) -> str:
-        """A fact a line: those of the verdict, then where notebook and page are."""
+        """The answer, then a fact a line: those of the verdict, where notebook and page are."""
+        lines = self.verdict.split(" · ")
+        for name, claim in self.claims:
+            lines = [re.sub(rf"^{re.escape(name)} ", lambda _: f"{claim.rstrip('.')}: ", line) for line in lines]  # noqa: B023
         page = [f"page     {self.html.absolute().as_uri()}"] if self.html else []
-        return "\n".join([*self.verdict.split(" · "), f"notebook {self.notebook.absolute()}", *page])
+        return "\n".join([*filter(None, [self.answer]), *lines, f"notebook {self.notebook.absolute()}", *page])
 
 
 def execute(phase: str, **asked) -> Outcome:
@@ -153,7 +166,7 @@ def finish(folder: Path, phase: str, source: Path, given: dict, conclude: Callab
     """Executes the notebook `source` with the parameters `given` in a run's folder, makes its page and notes how the
     run ended. `conclude`, called where the notebook went well, gives the verdict and whether all is well.
     """
-    target, ok = folder / source.name, False
+    target, ok, told = folder / source.name, False, ()
     over = manifest.read(folder)["status"] != "running"  # it is only drawn: its notebook may fail, the run did not
     status, reason = run_notebook(folder, source, target, given)
     noted = manifest.read(folder)
@@ -175,7 +188,8 @@ def finish(folder: Path, phase: str, source: Path, given: dict, conclude: Callab
             warnings.warn(f"no HTML page for {shown(target)}: {first_line(error)}", stacklevel=2)
     if status == "completed" and not over:
         verdict, ok = conclude()
-        status = manifest.read(folder)["status"]
+        noted = manifest.read(folder)
+        status, told = noted["status"], (noted.get("answer") or "", (*noted.get("claims", {}).items(),))
     else:
         manifest.note(folder, **{} if over else {"ended": now()}, files=manifest.digests(folder))
         lock.release(folder)
@@ -184,7 +198,7 @@ def finish(folder: Path, phase: str, source: Path, given: dict, conclude: Callab
 
         with contextlib.suppress(RecordError):  # the page links to the list of runs
             share.write_index(OUTPUTS)
-    return Outcome(status, verdict, target, html, ok)
+    return Outcome(status, verdict, target, html, ok, *told)
 
 
 def run_notebook(folder: Path, source: Path, target: Path, given: dict) -> tuple[str, str]:

@@ -63,7 +63,9 @@ class Run:
             return self
         self.before()
         if self.measured:
-            raise RecordError(f"{self.name} is measured already: open_run for a new folder")
+            raise RecordError(
+                f"{self.name} is measured already: run the cell with open_run again, for a run of its own"
+            )
         machine.admit(self.params, self.card)
         lock.hold(self.folder)
         try:
@@ -223,14 +225,13 @@ class Run:
             line = verdicts.one_line(self.frame, *about, good=state, own=self.own) + lost + self.alone()
             other = rules.changed(manifest.read(self.source), study, self.frame)
             line += "".join(f" · {one}" for one in (answer.failure(self.own, study.axes), other) if one)
-            facts |= {} if other else {"verdicts": verdicts.by_name(self.frame, study.hypotheses)}
-            facts |= {"verdict": line, "weighed": [shown(folder) for folder in self.others()] or None}
+            judged = verdicts.hypotheses(self.frame, study.hypotheses)
+            facts |= {} if other else {"verdicts": {one.name: one.verdict for one in judged}}
+            facts |= {"verdict": line, "claims": {one.name: one.hypothesis for one in judged}, "answer": self.sentence}
+            facts["weighed"] = [shown(folder) for folder in self.others()] or None
             facts["seen"] = seen.to_dict("records") if "power median (W)" in seen else []  # of each GPU; none of a CPU
             taken = self.own.drop_duplicates(["case", "group"]).groupby("case")["seconds"].median().dropna()
-            facts |= {
-                "answer": self.sentence,
-                "seconds": taken.to_dict(),
-            }  # a dry run of another plan is scaled by them
+            facts["seconds"] = taken.to_dict()  # a dry run of another plan is scaled by them
         done = not self.stopped and not lock.borrowed(self.folder)
         if done:
             why = "no record was written: nothing was measured" if self.own.empty else ""

@@ -81,7 +81,7 @@ def test_a_finished_run_is_never_measured_again_nor_resumed(outputs, quick):
     for end in (lambda: None, run.conclude):
         end()
         before = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*")}
-        with pytest.raises(RecordError, match="measured already: open_run for a new folder"):
+        with pytest.raises(RecordError, match="measured already: run the cell with open_run again"):
             run.measure(progress=False)
         assert {path: path.stat().st_mtime_ns for path in run.folder.rglob("*")} == before
     for status in ("completed", "interrupted"):  # of a stopped run somebody may have packed the records
