@@ -21,7 +21,7 @@ def asked(monkeypatch):
         calls.append((phase, keywords))
         places = (files.ROOT / "n.ipynb", files.ROOT / "n.html")
         return workbook.Outcome(
-            "completed", "p: PASS · H1 refuted: why", *places, True, "Never.", {"H1": "H1: it pays."}
+            "completed", "p: PASS · H1 refuted: why", *places, True, "Never.", (("H1", "H1: it pays."),)
         )
 
     monkeypatch.setattr(workbook, "execute", execute)
