@@ -227,10 +227,7 @@ class Run:
             facts |= {"verdict": line, "weighed": [shown(folder) for folder in self.others()] or None}
             facts["seen"] = seen.to_dict("records") if "power median (W)" in seen else []  # of each GPU; none of a CPU
             taken = self.own.drop_duplicates(["case", "group"]).groupby("case")["seconds"].median().dropna()
-            facts |= {
-                "answer": self.sentence,
-                "seconds": taken.to_dict(),
-            }  # a dry run of another plan is scaled by them
+            facts |= {"answer": self.sentence, "seconds": taken.to_dict()}  # these scale a dry run of another plan
         done = not self.stopped and not lock.borrowed(self.folder)
         if done:
             why = "no record was written: nothing was measured" if self.own.empty else ""
