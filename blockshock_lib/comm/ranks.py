@@ -12,12 +12,11 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
-from blockshock_lib.errors import UnsupportedError, first_line
+# Its functions default to the world as it is when they are imported. An optimizer imports them, and where the world
+# exists by then they keep it for good: destroyed or not, gloo's threads live on and abort Python's exit.
+import torch.distributed.nn.functional
 
-if dist.is_available():
-    # Its functions default to the world as it is when they are imported. An optimizer imports them, and where the world
-    # exists by then they keep it for good: destroyed or not, gloo's threads live on and abort Python's exit.
-    import torch.distributed.nn.functional
+from blockshock_lib.errors import UnsupportedError, first_line
 
 PATIENCE = 60.0  # seconds after which the ranks that wait in a collective say for whom
 DEADLINE = 1800.0  # seconds after which they give up, as torch's process groups do
@@ -37,7 +36,7 @@ class Ranks:
     @classmethod
     def of(cls, handle: dist.ProcessGroup | None = None) -> Self:
         """The group behind `handle`, by default the world; a single rank when torch.distributed is not initialised."""
-        if not (dist.is_available() and dist.is_initialized()):
+        if not dist.is_initialized():
             return cls()
         handle = handle or dist.group.WORLD
         if dist.get_rank(handle) < 0:

@@ -82,18 +82,9 @@ class Workspace:
             return out
         share = packets if name == "one_shot" else -(-packets // self.world)
         blocks = min(blocks, MAX_BLOCKS, -(-share // THREADS))
-        self._kernel(name, x.dtype)(
-            (blocks, 1, 1),
-            THREADS,
-            0,
-            *self.peers,
-            out,
-            bias,
-            compiled.Long(x.data_ptr() - self.begin),
-            packets,
-            x.shape[-1] * x.dtype.itemsize // PACKET,
-            self.rank,
-        )
+        place, row = compiled.Long(x.data_ptr() - self.begin), x.shape[-1] * x.dtype.itemsize // PACKET
+        launch = (blocks, 1, 1), THREADS, 0
+        self._kernel(name, x.dtype)(*launch, *self.peers, out, bias, place, packets, row, self.rank)
         return out
 
     def _kernel(self, name: str, dtype: torch.dtype) -> compiled.Kernel:

@@ -151,10 +151,8 @@ class Session:
         release_cache(self.device)
         timing, emulated = self.timing, self.problem.case.emulated
         meter = None if emulated or self.device.type == "cpu" else power.meter(self.device.index or 0)
-        run.timer = Timer(
-            *(self.device, run.group, timing.min_sample_ms, not emulated),
-            *((timing.lead_in_s, timing.lead_in_most_s), meter),
-        )
+        bounds = timing.lead_in_s, timing.lead_in_most_s
+        run.timer = Timer(self.device, run.group, timing.min_sample_ms, not emulated, bounds, meter)
         ceilings = self.ceilings()
         works: dict[str, list[Work]] = {}
         for name, runner in runners.items():

@@ -1,5 +1,6 @@
 """What a GPU draws, as NVML tells it. Nothing here creates a CUDA context."""
 
+import contextlib
 import statistics
 import time
 import timeit
@@ -27,14 +28,12 @@ class Meter:
 
     def change(self) -> Reading | None:
         """What the counter shows; None where that is the same as last time, or NVML does not answer."""
-        try:
+        with contextlib.suppress(self.nvml.NVMLError):
             joules, before = self._joules(), self.last
             self.last = joules
             if joules != before:
                 clock = self.nvml.nvmlDeviceGetClockInfo(self.handle, self.nvml.NVML_CLOCK_SM)
                 return Reading(time.monotonic(), joules, float(clock))
-        except self.nvml.NVMLError:
-            pass
         return None
 
 

@@ -262,8 +262,7 @@ class Timer:
         taken = self.interleave([[*works.values()]], warmup=1, samples=CHOICE_SAMPLES, each=2)
         for work in works.values():
             self.release(work)
-        medians = map(statistics.median, taken.values())
-        return min(zip(medians, range(len(works)), works, strict=True))[2]
+        return min(works, key=lambda key: statistics.median(taken[works[key]]))
 
 
 def watts(seen: Sequence[Reading]) -> list[float]:

@@ -121,13 +121,9 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.d
             torch._C._cuda_endAllocateToPool(index, pool)
             torch._C._cuda_releasePool(index, pool)
         with contextlib.suppress(RuntimeError):
-            _capture_well(device)
-
-
-def _capture_well(device: torch.device) -> None:
-    one, well = torch.zeros((), device=device), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(well, stream=torch.cuda.current_stream(device), capture_error_mode="thread_local"):
-        one += 1
+            one, well = torch.zeros((), device=device), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(well, stream=torch.cuda.current_stream(device), capture_error_mode="thread_local"):
+                one += 1
 
 
 def try_capture(call: Callable[[], object], device: torch.device) -> None:

@@ -227,9 +227,9 @@ class _State:
             layer = self.layers.get(name) if value.dim() else None
             like = self.model[f"model.{name}"] if layer else self.parameters[name]
             value = _like(full, value, like, value.dtype) if value.dim() else value.clone()
-            state.setdefault(places[name], {})[key] = (
-                laid_as(self.parameters[name], layer.from_dense(layer.as_saved(value))) if layer else value
-            )
+            if layer:
+                value = laid_as(self.parameters[name], layer.from_dense(layer.as_saved(value)))
+            state.setdefault(places[name], {})[key] = value
         return {"state": state, "param_groups": wanted}
 
 

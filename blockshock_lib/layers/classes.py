@@ -17,14 +17,9 @@ def classes_of(mask: Mask, term: int) -> list[tuple[slice, slice]]:
     classes: dict[tuple[int, ...], list[int]] = {}
     for row, kept in enumerate((masks.tile(mask) ^ (term == 1)).tolist()):
         classes.setdefault(tuple(column for column, keep in enumerate(kept) if keep), []).append(row)
-    return [(_run(tuple(rows)), _run(columns)) for columns, rows in classes.items()]
-
-
-def _run(places: tuple[int, ...]) -> slice:
-    run = slice(places[0], places[-1] + 1, places[1] - places[0] if len(places) > 1 else 1)
-    if places != tuple(range(4)[run]):
-        raise ValueError(f"places {places} of four are no arithmetic sequence")
-    return run
+    # Two places, or all four: at one distance from each other.
+    run = lambda places: slice(places[0], places[-1] + 1, places[1] - places[0])  # noqa: E731
+    return [(run(rows), run(columns)) for columns, rows in classes.items()]
 
 
 def _take(x: Tensor, places: slice) -> Tensor:

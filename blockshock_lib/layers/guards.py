@@ -144,11 +144,9 @@ def _digest(value: object) -> object:
     kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
     bits = torch.atleast_2d(value.detach()).contiguous().view(kind)
     parts = bits.split(max(1, 2**24 // bits.shape[1]))  # of rows: a sum casts all that it reads to int64 first
-    sums = (
-        sum(part.sum(0, dtype=torch.int64) for part in parts),
-        torch.cat([p.sum(1, dtype=torch.int64) for p in parts]),
-    )
-    return shape, [(one * torch.arange(1, len(one) + 1, device=one.device)).sum().item() for one in sums]
+    columns = sum(part.sum(0, dtype=torch.int64) for part in parts)
+    rows = torch.cat([part.sum(1, dtype=torch.int64) for part in parts])
+    return shape, [(one * torch.arange(1, len(one) + 1, device=one.device)).sum().item() for one in (columns, rows)]
 
 
 def _shared(tensors: Iterable[Tensor], of=lambda layer: layer.weight) -> dict[int, nn.Module]:

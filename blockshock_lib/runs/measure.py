@@ -75,7 +75,7 @@ def run(
     Raises: LaunchError: `task` cannot be sent, or a group cannot start. RecordError: a record cannot be written.
     """
     pack_call(task)
-    hardware = params.hardware
+    hardware, seconds = params.hardware, params.limits.case_seconds
     done = sum((case.id, index) in finished for case in cases for index in range(params.timing.groups))
     options = {name: getattr(hardware, name) for name in ("device", "backend", "threads", "environment")}
     options |= dict(logs=folder / "logs", start_seconds=params.limits.start_seconds)
@@ -104,14 +104,8 @@ def run(
                 try:
                     if gives_up and part.silent:
                         raise RecordError("the job has ended in this case before; torchrun's report says why")
-                    answers = workers.call(
-                        task,
-                        *(study.name, case, params, index, part.rows),
-                        seconds=params.limits.case_seconds,
-                        on_emit=part.hear,
-                        may_lose=study.may_lose(case),
-                    )
-                    rows = kept(study, answers)
+                    how = dict(seconds=seconds, on_emit=part.hear, may_lose=study.may_lose(case))
+                    rows = kept(study, workers.call(task, study.name, case, params, index, part.rows, **how))
                     broken, again = False, []
                 except (RankError, DeadlineError, RecordError) as error:
                     rows, broken = failure_rows(study, case, error, first), True

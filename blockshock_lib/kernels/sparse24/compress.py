@@ -57,8 +57,7 @@ def values_of_both(weight: Tensor, pattern: Pattern, values: Tensor, values_t: T
 
 
 def blank(pattern: Pattern, dtype: torch.dtype) -> Tensor:
-    """The buffer [N, 9/16 K] of a mask, with its metadata and with values that are still to be written."""
-    check(pattern.shape, dtype)
+    """The buffer [N, 9/16 K] of a mask, with its metadata and with values that are still to be written; unchecked."""
     rows, columns = pattern.shape
     buffer = torch.empty(rows, columns * 9 // 16, dtype=dtype, device=pattern.tiles.device)
     bytes_ = buffer.view(-1)[rows * columns // 2 :].view(torch.uint8)
