@@ -23,6 +23,7 @@ HOLD_SECONDS = 1.0
 
 _guard = threading.RLock()  # a notebook may measure in a thread
 _held: dict[Path, int] = {}
+_scratch: list[Path] = []
 
 
 def hold(folder: Path) -> None:
@@ -79,13 +80,15 @@ def scratch(**environment: str) -> Iterator[Path]:
     """A folder for what is temporary, told to started processes in BLOCKSHOCK_SCRATCH beside more variables; in a
     kernel that a command started it is the command's.
     """
-    with contextlib.ExitStack() as stack:
-        with _guard:
-            if SCRATCH not in os.environ:
-                sweep_stale()
-                environment[SCRATCH] = str(stack.enter_context(_new_scratch()))
-            stack.enter_context(files.environment(**environment))
-        yield Path(os.environ[SCRATCH])
+    with _guard, contextlib.ExitStack() as stack:
+        if not _scratch and not (RUN in os.environ and SCRATCH in os.environ):
+            sweep_stale()
+            _scratch.append(stack.enter_context(_new_scratch()))
+            stack.callback(_scratch.clear)
+        place = _scratch[0] if _scratch else Path(os.environ[SCRATCH])
+        ours = stack.pop_all()
+    with ours, files.environment(**{SCRATCH: str(place)} | environment):
+        yield place
 
 
 def sweep_stale() -> None:

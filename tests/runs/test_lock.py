@@ -28,7 +28,7 @@ with lock.scratch() as scratch:
 def alone(monkeypatch, tmp_path):
     """This process as it is when it owns nothing, with a folder for temporary files of its own."""
     monkeypatch.setattr(lock, "_held", {})
-    monkeypatch.delenv(lock.SCRATCH, raising=False)
+    monkeypatch.setattr(lock, "_scratch", [])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
 
