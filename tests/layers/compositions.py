@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import io
+import itertools
 import os
 import pickle
 import re
@@ -627,6 +628,22 @@ def tied_before(method):
     model = dense()
     model[2].weight = model[0].weight
     layer_of(model[2], method)
+
+
+def ways_in(method):
+    """What makes a layer of this method of a Linear: by the style too, where it may."""
+    by_style = lambda linear: styled(method, lambda: nn.ModuleDict({"0": linear}))  # noqa: E731
+    return (*[by_style] * (method in STYLED), lambda linear: layer_of(linear, method))
+
+
+@composition("a hook of the weight or bias of what is converted, by BlockShockParallel too")
+def hooked_weight(method):
+    for convert in ways_in(method):
+        for name, kind in itertools.product(("bias", "weight"), ("hook", "post_accumulate_grad_hook")):
+            getattr(getattr(linear := dense()[0], name), f"register_{kind}")(lambda grad: None)
+            said = said_by(convert, linear)
+            assert type(linear) is nn.Linear and f"its {name} has hooks" in said, said
+    raise UnsupportedError(said)
 
 
 @composition("a model on the meta device, its weights loaded later, by BlockShockParallel", STYLED)
