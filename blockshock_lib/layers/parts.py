@@ -68,10 +68,13 @@ def require_plain(linear: nn.Module, name: str = "") -> None:
 
 
 def refuse_lost(linear: nn.Linear) -> None:
-    """UnsupportedError for what a layer made of a copy would lose: hooks, and a tie to another module's parameter."""
+    """UnsupportedError for what a layer made of a copy would lose: hooks, more than weight and bias, and a tie."""
+    where = f"this {type(linear).__name__}({linear.extra_repr()}): "
     made = "weight" not in linear._parameters  # by these hooks, as weight_norm does
     making = linear._forward_pre_hooks, linear._state_dict_hooks, linear._load_state_dict_pre_hooks
-    refuse_hooks(linear, f"this {linear}: ", [hook for held in making for hook in held.values()] if made else ())
+    refuse_hooks(linear, where, [hook for held in making for hook in held.values()] if made else ())
+    if not made:
+        refuse_more(linear, where)
     # Dead modules that wait in a cycle hold it too, until they are collected.
     if any(_others_hold(linear, name) for name in linear._parameters):
         gc.collect()
@@ -93,6 +96,13 @@ def refuse_hooks(module: nn.Module, where: str = "", known: Iterable[Callable] |
     if what:
         how = "which a new layer would lose: take them off first, and give them to it"
         raise UnsupportedError(f"{where}{what[0]}, {how}")
+
+
+def refuse_more(module: nn.Module, where: str = "", own: Iterable[str] = ("weight", "bias")) -> None:
+    """UnsupportedError for another parameter, buffer or module of a layer than its `own`."""
+    if more := (module._parameters | module._buffers | module._modules).keys() - set(own):
+        how = f"{min(more)} would be lost: keep it elsewhere"
+        raise UnsupportedError(f"{where}it holds more than weight and bias, and {how}")
 
 
 wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # every DistributedDataParallel

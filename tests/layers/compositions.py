@@ -646,6 +646,17 @@ def hooked_weight(method):
     raise UnsupportedError(said)
 
 
+@composition("a buffer, parameter or module beside the weight and bias of what is converted, by BlockShockParallel too")
+def more_than_a_weight(method):
+    one = nn.Parameter(torch.ones(1, dtype=F64))
+    for convert in ways_in(method):
+        for add, more in (("module", nn.Identity()), ("parameter", one), ("buffer", one.detach())):
+            getattr(linear := dense()[0], f"register_{add}")("scale", more)
+            said = said_by(convert, linear)
+            assert type(linear) is nn.Linear and "than weight and bias, and scale would be lost" in said, said
+    raise UnsupportedError(said)
+
+
 @composition("a model on the meta device, its weights loaded later, by BlockShockParallel", STYLED)
 def from_meta(method):
     plain = dense()
@@ -664,9 +675,10 @@ def hooked(method):
         one[0].register_forward_pre_hook(lambda *_: seen.append("before"))
         one[0].register_forward_hook(lambda _, args, y: 2 * y)
         one[0].register_full_backward_hook(lambda *args: seen.append("backward"))
+    model[0].register_state_dict_post_hook(lambda *_: seen.append("state"))
     styled(method, lambda: model)
     trains_alike(model, plain)
-    assert seen == ["before", "backward"] * 2 * STEPS
+    assert seen == [*["before", "backward"] * 2 * STEPS, "state"]
     torch.testing.assert_close(model[0](input=batch(0)[0]), plain[0](batch(0)[0]), **CLOSE)
 
 

@@ -216,7 +216,7 @@ def test_hooks_run_before_a_state_is_loaded_and_an_assigned_state_brings_its_dty
 HOOKS = ("forward_pre_hook", "forward_hook", "full_backward_hook", "full_backward_pre_hook")
 
 
-@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize("kind", [*HOOKS, "state_dict_post_hook"])
 def test_a_linear_with_hooks_of_its_own_is_refused_and_one_whose_weight_a_hook_makes_is_not(kind):
     plain, normed = linear(), nn.utils.spectral_norm(linear())
     handle = getattr(plain, f"register_{kind}")(lambda *_: None)
