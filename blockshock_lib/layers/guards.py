@@ -25,13 +25,13 @@ from torch.optim import Optimizer
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import autograd
-from blockshock_lib.layers.parts import wrapped
+from blockshock_lib.layers.parts import reshaped, wrapped
 from blockshock_lib.layers.watch import describe
 
 _NAMES = "Adadelta Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD"
 ENTRYWISE = {getattr(torch.optim, name) for name in _NAMES.split()}
-# Of torch: they need norms or factors of a whole weight, or send one rank's weights to the others.
-WHOLE = {"LBFGS", "Muon", "Adafactor", "ZeroRedundancyOptimizer"}
+# Of torch: they need factors of a whole weight; norms of all its entries, or send one rank's weights to the others.
+WHOLE, SPREAD = {"Muon", "Adafactor"}, {"LBFGS", "ZeroRedundancyOptimizer"}
 
 
 def model_around(module: nn.Module) -> tuple[nn.Module, str]:
@@ -182,16 +182,20 @@ def _judged(own: Callable, optimizer: Optimizer, param_group: dict) -> None:
     optimizer._looked = -1  # at what conversions have left
     if type(optimizer) in ENTRYWISE and _fitting not in optimizer._optimizer_load_state_dict_pre_hooks.values():
         optimizer.register_load_state_dict_pre_hook(_fitting)
-    kind, shared = type(optimizer), list(_shared(optimizer.param_groups[-1]["params"]).values())
+    kind, given = type(optimizer), optimizer.param_groups[-1]["params"]
+    torchs = kind.__name__ if kind.__module__.startswith("torch.") else ""
+    shared = list(_shared(given).values())
+    layers, whole = shared or (reshaped(given) if torchs not in SPREAD else []), torchs in WHOLE | SPREAD
+    if layers and kind not in ENTRYWISE:
+        what = f"each rank holds a part of {describe(layers[0])}" if shared else f"{describe(layers[0])} is held packed"
+        how = f"{kind.__name__} {'does' if whole else 'may'} not work entry by entry, and {what}; "
+        how += "SGD, AdamW and the like train it as the dense layer"
+        how += "" if shared else ', and any optimizer what Linear24.from_linear(..., update="recompress") makes'
+        if whole:
+            raise UnsupportedError(how)
+        warnings.warn(how, stacklevel=5)
     if not shared:
         return
-    whole = kind.__module__.startswith("torch.") and kind.__name__ in WHOLE
-    how = f"{kind.__name__} {'does' if whole else 'may'} not work entry by entry, and each rank holds a part of "
-    how += f"{describe(shared[0])}; SGD, AdamW and the like train it as the dense layer"
-    if whole:
-        raise UnsupportedError(how)
-    if kind not in ENTRYWISE:
-        warnings.warn(how, stacklevel=5)
     if _named_by_rank not in optimizer._optimizer_state_dict_post_hooks.values():
         optimizer.register_state_dict_post_hook(_named_by_rank)
         optimizer.register_load_state_dict_pre_hook(_named_plainly)

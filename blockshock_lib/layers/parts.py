@@ -148,6 +148,13 @@ def _refuse_left(optimizer: Optimizer, *_: object) -> None:
 register_optimizer_step_pre_hook(_refuse_left)
 
 
+def reshaped(tensors: Iterable[Tensor]) -> list[nn.Module]:
+    """The layers of which one of these is the trained weight, and not as [N, K]: packed, or permuted."""
+    trained = {id(one) for one in tensors if one.requires_grad}
+    layers = (layer for layer in autograd.layers() if id(layer.weight) in trained)
+    return [layer for layer in layers if layer.weight.shape != (layer.out_features, layer.in_features)]
+
+
 def train_as(layer: nn.Module, linear: nn.Linear) -> None:
     """What is not trained of `linear` is not of the layer made of it, nor of a dense layer made of that."""
     layer.trained = trained_of(linear)

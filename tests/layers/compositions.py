@@ -353,12 +353,13 @@ def entrywise(method):
 composition("LBFGS")(lambda method: alone(method, lambda one: torch.optim.LBFGS(one.parameters(), lr=0.1)))
 
 
-@composition("Muon", ("packed", "recompress", "B1", "B2", "C"))
+@composition("Muon, Adafactor")
 def muon(method):
+    said_by(alone, method, lambda one: torch.optim.Adafactor(one.parameters()))
     alone(method, lambda one: torch.optim.Muon([p for p in one.parameters() if p.dim() > 1]))
 
 
-@composition("an optimizer that is not torch's (Shampoo, Lion, ...)", SHARED)
+@composition("an optimizer that is not torch's (Shampoo, Lion, ...)")
 def foreign(method):
     kind = type("Lion", (torch.optim.SGD,), {})
     with warnings.catch_warnings(record=True, action="always") as caught:
@@ -455,7 +456,7 @@ def scaled(method):
     alike(model, plain)
 
 
-@composition("ZeroRedundancyOptimizer over the ranks of the layer", SHARED)
+@composition("ZeroRedundancyOptimizer over the ranks of the layer")
 def zero(method):
     alone(method, lambda one: ZeroRedundancyOptimizer(one.parameters(), torch.optim.SGD, lr=0.1))
 
