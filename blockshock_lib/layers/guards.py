@@ -219,11 +219,13 @@ def _named_by_rank(optimizer: Optimizer, state: dict) -> dict:
     """A share under its rank's name: torch.distributed.checkpoint keeps what has one name once for all ranks."""
     for frame, _ in traceback.walk_stack(sys._getframe()):
         torchs = frame.f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict"
-        if torchs and getattr(frame.f_locals.get("info"), "full_state_dict", False):  # of its StateDictOptions
-            raise UnsupportedError(
-                f"full_state_dict=True would keep one rank's share of the state of {type(optimizer).__name__} for all "
-                "ranks: save model and optimizer by blockshock_lib.checkpoint.save"
-            )
+        given = frame.f_locals.get("info") if torchs else None  # its StateDictOptions
+        for option in ("full_state_dict", "flatten_optimizer_state_dict"):  # which loads no name but the optimizer's
+            if getattr(given, option, False):
+                raise UnsupportedError(
+                    f"{option}=True would not keep each rank's share of the state of {type(optimizer).__name__}: save "
+                    "model and optimizer by blockshock_lib.checkpoint.save"
+                )
     return _renamed(optimizer, state, lambda key, mine: f"{key}/{mine}")
 
 

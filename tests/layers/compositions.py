@@ -419,16 +419,23 @@ def dcp_model(method):
             alike(other, model, close=0.0)
 
 
-@composition("get_optimizer_state_dict, set_optimizer_state_dict of torch.distributed.checkpoint")
-def dcp_optimizer(method):
-    def keep(model, optimizer, other, again):
-        with shared_folder() as folder:
-            dcp.save({"o": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=f"{folder}/dcp")
-            state = {"o": get_optimizer_state_dict(other, again)}
-            dcp.load(state, checkpoint_id=f"{folder}/dcp")
-            set_optimizer_state_dict(other, again, state["o"])
+def keep_by_dcp(model, optimizer, other, again, options=None):
+    with shared_folder() as folder:
+        dcp.save({"o": get_optimizer_state_dict(model, optimizer, options=options)}, checkpoint_id=f"{folder}/dcp")
+        state = {"o": get_optimizer_state_dict(other, again, options=options)}
+        dcp.load(state, checkpoint_id=f"{folder}/dcp")
+        set_optimizer_state_dict(other, again, state["o"], options=options)
 
-    optimizer_kept(method, keep)
+
+composition("get_optimizer_state_dict, set_optimizer_state_dict of torch.distributed.checkpoint")(
+    lambda method: optimizer_kept(method, keep_by_dcp)
+)
+
+
+@composition("the same with flatten_optimizer_state_dict=True")
+def dcp_optimizer_flat(method):
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    optimizer_kept(method, functools.partial(keep_by_dcp, options=options))
 
 
 @composition("the same with full_state_dict=True", SHARED)
