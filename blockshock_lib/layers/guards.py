@@ -26,7 +26,7 @@ from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import autograd
 from blockshock_lib.layers.parts import reshaped, wrapped
-from blockshock_lib.layers.watch import describe
+from blockshock_lib.layers.watch import count, describe
 
 _NAMES = "Adadelta Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD"
 ENTRYWISE = {getattr(torch.optim, name) for name in _NAMES.split()}
@@ -260,7 +260,8 @@ def _renamed(optimizer: Optimizer, state: dict, rename: Callable[[str, str], str
 def _skipping_alike(own: Callable, scaler: GradScaler, optimizer: Optimizer, *args, **kwargs) -> dict:
     """An infinity in one rank's share makes all ranks of the layer skip the step."""
     found = own(scaler, optimizer, *args, **kwargs)
-    for group in dict.fromkeys(layer.group for layer in _shared(_parameters(optimizer)).values()):
+    for group, layer in {layer.group: layer for layer in _shared(_parameters(optimizer)).values()}.items():
+        count(layer, "GradScaler", ())
         for infinite in found.values():
             dist.all_reduce(infinite, dist.ReduceOp.MAX, group.handle)
     return found

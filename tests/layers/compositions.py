@@ -568,7 +568,7 @@ def unequal_later(method):
         watch._groups.clear()
 
 
-@composition("a forward or backward that one rank does not call: said within 60 s", SHARED)
+@composition("a forward, backward, clip_grad_norm_ or GradScaler that one rank does not call: said within 60 s", SHARED)
 def pass_left_out(method):
     _, model = twins(method)
     watch._groups.clear()
@@ -590,6 +590,12 @@ def pass_left_out(method):
         y = model(batch(0)[0])
         until_said(1, "backward")
         y.sum().backward()
+        until_said(2, "clip_grad_norm_")
+        clip_grad_norm_(model, 1.0)
+        until_said(3, "GradScaler")
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.ones(()))
+        scaler.unscale_(sgd(model))
     said = sorted(set().union(*Group.of().gather_objects(said)))
     raise Warned(next(one for one in said if "ranks [0] of 4 have not called the forward of" in one))
 
