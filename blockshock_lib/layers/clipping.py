@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from blockshock_lib.comm import Group
-from blockshock_lib.layers import autograd
+from blockshock_lib.layers import autograd, watch
 from blockshock_lib.layers.parts import refuse_unsummed
 
 get_total_norm = getattr(get_total_norm, "__wrapped__", get_total_norm)  # which layers.guards keeps from users
@@ -48,6 +48,8 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type=2.0, error_if_n
 def _group_norm(group: Group, layers: list[nn.Module], p: float) -> Tensor:
     # Rank 0 counts what is whole, as biases: it works in every method, where others may stand by. Norms are gathered,
     # not the sums of their powers: those overflow sooner, and a reduction by MAX may lose a NaN.
+    if group.connected:
+        watch.count(layers[0], "clip_grad_norm_", ())
     named = [(layer, *one) for layer in layers for one in layer.named_parameters(recurse=False)]
     mine = [parameter for layer, name, parameter in named if name in layer.split or group.rank == 0]
     norms = _norms(dict.fromkeys(mine), p)  # a tied weight counts once

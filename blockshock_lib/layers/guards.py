@@ -25,13 +25,13 @@ from torch.optim import Optimizer
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import autograd
-from blockshock_lib.layers.parts import wrapped
-from blockshock_lib.layers.watch import describe
+from blockshock_lib.layers.parts import reshaped, wrapped
+from blockshock_lib.layers.watch import count, describe
 
 _NAMES = "Adadelta Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD"
 ENTRYWISE = {getattr(torch.optim, name) for name in _NAMES.split()}
-# Of torch: they need norms or factors of a whole weight, or send one rank's weights to the others.
-WHOLE = {"LBFGS", "Muon", "Adafactor", "ZeroRedundancyOptimizer"}
+# Of torch: they need factors of a whole weight; norms of all its entries, or send one rank's weights to the others.
+WHOLE, SPREAD = {"Muon", "Adafactor"}, {"LBFGS", "ZeroRedundancyOptimizer"}
 
 
 def model_around(module: nn.Module) -> tuple[nn.Module, str]:
@@ -180,16 +180,20 @@ def _judged(own: Callable, optimizer: Optimizer, param_group: dict) -> None:
     optimizer._looked = -1  # at what conversions have left
     if type(optimizer) in ENTRYWISE and _fitting not in optimizer._optimizer_load_state_dict_pre_hooks.values():
         optimizer.register_load_state_dict_pre_hook(_fitting)
-    kind, shared = type(optimizer), list(_shared(optimizer.param_groups[-1]["params"]).values())
+    kind, given = type(optimizer), optimizer.param_groups[-1]["params"]
+    torchs = kind.__name__ if kind.__module__.startswith("torch.") else ""
+    shared = list(_shared(given).values())
+    layers, whole = shared or (reshaped(given) if torchs not in SPREAD else []), torchs in WHOLE | SPREAD
+    if layers and kind not in ENTRYWISE:
+        what = f"each rank holds a part of {describe(layers[0])}" if shared else f"{describe(layers[0])} is held packed"
+        how = f"{kind.__name__} {'does' if whole else 'may'} not work entry by entry, and {what}; "
+        how += "SGD, AdamW and the like train it as the dense layer"
+        how += "" if shared else ', and any optimizer what Linear24.from_linear(..., update="recompress") makes'
+        if whole:
+            raise UnsupportedError(how)
+        warnings.warn(how, stacklevel=5)
     if not shared:
         return
-    whole = kind.__module__.startswith("torch.") and kind.__name__ in WHOLE
-    how = f"{kind.__name__} {'does' if whole else 'may'} not work entry by entry, and each rank holds a part of "
-    how += f"{describe(shared[0])}; SGD, AdamW and the like train it as the dense layer"
-    if whole:
-        raise UnsupportedError(how)
-    if kind not in ENTRYWISE:
-        warnings.warn(how, stacklevel=5)
     if _named_by_rank not in optimizer._optimizer_state_dict_post_hooks.values():
         optimizer.register_state_dict_post_hook(_named_by_rank)
         optimizer.register_load_state_dict_pre_hook(_named_plainly)
@@ -213,11 +217,13 @@ def _named_by_rank(optimizer: Optimizer, state: dict) -> dict:
     """A share under its rank's name: torch.distributed.checkpoint keeps what has one name once for all ranks."""
     for frame, _ in traceback.walk_stack(sys._getframe()):
         torchs = frame.f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict"
-        if torchs and getattr(frame.f_locals.get("info"), "full_state_dict", False):  # of its StateDictOptions
-            raise UnsupportedError(
-                f"full_state_dict=True would keep one rank's share of the state of {type(optimizer).__name__} for all "
-                "ranks: save model and optimizer by blockshock_lib.checkpoint.save"
-            )
+        given = frame.f_locals.get("info") if torchs else None  # its StateDictOptions
+        for option in ("full_state_dict", "flatten_optimizer_state_dict"):  # which loads no name but the optimizer's
+            if getattr(given, option, False):
+                raise UnsupportedError(
+                    f"{option}=True would not keep each rank's share of the state of {type(optimizer).__name__}: save "
+                    "model and optimizer by blockshock_lib.checkpoint.save"
+                )
     return _renamed(optimizer, state, lambda key, mine: f"{key}/{mine}")
 
 
@@ -252,7 +258,8 @@ def _renamed(optimizer: Optimizer, state: dict, rename: Callable[[str, str], str
 def _skipping_alike(own: Callable, scaler: GradScaler, optimizer: Optimizer, *args, **kwargs) -> dict:
     """An infinity in one rank's share makes all ranks of the layer skip the step."""
     found = own(scaler, optimizer, *args, **kwargs)
-    for group in dict.fromkeys(layer.group for layer in _shared(_parameters(optimizer)).values()):
+    for group, layer in {layer.group: layer for layer in _shared(_parameters(optimizer)).values()}.items():
+        count(layer, "GradScaler", ())
         for infinite in found.values():
             dist.all_reduce(infinite, dist.ReduceOp.MAX, group.handle)
     return found

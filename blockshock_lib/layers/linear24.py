@@ -32,7 +32,7 @@ class Linear24(BlockShockLinear):
         keeps the larger two of four), or bool [N, K].
 
         ValueError names a group of which three or four are kept; UnsupportedError: what cannot run here, any other
-        module, and a weight that another module holds too.
+        module, and what would be lost: hooks, more than weight and bias, and a tie to another module.
         """
         require_plain(linear)
         refuse_lost(linear)

@@ -11,7 +11,7 @@ from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import BlockShockLinear, autograd
 from blockshock_lib.layers.guards import called, model_around, refuse_unequal
-from blockshock_lib.layers.parts import leave, refuse_wrapped, require_plain, trained_of
+from blockshock_lib.layers.parts import leave, refuse_hooks, refuse_more, refuse_wrapped, require_plain, trained_of
 
 
 class BlockShockParallel(ParallelStyle):
@@ -19,8 +19,9 @@ class BlockShockParallel(ParallelStyle):
 
     `parallelize_module(model, mesh, {"blocks.*.up": BlockShockParallel()})`. Input and output of the layer are whole on
     every rank; a DTensor that comes in is gathered first. Options are BlockShockLinear's, `mask` also the name of one;
-    one that is 2:4 along the outputs too ("checkerboard", "transposable_random") also has a 2:4 backward. Hooks stay.
-    A weight on the meta device becomes NaN on the mesh's, until load_state_dict brings its values.
+    one that is 2:4 along the outputs too ("checkerboard", "transposable_random") also has a 2:4 backward. Hooks stay;
+    one of the weight or bias is refused, as is what the module holds beside these two. A weight on the meta device
+    becomes NaN on the mesh's, until load_state_dict brings its values.
     """
 
     def __init__(self, mask: Mask | str = "checkerboard", *, product="auto", update="packed", dw="auto"):
@@ -74,6 +75,8 @@ class BlockShockParallel(ParallelStyle):
             return f"BlockShockParallel takes a mesh of one dimension, not {mesh.ndim}: slice it, as in mesh['tp']"
         if not isinstance(module.weight, nn.Parameter):
             return "a hook makes its weight anew, as weight_norm does: take that off first"
+        refuse_hooks(module, known=None)
+        refuse_more(module)
         if module.weight.is_meta and self.mask.family == "magnitude":
             return "a magnitude mask needs weights, and these are on the meta device: load them first"
         own = {id(parameter) for parameter in module.parameters()}

@@ -3,7 +3,7 @@
 import gc
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,12 +68,13 @@ def require_plain(linear: nn.Module, name: str = "") -> None:
 
 
 def refuse_lost(linear: nn.Linear) -> None:
-    """UnsupportedError for what a layer made of a copy would lose: hooks, and a tie to another module's parameter."""
-    before = linear._forward_pre_hooks and "weight" in linear._parameters  # others make the weight, as weight_norm does
-    if before or linear._forward_hooks or linear._backward_pre_hooks or linear._backward_hooks:
-        raise UnsupportedError(
-            f"the hooks of this {linear} would be lost: take them off, and give them to the new layer"
-        )
+    """UnsupportedError for what a layer made of a copy would lose: hooks, more than weight and bias, and a tie."""
+    where = f"this {type(linear).__name__}({linear.extra_repr()}): "
+    made = "weight" not in linear._parameters  # by these hooks, as weight_norm does
+    making = linear._forward_pre_hooks, linear._state_dict_hooks, linear._load_state_dict_pre_hooks
+    refuse_hooks(linear, where, [hook for held in making for hook in held.values()] if made else ())
+    if not made:
+        refuse_more(linear, where)
     # Dead modules that wait in a cycle hold it too, until they are collected.
     if any(_others_hold(linear, name) for name in linear._parameters):
         gc.collect()
@@ -82,6 +83,26 @@ def refuse_lost(linear: nn.Linear) -> None:
             f"another module holds the {name} of this {linear}, and the tie would be lost: give it one of its own "
             f"first, as in linear.{name} = nn.Parameter(linear.{name}.detach().clone())"
         )
+
+
+def refuse_hooks(module: nn.Module, where: str = "", known: Iterable[Callable] | None = ()) -> None:
+    """UnsupportedError for hooks of a module but the `known`, where None is all, and for hooks of its parameters."""
+    hooks = {name: held for name, held in vars(module).items() if "_hooks" in name and isinstance(held, dict)}
+    odd = {} if known is None else {name: set(held.values()).difference(known) for name, held in hooks.items()}
+    what = [f"it has hooks ({name})" for name, found in odd.items() if found]
+    for name, held in module._parameters.items():
+        if held is not None and (held._backward_hooks or held._post_accumulate_grad_hooks):
+            what.append(f"its {name} has hooks")
+    if what:
+        how = "which a new layer would lose: take them off first, and give them to it"
+        raise UnsupportedError(f"{where}{what[0]}, {how}")
+
+
+def refuse_more(module: nn.Module, where: str = "", own: Iterable[str] = ("weight", "bias")) -> None:
+    """UnsupportedError for another parameter, buffer or module of a layer than its `own`."""
+    if more := (module._parameters | module._buffers | module._modules).keys() - set(own):
+        how = f"{min(more)} would be lost: keep it elsewhere"
+        raise UnsupportedError(f"{where}it holds more than weight and bias, and {how}")
 
 
 wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # every DistributedDataParallel
@@ -125,6 +146,13 @@ def _refuse_left(optimizer: Optimizer, *_: object) -> None:
 
 
 register_optimizer_step_pre_hook(_refuse_left)
+
+
+def reshaped(tensors: Iterable[Tensor]) -> list[nn.Module]:
+    """The layers of which one of these is the trained weight, and not as [N, K]: packed, or permuted."""
+    trained = {id(one) for one in tensors if one.requires_grad}
+    layers = (layer for layer in autograd.layers() if id(layer.weight) in trained)
+    return [layer for layer in layers if layer.weight.shape != (layer.out_features, layer.in_features)]
 
 
 def train_as(layer: nn.Module, linear: nn.Linear) -> None:

@@ -91,8 +91,8 @@ class ShardedLinear(DenseState):
 
         For the 2:4 kernels: features in multiples of 64, bf16 or fp16. `mask`: a Mask or the name of a shipped one
         ("checkerboard", "uniform_1100", "random", ...). UnsupportedError where the machine or shape cannot run it, for
-        any other module, for a weight that another module holds too and, unless `check` is off, where the ranks were
-        given unequal weights or options: it makes this a collective.
+        any other module, for what would be lost (hooks, more than weight and bias, a tie to another module) and, unless
+        `check` is off, where the ranks were given unequal weights or options: it makes this a collective.
         """
         require_plain(linear)
         refuse_lost(linear)

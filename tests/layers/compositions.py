@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import io
+import itertools
 import os
 import pickle
 import re
@@ -352,12 +353,13 @@ def entrywise(method):
 composition("LBFGS")(lambda method: alone(method, lambda one: torch.optim.LBFGS(one.parameters(), lr=0.1)))
 
 
-@composition("Muon", ("packed", "recompress", "B1", "B2", "C"))
+@composition("Muon, Adafactor")
 def muon(method):
+    said_by(alone, method, lambda one: torch.optim.Adafactor(one.parameters()))
     alone(method, lambda one: torch.optim.Muon([p for p in one.parameters() if p.dim() > 1]))
 
 
-@composition("an optimizer that is not torch's (Shampoo, Lion, ...)", SHARED)
+@composition("an optimizer that is not torch's (Shampoo, Lion, ...)")
 def foreign(method):
     kind = type("Lion", (torch.optim.SGD,), {})
     with warnings.catch_warnings(record=True, action="always") as caught:
@@ -417,16 +419,23 @@ def dcp_model(method):
             alike(other, model, close=0.0)
 
 
-@composition("get_optimizer_state_dict, set_optimizer_state_dict of torch.distributed.checkpoint")
-def dcp_optimizer(method):
-    def keep(model, optimizer, other, again):
-        with shared_folder() as folder:
-            dcp.save({"o": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=f"{folder}/dcp")
-            state = {"o": get_optimizer_state_dict(other, again)}
-            dcp.load(state, checkpoint_id=f"{folder}/dcp")
-            set_optimizer_state_dict(other, again, state["o"])
+def keep_by_dcp(model, optimizer, other, again, options=None):
+    with shared_folder() as folder:
+        dcp.save({"o": get_optimizer_state_dict(model, optimizer, options=options)}, checkpoint_id=f"{folder}/dcp")
+        state = {"o": get_optimizer_state_dict(other, again, options=options)}
+        dcp.load(state, checkpoint_id=f"{folder}/dcp")
+        set_optimizer_state_dict(other, again, state["o"], options=options)
 
-    optimizer_kept(method, keep)
+
+composition("get_optimizer_state_dict, set_optimizer_state_dict of torch.distributed.checkpoint")(
+    lambda method: optimizer_kept(method, keep_by_dcp)
+)
+
+
+@composition("the same with flatten_optimizer_state_dict=True")
+def dcp_optimizer_flat(method):
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    optimizer_kept(method, functools.partial(keep_by_dcp, options=options))
 
 
 @composition("the same with full_state_dict=True", SHARED)
@@ -454,7 +463,7 @@ def scaled(method):
     alike(model, plain)
 
 
-@composition("ZeroRedundancyOptimizer over the ranks of the layer", SHARED)
+@composition("ZeroRedundancyOptimizer over the ranks of the layer")
 def zero(method):
     alone(method, lambda one: ZeroRedundancyOptimizer(one.parameters(), torch.optim.SGD, lr=0.1))
 
@@ -559,7 +568,7 @@ def unequal_later(method):
         watch._groups.clear()
 
 
-@composition("a forward or backward that one rank does not call: said within 60 s", SHARED)
+@composition("a forward, backward, clip_grad_norm_ or GradScaler that one rank does not call: said within 60 s", SHARED)
 def pass_left_out(method):
     _, model = twins(method)
     watch._groups.clear()
@@ -581,6 +590,12 @@ def pass_left_out(method):
         y = model(batch(0)[0])
         until_said(1, "backward")
         y.sum().backward()
+        until_said(2, "clip_grad_norm_")
+        clip_grad_norm_(model, 1.0)
+        until_said(3, "GradScaler")
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.ones(()))
+        scaler.unscale_(sgd(model))
     said = sorted(set().union(*Group.of().gather_objects(said)))
     raise Warned(next(one for one in said if "ranks [0] of 4 have not called the forward of" in one))
 
@@ -629,6 +644,33 @@ def tied_before(method):
     layer_of(model[2], method)
 
 
+def ways_in(method):
+    """What makes a layer of this method of a Linear: by the style too, where it may."""
+    by_style = lambda linear: styled(method, lambda: nn.ModuleDict({"0": linear}))  # noqa: E731
+    return (*[by_style] * (method in STYLED), lambda linear: layer_of(linear, method))
+
+
+@composition("a hook of the weight or bias of what is converted, by BlockShockParallel too")
+def hooked_weight(method):
+    for convert in ways_in(method):
+        for name, kind in itertools.product(("bias", "weight"), ("hook", "post_accumulate_grad_hook")):
+            getattr(getattr(linear := dense()[0], name), f"register_{kind}")(lambda grad: None)
+            said = said_by(convert, linear)
+            assert type(linear) is nn.Linear and f"its {name} has hooks" in said, said
+    raise UnsupportedError(said)
+
+
+@composition("a buffer, parameter or module beside the weight and bias of what is converted, by BlockShockParallel too")
+def more_than_a_weight(method):
+    one = nn.Parameter(torch.ones(1, dtype=F64))
+    for convert in ways_in(method):
+        for add, more in (("module", nn.Identity()), ("parameter", one), ("buffer", one.detach())):
+            getattr(linear := dense()[0], f"register_{add}")("scale", more)
+            said = said_by(convert, linear)
+            assert type(linear) is nn.Linear and "than weight and bias, and scale would be lost" in said, said
+    raise UnsupportedError(said)
+
+
 @composition("a model on the meta device, its weights loaded later, by BlockShockParallel", STYLED)
 def from_meta(method):
     plain = dense()
@@ -647,9 +689,10 @@ def hooked(method):
         one[0].register_forward_pre_hook(lambda *_: seen.append("before"))
         one[0].register_forward_hook(lambda _, args, y: 2 * y)
         one[0].register_full_backward_hook(lambda *args: seen.append("backward"))
+    model[0].register_state_dict_post_hook(lambda *_: seen.append("state"))
     styled(method, lambda: model)
     trains_alike(model, plain)
-    assert seen == ["before", "backward"] * 2 * STEPS
+    assert seen == [*["before", "backward"] * 2 * STEPS, "state"]
     torch.testing.assert_close(model[0](input=batch(0)[0]), plain[0](batch(0)[0]), **CLOSE)
 
 

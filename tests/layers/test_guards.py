@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from blockshock_lib import Linear24, checkpoint
+from blockshock_lib import Linear24, Sparse24, checkpoint, sparsify_
+from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import guards
 from tests.layers.ranks import N, draw
 
@@ -32,3 +33,21 @@ def test_the_state_of_an_entry_wise_optimizer_comes_back(kind, tmp_path):
     checkpoint.load(tmp_path / "c", packed, again)
     assert again.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
     assert torch.equal(packed.to_dense(), wanted)
+
+
+def test_an_optimizer_of_a_whole_weight_is_refused_packed_values_and_trains_a_dense_master():
+    model = nn.Sequential(nn.Linear(N, N, bias=False, dtype=torch.float64))
+    master = Linear24.from_linear(model[0], mask="magnitude", update="recompress")
+    dense, keep, x = master.to_linear(), master.pattern.mask(), draw(4, N, dtype=torch.float64)
+    sparsify_(model, Sparse24(frozen=False))
+    for kind in (torch.optim.Muon, torch.optim.Adafactor):
+        with pytest.raises(UnsupportedError, match=r'0: Linear24\(.* update="recompress"'):
+            kind(model.parameters())
+        for _ in range(2):
+            for one in (master, dense):
+                optimizer = kind(one.parameters())
+                one(x).square().mean().backward()
+                one.weight.grad *= keep
+                optimizer.step()
+            dense.weight.data *= keep
+        torch.testing.assert_close(master.to_dense(), dense.weight.detach())

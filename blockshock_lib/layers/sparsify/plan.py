@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from blockshock_lib.errors import UnsupportedError, first_line
 from blockshock_lib.layers import guards
 from blockshock_lib.layers.linear24 import Linear24
-from blockshock_lib.layers.parts import refuse_lost, require_plain
+from blockshock_lib.layers.parts import refuse_hooks, refuse_lost, refuse_more, require_plain
 from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
 from blockshock_lib.layers.sparsify import parallel
 from blockshock_lib.layers.sparsify.configs import Config
@@ -164,8 +164,7 @@ def _refuse(module: nn.Module, names: list[str], tied: list[str]) -> None:
     if hasattr(module, "to_linear") or type(weight) not in (nn.Parameter, DTensor):
         return  # which require_plain refuses by its kind
     refuse_hooked(module)
-    if more := (module._parameters | module._buffers | module._modules).keys() - {"weight", "bias", "kept"}:
-        raise UnsupportedError(f"it holds more than weight and bias, and {min(more)} would be lost: keep it elsewhere")
+    refuse_more(module, own=("weight", "bias", "kept"))
     if tied:
         raise UnsupportedError(f"it shares a parameter with {tied[0] or 'the model'}: give it one of its own first")
     if weight.dtype not in DTYPES:
@@ -173,11 +172,5 @@ def _refuse(module: nn.Module, names: list[str], tied: list[str]) -> None:
 
 
 def refuse_hooked(module: nn.Module, where: str = "") -> None:
-    """UnsupportedError for hooks of a layer or its weight."""
-    known, weight = (guards.called, *parallel.hooks_of(module)), module._parameters.get("weight")
-    hooks = {name: held for name, held in vars(module).items() if "_hooks" in name and isinstance(held, dict)}
-    what = [f"it has hooks ({name})" for name, held in hooks.items() if set(held.values()).difference(known)]
-    if weight is not None and (weight._backward_hooks or weight._post_accumulate_grad_hooks):
-        what.append("its weight has hooks")
-    if what:
-        raise UnsupportedError(f"{where}{what[0]}, which a new layer would lose: take them off first")
+    """UnsupportedError for hooks of a layer but our own and those of torch's styles, or of its parameters."""
+    refuse_hooks(module, where, (guards.called, *parallel.hooks_of(module)))

@@ -115,7 +115,7 @@ def planted():
     prune.l1_unstructured(pruned, "weight", 0.5)
     parametrizations.weight_norm(normed)
     watched, odd, conv = nn.Linear(64, 64), nn.Linear(64, 64), Conv1D(64, 64)
-    watched.weight.register_hook(lambda grad: grad)
+    watched.bias.register_hook(lambda grad: grad)
     odd.weight.data[3, 4] = torch.nan
     conv.forward = lambda x: x
     quantized = nn.Linear(64, 64)
@@ -126,7 +126,7 @@ def planted():
     yield "only an nn.Linear with nn.Linear's own forward", patched
     yield "made anew in each pass", pruned
     yield "made anew in each pass", normed
-    yield "its weight has hooks", watched
+    yield "its bias has hooks", watched
     yield "not finite", odd
     yield "it holds its weight as [K, N]", conv
     yield "quantized, torch.float8_e4m3fn", quantized
