@@ -73,24 +73,28 @@ def describe(layer: nn.Module) -> str:
     return f"{layer.path}: {type(layer).__name__}({layer.extra_repr()})".removeprefix(": ")
 
 
-def before_pass(layer: nn.Module, what: str, x: Tensor) -> None:
-    """Counts a "forward" or "backward" of ranks that share a layer; before the first two of each, all with CHECK, a
-    collective compares their x, or dy: of an x that a pipeline asks for shapes with, which is uninitialised, its shape.
-    UnsupportedError where they are unlike, or were before.
-    """
-    if not (layer.collective and layer.group.connected):
-        return
+def count(layer: nn.Module, what: str, shape: tuple[int, ...]) -> None:
+    """Of a pass that every rank of a connected group makes. UnsupportedError: ranks passed x of other shapes before."""
     if _parents is not None and _parents is dist.group.WORLD:
         raise UnsupportedError(f"{describe(layer)}: a forked process is no rank of its parent's group: spawn it")
     passes = _groups[layer.group.reference]
     _start()
     if passes.unlike:
         raise UnsupportedError(passes.unlike)
+    passes.number, passes.digest = passes.number + 1, hash((passes.digest, *shape))
+    passes.last.append((passes.number, passes.digest, weakref.ref(layer), what))
+
+
+def before_pass(layer: nn.Module, what: str, x: Tensor) -> None:
+    """Counts a "forward" or "backward" of ranks that share a layer; before the first two of each, all with CHECK, a
+    collective compares their x, or dy: of an x that a pipeline asks for shapes with, which is uninitialised, its shape.
+    """
+    if not (layer.collective and layer.group.connected):
+        return
     met, name, way = PASSED[what]
     compared = (getattr(layer, met) < 2 or CHECK) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
     # All ranks refuse a compared pass at once: the watch, which one rank may hear before another, keeps silent of it.
-    passes.number, passes.digest = passes.number + 1, hash((passes.digest, *(() if compared else x.shape)))
-    passes.last.append((passes.number, passes.digest, weakref.ref(layer), what))
+    count(layer, what, () if compared else x.shape)
     if not compared:
         return
     setattr(layer, met, getattr(layer, met) + 1)

@@ -26,6 +26,7 @@ from blockshock_lib.kernels.attention.lists import BlockLists
 from blockshock_lib.kernels.attention.merge import absorb, wide
 from blockshock_lib.kernels.attention.pattern import Pattern, checked
 from blockshock_lib.kernels.once import once
+from blockshock_lib.layers import watch
 from blockshock_lib.layers.attention.fetch import Beside, Fetch, Routes, routes
 from blockshock_lib.layers.attention.placement import placed
 from blockshock_lib.layers.attention.sparse import SparseAttention, refuse_unfit
@@ -39,9 +40,12 @@ class ContextParallelAttention(nn.Module):
 
     Each rank calls it with its share: q [B, H, s, D], k and v [B, H / G, s, D] -> out [B, H, s, D]. `shard` takes a
     rank's share of a whole tensor, `gather` puts the shares together. Making it is a collective: UnsupportedError where
-    the ranks disagree about the pattern, or, in the first call of a shape and dtype, about these. ValueError where a
-    rank would hold nothing, or operands do not fit as of `sparse_attention`.
+    the ranks disagree about the pattern, or, in the first call of a shape and dtype, about these; a rank that passes
+    other ones later, or makes no pass, is named within a minute. ValueError where a rank would hold nothing, or
+    operands do not fit as of `sparse_attention`.
     """
+
+    path = ""  # in the model, for messages
 
     def __init__(
         self,
@@ -101,7 +105,12 @@ class ContextParallelAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._check(q, k, v)
-        scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
+        out = self._forward(q, k, v, q.shape[3] ** -0.5 if self.scale is None else self.scale)
+        if out.requires_grad and not torch.compiler.is_compiling():
+            out.register_hook(lambda grad: self._count("backward", grad.shape[:2]))
+        return out
+
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         if self.strategy == "heads":
             return self.exchanged(q, k, v, partial(self._by_heads, scale=scale))
         if self.strategy in ("ring", "gather"):
@@ -109,11 +118,17 @@ class ContextParallelAttention(nn.Module):
         k, v = Fetch.apply(k, v, self)
         return self._attend(Call(q, k, v, None, self.selected("needed"), scale))
 
+    def _count(self, what: str, shape: tuple[int, ...]) -> None:
+        if self.group.connected and not torch.compiler.is_compiling():
+            watch.count(self, what, shape)
+
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         own = self.placement.lengths[self.group.rank]
         dtype = q.dtype, k.dtype, v.dtype
         shape = tuple((*x.shape[:2], x.shape[2:3] == (own,), *x.shape[3:]) for x in (q, k, v))
         capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not capturing:
+            self._count("forward", (q.element_size(), *shape[0], *shape[1]))
         if (dtype, shape) not in self.agreed and not capturing:  # else no rank waits for another here
             refuse_unequal(self.group, type(self).__name__, dtype=dtype, shape=shape)
             self.agreed.add((dtype, shape))

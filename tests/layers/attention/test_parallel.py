@@ -1,10 +1,15 @@
 """Attention over ranks equals attention on one, forward and backward, by every strategy and placement."""
 
+import itertools
 import math
+import threading
+import time
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
@@ -14,6 +19,7 @@ from blockshock_lib import attention
 from blockshock_lib.comm import Group, local
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.attention import backends, reference
+from blockshock_lib.layers import watch
 from blockshock_lib.layers.attention import parallel, placement
 from tests.comm import fake_symm
 
@@ -350,3 +356,57 @@ def as_a_style(ctx):
 
 def test_a_model_is_shared_by_a_style_on_two_real_ranks_which_may_not_disagree(pair):
     pair.call(as_a_style, seconds=600)
+
+
+def heard(ctx, layer, made, what):
+    """What the watch says where rank 1 does not go on until all have heard it."""
+    store, said, key = dist.distributed_c10d._get_default_store(), [], f"{what} of {layer.strategy}"
+
+    def hear(text, **_):
+        said.append(text)
+        store.set(f"{key}, rank {ctx.rank}", "")
+
+    def together():
+        return store.check([f"{key}, rank 0"])
+
+    watch._groups.clear()
+    layer(*made)
+    with mock.patch.multiple(watch, PERIOD=0.1, warnings=SimpleNamespace(warn=hear)):
+        threading.Thread(target=watch.watch, daemon=True).start()
+        out = layer(*made) if what == "backward" else None
+        while ctx.rank and not together():
+            time.sleep(0.01)
+        out = layer(*made) if out is None else out
+        out.sum().backward()
+    return said
+
+
+def passes_left_out(ctx):
+    for what, strategy in itertools.product(("forward", "backward"), ("ring", "pull")):
+        layer = attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, Group.of(), strategy, **OPTIONS)
+        made = [layer.shard(x).requires_grad_() for x in drawn()[:3]]
+        said = heard(ctx, layer, made, what)
+        told = f"ranks [1] of 2 have not called the {what} of ContextParallelAttention(330 positions over 2 ranks"
+        assert ctx.rank or any(told in one for one in said), said
+
+
+def test_a_pass_that_a_rank_does_not_make_is_said(pair):
+    pair.call(passes_left_out, seconds=60)
+
+
+def other_dtype_later(ctx):
+    layer = attention.ContextParallelAttention(PATTERNS["causal"], LENGTH, Group.of(), "ring", **OPTIONS)
+    made = [layer.shard(x) for x in drawn()[:3]]
+    layer(*made)
+    with (
+        mock.patch.object(parallel, "refuse_unequal"),
+        mock.patch.object(layer, "_forward", lambda *operands: operands[0]),
+        mock.patch.object(watch, "count") as count,
+    ):
+        layer(*(x.float() for x in made) if ctx.rank else made)
+    one, other = Group.of().gather_objects(hash(count.call_args.args[2]))
+    assert one != other
+
+
+def test_ranks_of_another_dtype_later_are_told_apart(pair):
+    pair.call(other_dtype_later, seconds=600)
