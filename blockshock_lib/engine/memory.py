@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 GIB, MIB = 2**30, 2**20
 SLACK = 1.3  # blocks that an allocator holds and cannot reuse
 # Buffers of the ceilings; on a GPU copies past three L2 caches with their gradients and states, and a graph's outputs.

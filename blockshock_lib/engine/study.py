@@ -177,12 +177,14 @@ class Problem:
     without some ranks gives `group` those that are left. `repeat`: index of the fresh group of processes.
     """
 
-    dtype: torch.dtype
     state: Path | None = None  # a file for what samples go on from, removed when the case's record is written
     begins: Callable[[str], None] = staticmethod(lambda method: None)  # hears on every rank whose work comes next
 
     def __init__(self, case: Any, params: Any, *, device: torch.device, group: Group, repeat: int = 0):
+        from blockshock_lib.engine.memory import DTYPES  # a study is loaded without torch
+
         self.case, self.params, self.device, self.group, self.repeat = case, params, device, group, repeat
+        self.dtype = DTYPES[case.dtype]
 
     def unsupported(self, method: str) -> str:
         """Why it cannot run here; "" where it can. The same on every rank."""

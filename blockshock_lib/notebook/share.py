@@ -26,7 +26,7 @@ from blockshock_lib.errors import RecordError, ShareError, first_line
 from blockshock_lib.files import ROOT, sha256, shown, write_atomic
 from blockshock_lib.notebook import archive
 from blockshock_lib.notebook.pages import page
-from blockshock_lib.runs import manifest, record, records
+from blockshock_lib.runs import manifest, records
 from blockshock_lib.runs.run import CACHE, OUTPUTS, now
 
 WIDTH = 560  # pixels of a figure in the list: twice what it shows, for fine screens
@@ -77,9 +77,8 @@ def _entry(folder: Path, out: Path) -> dict[str, object]:
     answer = _short(found.get("answer") or "", 1000) if found["status"] in ("completed", "running") else ""
     received = found.get("received")
     entry["picture"], entry["alt"] = _picture(folder, found)
-    texts = {key: found.get(key) or "" for key in ("phase", "status", "redrawn_from")}
+    texts = {key: found.get(key) or "" for key in ("study", "phase", "status", "redrawn_from")}
     texts |= dict(machine=found["machine"]["title"], when=page.moment(found["started"]))
-    texts |= dict(study=found.get("study") or record.NEW["study"])
     texts |= dict(received=received.get("zip", "") if isinstance(received, dict) else "")
     entry |= {key: _short(text) for key, text in texts.items()}
     entry["note"] = _short(found.get("reason") or "") if found["status"] == "completed" else ""

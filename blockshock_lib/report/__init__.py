@@ -16,11 +16,10 @@ def late(place: str, *given: Any, once: bool = False, **options: Any) -> Callabl
 
     def called(frame: Any, *more: Any, **how: Any) -> Any:
         alone = once and not (more or how)
-        for known, said in kept if alone else ():
-            if known is frame:
-                return said
+        if alone and kept and kept[0] is frame:
+            return kept[1]
         said = pkgutil.resolve_name(called.place)(frame, *given, *more, **options | how)
-        kept[:] = [(frame, said)] if alone else kept
+        kept[:] = (frame, said) if alone else kept
         return said
 
     called.place = f"blockshock_lib.{place}"

@@ -92,7 +92,6 @@ class Sorting(study.Problem):
         import torch
 
         super().__init__(case, params, **place)
-        self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case.dtype]
         x = torch.randn(case.n, generator=torch.Generator().manual_seed(case.seed + self.repeat))
         self.x = (x.sort(descending=True).values if case.order == "reversed" else x).to(self.device, self.dtype)
 

@@ -133,11 +133,11 @@ def _links(notebook: Path, alone: bool) -> list[tuple[str, str]]:
     found["Notebook"] = folder / notebook.name
     if facts:
         source = ROOT / facts["redrawn_from"] if facts.get("redrawn_from") else folder
-        if facts["phase"] != "findings" and not (alone and source != folder):
+        if facts["phase"] != "findings":
             # A run that ends well packs its records once its page is made.
             packed = (source / records.PARQUET).exists() or facts["status"] == "running"
             found["Records"] = source / (records.PARQUET if packed else "records")
-        if (source / "traces").is_dir() and not (alone and source != folder):
+        if (source / "traces").is_dir():
             found["Traces"] = source / "traces"
         found["Manifest"] = folder / manifest.FILE
     return [(word, quote(Path(os.path.relpath(path, folder)).as_posix())) for word, path in found.items()]

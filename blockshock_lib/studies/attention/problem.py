@@ -25,7 +25,6 @@ from blockshock_lib.studies.attention.patterns import Counted, dense, longnet, m
 from blockshock_lib.studies.attention.phases import PHASES
 from blockshock_lib.studies.attention.truth import Made
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # A kernel rounds at other places than plain PyTorch, which shows where gradients cancel: on a CPU right ones were up to
 # 2.6 times as wrong at one entry and 2.2 times in a row. The faults that are planted in the tests are tens of times so.
 LOOSER = 3.0
@@ -43,7 +42,7 @@ class AttentionProblem(Problem):
         self.phase = PHASES[case.phase]
         if self.device.type == "cuda":
             works.compile_anew()
-        self.dtype, self.scale = DTYPES[case.dtype], case.head_dim**-0.5
+        self.scale = case.head_dim**-0.5
         queries, keys = (case.batch, case.heads, case.q_len), (case.batch, case.kv_heads, case.k_len)
         self.q, self.k, self.v, self.dout = (
             torch.randn((*size, case.head_dim), generator=self._seeded(what), device=self.device).to(self.dtype)

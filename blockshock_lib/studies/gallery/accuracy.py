@@ -20,7 +20,7 @@ from blockshock_lib.layers.sparsify.fake import soft_threshold
 from blockshock_lib.studies.gallery.decode import LOOSER, DecodeProblem, linears
 from blockshock_lib.studies.gallery.methods import ARMS, Arm
 from blockshock_lib.studies.gallery.params import HALF, Case, Params
-from blockshock_lib.studies.gallery.problem import DTYPES, GalleryProblem
+from blockshock_lib.studies.gallery.problem import GalleryProblem
 from blockshock_lib.studies.gallery.tasks import GPT, Teacher, drawn
 from blockshock_lib.studies.gallery.training import TrainingProblem
 from blockshock_lib.studies.gpt.problem import untold
@@ -47,7 +47,7 @@ class AccuracyProblem(Problem):
 
     def __init__(self, case: Case, params: Params, **place: Any):
         super().__init__(case, params, **place)
-        self.dtype, self.settings, self.trained = DTYPES[case.dtype], params.accuracy, None
+        self.settings, self.trained = params.accuracy, None
         asked = self.settings
         if asked.task == "teacher":
             self.task = Teacher(replace(case, methods=()), asked)

@@ -33,7 +33,7 @@ from blockshock_lib.layers.pattern_linear import PatternLinear
 from blockshock_lib.layers.sparsify import Sparse24, sparsify_
 from blockshock_lib.studies.gallery.methods import DECODERS
 from blockshock_lib.studies.gallery.params import Case, Params
-from blockshock_lib.studies.gallery.problem import DTYPES, GalleryRunner, seed
+from blockshock_lib.studies.gallery.problem import GalleryRunner, seed
 
 LOOSER = 2.0  # layers one after another round at other places than float64's
 THETA = 500_000.0  # of Llama 3's rotary positions
@@ -99,7 +99,7 @@ class Llama(nn.Module):
 class DecodeProblem(Problem):
     def __init__(self, case: Case, params: Params, **place: Any):
         super().__init__(case, params, **place)
-        self.dtype, self.made = DTYPES[case.dtype], {}
+        self.made = {}
         if any(DECODERS[name].compiled for name in case.methods):
             torch.compiler.reset()  # a process measures many cases; past eight models PyTorch compiles none
         how, size = {"dtype": self.dtype, "device": self.device}, case.n // case.heads

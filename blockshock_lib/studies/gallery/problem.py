@@ -23,7 +23,6 @@ from blockshock_lib.kernels.patterns.table import KERNELS, PATTERNS
 from blockshock_lib.studies.gallery.methods import METHODS
 from blockshock_lib.studies.gallery.params import Case, Params
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # fp32 is summed in fp32, by each kernel in an order of its own: right ones were up to 2.8 times as wrong at one entry.
 # 16-bit values are summed in fp32 by all of them, and held to the engine's own gate.
 LOOSER = {torch.float32: 3.0}
@@ -50,7 +49,6 @@ class GalleryProblem(Problem):
 
     def __init__(self, case: Case, params: Params, **place):
         super().__init__(case, params, **place)
-        self.dtype = DTYPES[case.dtype]
         sizes = {"weight": (case.n, case.k), "x": (case.batch, case.k), "dy": (case.batch, case.n)}
         self.weight, self.x, self.dy = (self._drawn(what, size) for what, size in sizes.items())
         if case.pattern in PATTERNS:

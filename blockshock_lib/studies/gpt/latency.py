@@ -25,7 +25,7 @@ from blockshock_lib.studies.gpt import truth
 from blockshock_lib.studies.gpt.methods import METHODS
 from blockshock_lib.studies.gpt.need import unfit
 from blockshock_lib.studies.gpt.params import Case, Params, Training
-from blockshock_lib.studies.gpt.problem import CHECKED, DTYPES, LOOSER, GPTProblem
+from blockshock_lib.studies.gpt.problem import CHECKED, LOOSER, GPTProblem
 
 NEGLIGIBLE_LR = 1e-12  # no weight moves, so a timed step can be checked; its time is any rate's
 
@@ -39,8 +39,7 @@ class LatencyProblem(Problem):
 
     def __init__(self, case: Case, params: Params, **place: Any):
         super().__init__(case, params, **place)
-        self.dtype, self.trains = DTYPES[case.dtype], case.work == "step"
-        self.ranks, device = case.ranks, self.device
+        self.trains, self.ranks, device = case.work == "step", case.ranks, self.device
         config = GPTConfig(case.width, case.heads, case.vocab, case.context, case.layers)
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
             torch.manual_seed(seed(case.seed, "weights", self.repeat))

@@ -20,7 +20,6 @@ from blockshock_lib.studies.gpt import after, truth
 from blockshock_lib.studies.gpt.methods import METHODS
 from blockshock_lib.studies.gpt.params import LAYERS, Case, Params
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Gradients are compared in these parts: where one kind is small, another must not hide what it lacks.
 PARTS = {
     "d embeddings": ("tokens.weight", "positions.weight"),
@@ -39,7 +38,6 @@ class GPTProblem(Problem):
 
     def __init__(self, case: Case, params: Params, **place):
         super().__init__(case, params, **place)
-        self.dtype = DTYPES[case.dtype]
         self.trained = bool(case.tokens)
         with torch.random.fork_rng([]):  # weights are drawn on the CPU
             torch.manual_seed(seed(case.seed, "weights", self.repeat))

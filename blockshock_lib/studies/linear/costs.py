@@ -14,7 +14,6 @@ from blockshock_lib.studies.linear.methods.method import MOMENTS, Cost, Shape, T
 from blockshock_lib.studies.linear.params import Case, columns
 from blockshock_lib.studies.linear.phases import PHASES
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CHUNK = 1 << 24  # weights that are packed at once
 
 
@@ -26,7 +25,7 @@ class CaseCosts:
 
     def _shape(self, name: str) -> Shape:
         case = self.case
-        sizes = (case.batch, case.in_features, case.out_features, DTYPES[case.dtype].itemsize)
+        sizes = (case.batch, case.in_features, case.out_features, memory.DTYPES[case.dtype].itemsize)
         update = METHODS[name].update if case.optimizer else None
         shape = Shape(*sizes, case.world_size, case.mask, update or "packed", case.dw)
         # Emulated ranks have nobody to swap entries with.
@@ -104,7 +103,7 @@ def cannot(case: Case, name: str, card: dict) -> str:
     GPUs that a run may be measuring just now. Without a GPU, a case for GPUs is looked at as if all were there.
     """
     method, device = METHODS[name], torch.device(case.device)
-    options, dtype = method.options(case.product), DTYPES[case.dtype]
+    options, dtype = method.options(case.product), memory.DTYPES[case.dtype]
     if too_large := CaseCosts(case).too_large(name):
         return too_large
     if device.type == "cpu" or dtype is torch.float32 or options.get("product", "reference") == "reference":
@@ -144,7 +143,7 @@ def floor_rows(case: Case, card: dict, ceilings: Ceilings | None) -> list[dict]:
 
 def rank_bytes(case: Case, names: list[str]) -> int:
     """Most bytes that the fullest rank holds at once while methods `names` are measured; an upper estimate."""
-    n, k, b, e = case.out_features, case.in_features, case.batch, DTYPES[case.dtype].itemsize
+    n, k, b, e = case.out_features, case.in_features, case.batch, memory.DTYPES[case.dtype].itemsize
     phase, steps = PHASES[case.phase], [CaseCosts(case).training_bytes(name) for name in names]
     # W is drawn and scaled in float32, x with its outliers; of a layer's part it is said where the kept weights are.
     making = max(8 * n * k, 16 * b * k) + 12 * min(n * k, CHUNK)

@@ -14,7 +14,7 @@ from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.layers.parts import Part, term_mask
 from blockshock_lib.layers.sharded import ShardedLinear
 from blockshock_lib.studies.linear import training
-from blockshock_lib.studies.linear.costs import DTYPES, CaseCosts
+from blockshock_lib.studies.linear.costs import CaseCosts
 from blockshock_lib.studies.linear.folded import orders
 from blockshock_lib.studies.linear.methods import METHODS
 from blockshock_lib.studies.linear.params import Case, expand
@@ -32,7 +32,7 @@ class LinearProblem(CaseCosts, Problem):
 
     def __init__(self, case: Case, params: Any, *, device: torch.device, group: Group | None = None, repeat: int = 0):
         Problem.__init__(self, case, params, device=device, group=group or Group(), repeat=repeat)
-        self.dtype, self.phase, self.reduced = DTYPES[case.dtype], PHASES[case.phase], []
+        self.phase, self.reduced = PHASES[case.phase], []
         self.weight = self._weight("weight")
         bias = torch.randn(case.out_features, generator=self._seed("bias"), device=device).to(self.dtype)
         self.bias = bias if case.bias else None
