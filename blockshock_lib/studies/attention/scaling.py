@@ -51,6 +51,8 @@ class Replay:
     rank finds at once what it was given in the first. `again` moves all of that, and does nothing else.
     """
 
+    connected = False  # no pass of it is counted
+
     def __init__(self, group: Group):
         self.group, self.rank, self.world_size = group, group.rank, group.world_size
         self.kept: list[tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]] = []  # what moves it again; what came
