@@ -157,7 +157,7 @@ def compare(a: object, b: object, *, allow: Collection[str] = ()) -> Comparison:
         raise CompareError(f"allow: {', '.join(sorted(map(repr, unknown)))}; allowed: {', '.join(faults)}")
     if refused := {kind: "; ".join(found) for kind, found in faults.items() if found and kind not in allow}:
         why = "; ".join(f"{kind}: {text}" for kind, text in refused.items())
-        raise CompareError(f"{names} are not compared unless told (allow {','.join(refused)}): {why}")
+        raise CompareError(f"{names} are not compared unless told (--allow {','.join(refused)}, ALLOW= of make): {why}")
     loose = [name for kind in allow for name in changes.LOOSE.get(kind, ())]
     if not changes.pairs(*known, loose):
         raise CompareError(f"{names} share no case")
