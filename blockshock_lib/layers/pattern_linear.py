@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns.pattern import Packed
 from blockshock_lib.layers import autograd, guards
+from blockshock_lib.layers.dense_copy import DenseCopy
 from blockshock_lib.layers.parts import trained_of
 
 
@@ -70,8 +71,9 @@ class PatternLinear(nn.Module):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        dense = self.to_dense()
-        destination[prefix + "weight"] = dense.t().contiguous() if self.conv1d else dense
+        dense, name = self.to_dense(), prefix + "weight"
+        dense = dense.t().contiguous() if self.conv1d else dense
+        destination[name] = DenseCopy.of(dense, f"{name} of a state dict", self, "call dense_(model), and write there")
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
         if (name := f"{prefix}weight") in state_dict:
