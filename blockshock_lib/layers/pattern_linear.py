@@ -16,6 +16,8 @@ from blockshock_lib.layers import autograd, guards
 from blockshock_lib.layers.dense_copy import DenseCopy
 from blockshock_lib.layers.parts import trained_of
 
+CHANGED = "call dense_(model), and write there"
+
 
 class PatternLinear(nn.Module):
     """y = x W^T + b with W [N, K] packed. x gets its gradient, by a dense product; weight and bias get none.
@@ -40,7 +42,10 @@ class PatternLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The kept values, in the kernel's order: their dtype and device are the layer's."""
-        return self.packed.tensors["values"].to(self.packed.dtype)
+        values = self.packed.tensors["values"]
+        if values.dtype == self.packed.dtype:
+            return values
+        return DenseCopy.of(values.to(self.packed.dtype), "its weight", self, CHANGED)
 
     def forward(self, input: Tensor) -> Tensor:
         """y [..., N] of `input` [..., K], in the weight's dtype. ValueError: another width or dtype."""
@@ -73,7 +78,7 @@ class PatternLinear(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         dense, name = self.to_dense(), prefix + "weight"
         dense = dense.t().contiguous() if self.conv1d else dense
-        destination[name] = DenseCopy.of(dense, f"{name} of a state dict", self, "call dense_(model), and write there")
+        destination[name] = DenseCopy.of(dense, f"{name} of a state dict", self, CHANGED)
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
         if (name := f"{prefix}weight") in state_dict:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from blockshock_lib import BlockSparse, Linear24, Sparse24, sparsify_
+from blockshock_lib import BlockSparse, Linear24, Sparse24, dense_, sparsify_
 from blockshock_lib.errors import UnsupportedError
 from tests.layers.ranks import N
 
@@ -92,6 +92,17 @@ def test_models_of_either_kind_load_it(assign, swap):
         y = call(plain, state, (x,))
         torch.testing.assert_close(y, model(x))
     assert torch.autograd.grad(y.square().sum(), state[WEIGHT])[0].any()
+
+
+def test_a_weight_that_is_computed_for_each_look_refuses_to_be_written():
+    model, x = made("int8"), torch.randn(4, N)
+    wanted = model(x)
+    for write in (lambda weight: weight.mul_(2), lambda weight: weight.data.mul_(2)):
+        with torch.no_grad(), pytest.raises(UnsupportedError, match=r"0: PatternLinear.*dense_\(model\)"):
+            write(model[0].weight)
+    assert torch.equal(model(x), wanted)
+    dense_(model)
+    model[0].weight.data.mul_(2)
 
 
 def test_a_layer_without_a_path_is_named_by_its_state():
