@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.layers.dense_copy import DenseCopy
 from blockshock_lib.layers.parts import Part, laid_as, part_of, whole
 from blockshock_lib.layers.pattern_linear import linear_of
 from blockshock_lib.layers.watch import describe
@@ -59,7 +60,9 @@ class DenseState(nn.Module):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.as_saved(self.to_dense())
+        way = "average its parameters(), as torch.optim.swa_utils.AveragedModel does, or load_state_dict() a clone()"
+        dense, name = self.as_saved(self.to_dense()), prefix + "weight"
+        destination[name] = DenseCopy.of(dense, f"{name} of a state dict", self, way)
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
         hooks, key, others = self._load_state_dict_pre_hooks, prefix + "weight", []

@@ -13,7 +13,11 @@ from torch.autograd import forward_ad
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns.pattern import Packed
 from blockshock_lib.layers import autograd, guards
+from blockshock_lib.layers.dense_copy import DenseCopy
 from blockshock_lib.layers.parts import trained_of
+from blockshock_lib.layers.watch import describe
+
+CHANGED = "call dense_(model), and write there"
 
 
 class PatternLinear(nn.Module):
@@ -39,10 +43,33 @@ class PatternLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The kept values, in the kernel's order: their dtype and device are the layer's."""
-        return self.packed.tensors["values"].to(self.packed.dtype)
+        values = self.packed.tensors["values"]
+        if values.dtype == self.packed.dtype:
+            return values
+        return DenseCopy.of(values.to(self.packed.dtype), "its weight", self, CHANGED)
+
+    @weight.setter
+    def weight(self, value: object):
+        raise UnsupportedError(
+            f"{describe(self)} takes no other weight, as functional_call lends that of a state_dict(): lend "
+            f"dict(named_parameters()), or {CHANGED}"
+        )
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """UnsupportedError for the weight, and for one that is made anew of what is no parameter, as by prune."""
+        if name == "weight":
+            self.weight = None
+        if not isinstance(param, nn.Parameter | None):
+            guards._refuse_made_anew(self)
+        super().register_parameter(name, param)
+
+    def __prepare_scriptable__(self):
+        raise UnsupportedError(f"torch.jit.script takes no {describe(self)}: script its to_linear() in its place")
 
     def forward(self, input: Tensor) -> Tensor:
         """y [..., N] of `input` [..., K], in the weight's dtype. ValueError: another width or dtype."""
+        if isinstance(input, torch.fx.Proxy):
+            guards.before_forward(self, input)
         x = input.reshape(-1, input.shape[-1])
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(self.packed.dtype)
@@ -70,8 +97,9 @@ class PatternLinear(nn.Module):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        dense = self.to_dense()
-        destination[prefix + "weight"] = dense.t().contiguous() if self.conv1d else dense
+        dense, name = self.to_dense(), prefix + "weight"
+        dense = dense.t().contiguous() if self.conv1d else dense
+        destination[name] = DenseCopy.of(dense, f"{name} of a state dict", self, CHANGED)
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
         if (name := f"{prefix}weight") in state_dict:

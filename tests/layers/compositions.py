@@ -905,6 +905,17 @@ def averaged(method):
     torch.testing.assert_close(kept[1][1], kept[0][1], **CLOSE)
 
 
+@composition("an average written into a state_dict(), as timm's ModelEma does, or any other write there")
+def averaged_in_state(method):
+    model = twins(method)[1]
+    mean = copy.deepcopy(model)
+    said = said_by(lambda: model.state_dict()["0.weight"][:5].mul_(2))
+    for mine, value in zip(mean.state_dict().values(), model.state_dict().values(), strict=True):
+        assert said_by(mine.copy_, 0.5 * mine + 0.5 * value) == said
+        alike(mean, model, close=0.0, trained=False)
+        raise UnsupportedError(said)
+
+
 @composition("PeriodicModelAverager over the ranks of the layer", SHARED)
 def averaged_over_parts(method):
     model = twins(method)[1]

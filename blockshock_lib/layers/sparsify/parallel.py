@@ -61,7 +61,7 @@ class ParallelLinear24(Linear24):
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in self.places:
-            destination[prefix + name] = self.spread(name, destination[prefix + name])
+            destination[prefix + name] = self.spread(name, destination[prefix + name].detach())  # plain
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):
         for name, (placements, shape, _) in self.places.items():
