@@ -270,10 +270,9 @@ def _skipping_alike(own: Callable, scaler: GradScaler, optimizer: Optimizer, *ar
 def _refusing(own: Callable, tensors: Tensor | Iterable[Tensor], *args, **kwargs) -> Tensor:
     tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     for layer in _shared(tensors, lambda layer: layer.weight.grad).values():
-        raise UnsupportedError(
-            f"torch.nn.utils.clip_grad_norm_ sees this rank's share of the gradient of {describe(layer)} and "
-            "would clip each rank differently: use blockshock_lib.clip_grad_norm_(model, max_norm)"
-        )
+        share = f"torch.nn.utils.clip_grad_norm_ sees this rank's share of the gradient of {describe(layer)} and "
+        way = "would clip each rank differently: use blockshock_lib.clip_grad_norm_(model, max_norm)"
+        raise UnsupportedError(share + way)
     return own(tensors, *args, **kwargs)
 
 
@@ -290,9 +289,8 @@ def _around(own: Callable, how: Callable) -> Callable:
 
 
 DistributedDataParallel.__setattr__ = _before_wrapped
-parametrize.register_parametrization = _around(parametrize.register_parametrization, _plain_only)
-WeightNorm.apply = _around(WeightNorm.apply, _plain_only)
-SpectralNorm.apply = _around(SpectralNorm.apply, _plain_only)
+for place, name in ((parametrize, "register_parametrization"), (WeightNorm, "apply"), (SpectralNorm, "apply")):
+    setattr(place, name, _around(getattr(place, name), _plain_only))
 averaging.average_parameters = _around(averaging.average_parameters, _not_over_parts)
 Optimizer.add_param_group = _around(Optimizer.add_param_group, _judged)
 GradScaler._unscale_grads_ = _around(GradScaler._unscale_grads_, _skipping_alike)
