@@ -96,9 +96,9 @@ def main(argv: list[str] | None = None) -> int:
             if verb in ("run", "tune", "findings") and not (ROOT / "params").is_dir():
                 raise ParamsError(f"{verb} needs params/ and notebooks/: call it in a clone of the project")
             args, strange = parser(verb).parse_known_args(words)
-            if strange:
+            if strange := [word for word in strange if word != "--"]:
                 options = re.findall(r"\[(--[\w-]+)", args.usage())
-                raise ParamsError(f"{verb} takes no {strange[0]}; {allowed(strange[0], options)}")
+                raise ParamsError(f"{args.verb} takes no {strange[0]}; {allowed(strange[0], options)}")
             done = args.do(args)
         sys.stdout.flush()
         return done

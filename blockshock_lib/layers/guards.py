@@ -89,7 +89,7 @@ def _refuse_made_anew(layer: nn.Module) -> None:
 
 
 def _plain_only(own: Callable, module: nn.Module, *args, **kwargs) -> nn.Module:
-    if hasattr(module, "to_linear") or isinstance(module, Share):
+    if (hasattr(type(module), "to_linear") and hasattr(module, "path")) or isinstance(module, Share):
         _refuse_made_anew(module)
     return own(module, *args, **kwargs)
 

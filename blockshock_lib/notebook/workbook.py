@@ -68,8 +68,9 @@ def draw_apart(folder: Path) -> Path:
     with subprocess.Popen([sys.executable, "-c", DRAW, str(folder.resolve())], **asked, **piped) as drawing:
         why = "no page was made"
         try:
-            for why in drawing.stderr:  # a line every few seconds
-                terminal.say(why.rstrip())
+            for line in drawing.stderr:  # one every few seconds
+                terminal.say(line := line.rstrip())
+                why = line or why
         except BaseException:
             drawing.kill()
             raise

@@ -42,7 +42,7 @@ def others(folder: Path, about: Mapping[str, Any]) -> list[Path]:
 def linked(about: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether both are of one reference, by the same code, on machines of one kind."""
     named = (about.get("reference") or other.get("reference")) and name_of(other) == name_of(about)
-    return bool(named) and not differs(about, other["code"], other["machine"])
+    return bool(named) and not differs(about, other.get("code") or {"sources": ""}, other.get("machine"))
 
 
 def differs(about: Mapping[str, Any], code: Mapping[str, Any], card: Mapping[str, Any]) -> str:

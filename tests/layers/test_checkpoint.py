@@ -197,7 +197,7 @@ def test_what_no_checkpoint_can_hold_is_refused_before_anything_is_written(tmp_p
     for own.param_groups[0]["extra"] in (torch.ones(2), len, {}, [torch.ones(2)]):
         with pytest.raises(UnsupportedError, match="the optimizer's extra"):
             checkpoint.save(tmp_path / "c", model, own)
-    packed = Linear24.from_linear(nn.Linear(64, 64), mask="magnitude")
+    packed = Linear24.from_linear(nn.Linear(64, 64), mask="magnitude", update="recompress")
     packed(torch.ones(1, 64)).sum().backward()
     listed, factored = torch.optim.LBFGS(model.parameters()), torch.optim.Adafactor(packed.parameters())
     listed.step(lambda: training.loss(model, 0))

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from blockshock_lib.errors import RecordError
-from tests import nbval_runs
+from tests import aloud
 from tools import update_notebooks as update
 
 TABLE = 'import pandas as pd\npd.DataFrame({"N": [128, 256, 512], "check": ["pass", "pass", "%s"]})'
@@ -107,8 +107,8 @@ def test_the_random_names_of_widgets_become_numbers():
     assert f"IPY_MODEL_{2:032x}" in drawn("a" * 32, "b" * 32)
 
 
-def test_while_a_cell_runs_nbval_says_every_few_seconds_how_many_have_passed():
+def test_while_tests_run_it_is_said_every_few_seconds_how_many_have_passed():
     told, waits = [], iter((False, False, True))
     reporter = SimpleNamespace(stats={"passed": [1, 2]}, write_line=told.append)
-    nbval_runs.aloud(reporter, lambda seconds: seconds > 10 or next(waits))
+    aloud.say(reporter, lambda seconds: seconds > 10 or next(waits))
     assert told == [" 2 passed"] * 2

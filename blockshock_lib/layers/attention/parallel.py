@@ -9,6 +9,7 @@ comes to it by one of five strategies, and the gradients go back the same way:
     heads    (Ulysses) no keys travel to the queries: each rank gets some heads whole
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -104,19 +105,20 @@ class ContextParallelAttention(nn.Module):
         return torch.cat(take)[self.placement.order].movedim(0, dim)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._check(q, k, v)
-        out = self._forward(q, k, v, q.shape[3] ** -0.5 if self.scale is None else self.scale)
-        if out.requires_grad and not torch.compiler.is_compiling():
-            out.register_hook(lambda grad: self._count("backward", grad.shape[:2]))
-        return out
-
-    def _forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
         if self.strategy == "heads":
             return self.exchanged(q, k, v, partial(self._by_heads, scale=scale))
+        self._check(q, k, v)
         if self.strategy in ("ring", "gather"):
-            return (_Ring if self.strategy == "ring" else Beside).apply(q, k, v, self, scale)
+            return self._counted((_Ring if self.strategy == "ring" else Beside).apply(q, k, v, self, scale))
         k, v = Fetch.apply(k, v, self)
-        return self._attend(Call(q, k, v, None, self.selected("needed"), scale))
+        return self._counted(self._attend(Call(q, k, v, None, self.selected("needed"), scale)))
+
+    def _counted(self, out: Tensor) -> Tensor:
+        """Whose backward is counted, as its forward was."""
+        if out.requires_grad and not torch.compiler.is_compiling():
+            out.register_hook(lambda _: self._count("backward", ()))
+        return out
 
     def _count(self, what: str, shape: tuple[int, ...]) -> None:
         if self.group.connected and not torch.compiler.is_compiling():
@@ -127,9 +129,10 @@ class ContextParallelAttention(nn.Module):
         dtype = q.dtype, k.dtype, v.dtype
         shape = tuple((*x.shape[:2], x.shape[2:3] == (own,), *x.shape[3:]) for x in (q, k, v))
         capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not capturing:
-            self._count("forward", (q.element_size(), *shape[0], *shape[1]))
-        if (dtype, shape) not in self.agreed and not capturing:  # else no rank waits for another here
+        compared = (dtype, shape) not in self.agreed and not capturing  # else no rank waits for another here
+        if not capturing:  # of a call that all compare the watch keeps silent
+            self._count("forward", () if compared else (zlib.crc32(repr((dtype, shape)).encode()),))
+        if compared:
             refuse_unequal(self.group, type(self).__name__, dtype=dtype, shape=shape)
             self.agreed.add((dtype, shape))
         refuse_unfit(q, k, v, self.pattern, self.scale)
@@ -147,7 +150,7 @@ class ContextParallelAttention(nn.Module):
             told = f"{q.shape[1]} heads of queries and {k.shape[1]} of keys"
             raise UnsupportedError(f"strategy 'heads' deals whole heads to {ranks} ranks, which {told} do not allow")
         mine = slice(q.shape[1] // ranks * rank, q.shape[1] // ranks * (rank + 1))
-        return _Heads.apply(self, False, attend(*_Heads.apply(self, True, q, k, v), mine))[0]
+        return self._counted(_Heads.apply(self, False, attend(*_Heads.apply(self, True, q, k, v), mine))[0])
 
     def _attend(self, call: Call) -> Tensor:
         return backends.chosen(self.backend, call).attend(call)[0]

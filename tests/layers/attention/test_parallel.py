@@ -361,6 +361,7 @@ def test_a_model_is_shared_by_a_style_on_two_real_ranks_which_may_not_disagree(p
 def heard(ctx, layer, made, what):
     """What the watch says where rank 1 does not go on until all have heard it."""
     store, said, key = dist.distributed_c10d._get_default_store(), [], f"{what} of {layer.strategy}"
+    over = threading.Event()
 
     def hear(text, **_):
         said.append(text)
@@ -371,13 +372,21 @@ def heard(ctx, layer, made, what):
 
     watch._groups.clear()
     layer(*made)
-    with mock.patch.multiple(watch, PERIOD=0.1, warnings=SimpleNamespace(warn=hear)):
-        threading.Thread(target=watch.watch, daemon=True).start()
+
+    def look():
+        while not over.wait(0.1):
+            watch._look()
+
+    looking = threading.Thread(target=look)
+    with mock.patch.object(watch, "warnings", SimpleNamespace(warn=hear)):
+        looking.start()
         out = layer(*made) if what == "backward" else None
         while ctx.rank and not together():
             time.sleep(0.01)
         out = layer(*made) if out is None else out
         out.sum().backward()
+        over.set()
+        looking.join()
     return said
 
 
@@ -400,10 +409,9 @@ def other_dtype_later(ctx):
     layer(*made)
     with (
         mock.patch.object(parallel, "refuse_unequal"),
-        mock.patch.object(layer, "_forward", lambda *operands: operands[0]),
         mock.patch.object(watch, "count") as count,
     ):
-        layer(*(x.float() for x in made) if ctx.rank else made)
+        layer._check(*(x.float() for x in made) if ctx.rank else made)
     one, other = Group.of().gather_objects(hash(count.call_args.args[2]))
     assert one != other
 

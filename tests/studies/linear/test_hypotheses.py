@@ -116,7 +116,7 @@ def test_each_phase_speaks_of_its_own_hypotheses():
 
 
 def test_the_line_of_phase_2_gives_the_pass_in_its_largest_cell():
-    frame = shipped("phase2-cuda")
+    frame = shipped("phase2-cuda-before")
     row = ratio(frame, AXES, "row_parallel", "block_shock", "pass_kernel").iloc[-1]
     said = f"forward + dX of Block-Shock: {interval_text(row)} of B1's speed at 40960x40960, B=4096, slower"
     assert one_line(frame).endswith(said)

@@ -7,7 +7,7 @@ import re
 import pandas as pd
 import pytest
 
-from blockshock_lib.runs import records
+from blockshock_lib.runs import manifest, records, reference
 from blockshock_lib.studies.linear import STUDY
 from tests.studies.linear.report.shipped import REFERENCE
 from tools.drawn import plain
@@ -18,7 +18,9 @@ ASKED = re.compile(r'\.(table|figure)\("([^"]+)"(, run\.source)?\)')
 
 
 def loaded(*runs):
-    return records.load(*(one for run in runs for one in (REFERENCE / run, *sorted(REFERENCE.glob(f"{run}-[0-9]")))))
+    """The records of these runs and of the others of their references."""
+    firsts = [REFERENCE / run for run in runs]
+    return records.load(*(one for run in firsts for one in (run, *reference.others(run, manifest.read(run)))))
 
 
 def cells(folder):
