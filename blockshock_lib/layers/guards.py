@@ -1,7 +1,7 @@
 """What other parts of PyTorch would do wrong, without a word, to a layer that several ranks share: refused by name.
 
 Importing this changes torch's DistributedDataParallel, clip_grad_norm_, get_total_norm, GradScaler, model averaging,
-add_param_group and register_parametrization.
+add_param_group, register_parametrization, weight_norm and spectral_norm.
 """
 
 import functools
@@ -20,12 +20,14 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad, parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim import Optimizer
 
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import autograd
-from blockshock_lib.layers.parts import wrapped
+from blockshock_lib.layers.parts import Share, wrapped
 from blockshock_lib.layers.watch import describe
 
 _NAMES = "Adadelta Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD"
@@ -87,7 +89,7 @@ def _refuse_made_anew(layer: nn.Module) -> None:
 
 
 def _plain_only(own: Callable, module: nn.Module, *args, **kwargs) -> nn.Module:
-    if any(module is layer for layer in autograd.layers()):
+    if hasattr(module, "to_linear") or isinstance(module, Share):
         _refuse_made_anew(module)
     return own(module, *args, **kwargs)
 
@@ -106,12 +108,12 @@ def call(layer: nn.Module, input: Tensor) -> Tensor:
 
 def before_forward(layer: nn.Module, x: Tensor) -> Tensor:
     """x [..., K] on every rank; UnsupportedError or ValueError for what the layer cannot take."""
+    if isinstance(x, torch.fx.Proxy):
+        raise UnsupportedError(f"torch.fx cannot look into {describe(layer)}: make it a leaf of the Tracer")
     if not layer.active:
         raise UnsupportedError(f"rank {layer.group.rank} stands by in {type(layer).__name__}: it holds no weight")
     if isinstance(layer.weight, DTensor):
         raise UnsupportedError(f"{describe(layer)} holds a sharded weight: call the module that FSDP2 wraps")
-    if isinstance(x, torch.fx.Proxy):
-        raise UnsupportedError(f"torch.fx cannot look into {describe(layer)}: make it a leaf of the Tracer")
     if isinstance(x, DTensor):  # its gradient is sharded again on the way back
         x = x.redistribute(placements=[Replicate()] * x.device_mesh.ndim).to_local()
     if x.is_nested:
@@ -284,6 +286,8 @@ def _around(own: Callable, how: Callable) -> Callable:
 
 DistributedDataParallel.__setattr__ = _before_wrapped
 parametrize.register_parametrization = _around(parametrize.register_parametrization, _plain_only)
+WeightNorm.apply = _around(WeightNorm.apply, _plain_only)
+SpectralNorm.apply = _around(SpectralNorm.apply, _plain_only)
 averaging.average_parameters = _around(averaging.average_parameters, _not_over_parts)
 Optimizer.add_param_group = _around(Optimizer.add_param_group, _judged)
 GradScaler._unscale_grads_ = _around(GradScaler._unscale_grads_, _skipping_alike)

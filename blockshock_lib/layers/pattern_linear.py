@@ -15,6 +15,7 @@ from blockshock_lib.kernels.patterns.pattern import Packed
 from blockshock_lib.layers import autograd, guards
 from blockshock_lib.layers.dense_copy import DenseCopy
 from blockshock_lib.layers.parts import trained_of
+from blockshock_lib.layers.watch import describe
 
 CHANGED = "call dense_(model), and write there"
 
@@ -47,8 +48,28 @@ class PatternLinear(nn.Module):
             return values
         return DenseCopy.of(values.to(self.packed.dtype), "its weight", self, CHANGED)
 
+    @weight.setter
+    def weight(self, value: object):
+        raise UnsupportedError(
+            f"{describe(self)} takes no other weight, as functional_call lends that of a state_dict(): lend "
+            f"dict(named_parameters()), or {CHANGED}"
+        )
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """UnsupportedError for the weight, and for one that is made anew of what is no parameter, as by prune."""
+        if name == "weight":
+            self.weight = None
+        if not isinstance(param, nn.Parameter | None):
+            guards._refuse_made_anew(self)
+        super().register_parameter(name, param)
+
+    def __prepare_scriptable__(self):
+        raise UnsupportedError(f"torch.jit.script takes no {describe(self)}: script its to_linear() in its place")
+
     def forward(self, input: Tensor) -> Tensor:
         """y [..., N] of `input` [..., K], in the weight's dtype. ValueError: another width or dtype."""
+        if isinstance(input, torch.fx.Proxy):
+            guards.before_forward(self, input)
         x = input.reshape(-1, input.shape[-1])
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(self.packed.dtype)

@@ -1,6 +1,7 @@
 """The other patterns: what a layer computes, its state, and what is refused."""
 
 import copy
+import functools
 import io
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.utils import prune
 
 from blockshock_lib import (
     BlockSparse,
@@ -225,6 +227,34 @@ def test_options_of_another_type_are_refused_by_name():
     ):
         with pytest.raises(ValueError, match=words):
             make()
+
+
+@pytest.mark.parametrize("config", [BlockSparse(block=16, sparsity=0.25), Sparse24(dtype="int8")])
+def test_a_packed_layer_takes_no_other_weight_and_is_neither_scripted_nor_looked_into(config):
+    model, x, utils = nn.Sequential(nn.Linear(64, 64)), torch.randn(3, 64), nn.utils
+    sparsify_(model, config)
+    layer, wanted, names = model[0], model(x), vars(model[0]).keys()
+    for make in (
+        utils.weight_norm,
+        utils.spectral_norm,
+        utils.parametrizations.weight_norm,
+        utils.parametrizations.spectral_norm,
+        functools.partial(prune.l1_unstructured, name="weight", amount=0.5),
+    ):
+        with pytest.raises(UnsupportedError, match=r"^0: PatternLinear\(.*takes no FSDP1, pruning, weight_norm"):
+            make(layer)
+    for weight in (nn.Parameter(torch.ones(64, 64)), torch.ones(64, 64)):
+        with pytest.raises(UnsupportedError, match=r"^0: PatternLinear\(.*no other weight.*dense_\(model\)"):
+            layer.weight = weight
+    with pytest.raises(UnsupportedError, match=r"^0: PatternLinear\(.*no other weight.*dict\(named_parameters\(\)\)"):
+        torch.func.functional_call(model, model.state_dict(), (x,))
+    with pytest.raises(UnsupportedError, match=r"look into 0: PatternLinear.*Tracer"):
+        torch.fx.symbolic_trace(model)
+    with pytest.raises(UnsupportedError, match=r"script takes no 0: PatternLinear.*to_linear\(\)"):
+        torch.jit.script(model)
+    assert torch.equal(torch.func.functional_call(model, dict(model.named_parameters()), (x,)), wanted)
+    layer.scale = nn.Parameter(torch.ones(()))  # another parameter is the user's own
+    assert torch.equal(model(x), wanted) and vars(layer).keys() == names and not layer._forward_hooks
 
 
 def test_a_packed_layer_is_not_exported_and_takes_no_other_kind_of_derivative():
