@@ -164,7 +164,8 @@ def _refuse(module: nn.Module, names: list[str], tied: list[str]) -> None:
     if hasattr(module, "to_linear") or type(weight) not in (nn.Parameter, DTensor):
         return  # which require_plain refuses by its kind
     refuse_hooked(module)
-    if more := (module._parameters | module._buffers | module._modules).keys() - {"weight", "bias", "kept"}:
+    own = {"weight", "bias"} | (module._non_persistent_buffers_set if isinstance(module, FakeSparse) else set())
+    if more := (module._parameters | module._buffers | module._modules).keys() - own:
         raise UnsupportedError(f"it holds more than weight and bias, and {min(more)} would be lost: keep it elsewhere")
     if tied:
         raise UnsupportedError(f"it shares a parameter with {tied[0] or 'the model'}: give it one of its own first")
