@@ -219,6 +219,7 @@ class BlockShockLinear(TermParallelLinear):
         same = seen is not None and seen[0] is weight and seen[1] == autograd.state(weight)
         if (same and not (always or self.gathered)) or isinstance(weight, DTensor):
             return
+        super().prepare()
         # FSDP2 gathers the weight into a buffer that comes and goes, at no raised version: a copy is multiplied.
         if (self.gathered or self.store.apart) and self.store.holds_kind_of(self.weight):
             with torch.no_grad():

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import autograd
-from blockshock_lib.layers.parts import Share, reshaped, wrapped
+from blockshock_lib.layers.parts import Share, refuse_size, reshaped, wrapped
 from blockshock_lib.layers.watch import count, describe
 
 _NAMES = "Adadelta Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD"
@@ -65,10 +65,7 @@ def before_set(layer: nn.Module, weight: object) -> bool:
         _refuse_made_anew(layer)
     held, plain = layer._parameters.get("weight"), type(weight) in (Tensor, nn.Parameter) and not layer.gathered
     if plain and held is not None and held.shape != weight.shape:
-        raise UnsupportedError(
-            f"{describe(layer)} holds its part of the weight as {list(held.shape)} and takes none of "
-            f"{list(weight.shape)}, as a tie to another module's is: load_dense() copies its part of a whole weight"
-        )
+        refuse_size(layer, held.shape, weight.shape)
     if not layer.gathered and isinstance(weight, DTensor):
         refuse_same_ranks(layer, "FSDP2", weight.device_mesh.mesh.flatten().tolist())
         return True

@@ -48,6 +48,7 @@ class MaskedDenseLinear(TermParallelLinear):
 
     def prepare(self, always: bool = False) -> None:
         """Zeros in the holes again where something else than an optimizer wrote, as nn.init does to a whole tensor."""
+        super().prepare()
         weight = self._parameters["weight"]
         if self.gathered and self.pattern is not None and not isinstance(weight, DTensor):
             self.pattern.masked(weight.data, out=weight.data)  # FSDP2's buffer, which comes and goes at no new version

@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.layers import autograd
+from blockshock_lib.layers.watch import describe
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,14 @@ def term_mask(keep: Tensor, part: Part) -> Tensor:
     """bool [rows, cols]: where this part's term holds the entry, of which `keep` [N, K] says whether term 0 does."""
     kept = keep[part.rows, part.cols]
     return kept if part.term == 0 else ~kept
+
+
+def refuse_size(layer: nn.Module, held: torch.Size, given: torch.Size) -> None:
+    raise UnsupportedError(
+        f"{describe(layer)} holds its part of the weight as {list(held)} and takes none of {list(given)}, as another "
+        "module's or a state dict's is: load_dense() copies its part of a whole weight, and functional_call takes "
+        "dict(named_parameters())"
+    )
 
 
 def require_plain(linear: nn.Module, name: str = "") -> None:

@@ -15,7 +15,7 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers import autograd, guards, watch
 from blockshock_lib.layers.dense_state import DenseState
 from blockshock_lib.layers.graphed import Graphed
-from blockshock_lib.layers.parts import Part, part_of, refuse_lost, refuse_wrapped, require_plain, train_as
+from blockshock_lib.layers.parts import Part, part_of, refuse_lost, refuse_size, refuse_wrapped, require_plain, train_as
 
 ROWS = 8  # a chunk of the batch is a multiple of: what cuSPARSELt takes without padding
 
@@ -82,6 +82,7 @@ class ShardedLinear(DenseState):
             part = self.part(self.group.rank, self.group.world_size, *weight.shape)
             self.term, self.rows, self.cols = part.term, part.rows, part.cols
             self.shard(weight.detach(), keep, part)
+            self.part_shape = self.weight.shape
 
     @classmethod
     def from_linear(
@@ -267,7 +268,9 @@ class ShardedLinear(DenseState):
             step()
 
     def prepare(self, always: bool = False) -> None:
-        """Refreshes if the weight changed since it was last looked at, or `always`."""
+        """Refreshes if the weight changed since it was last looked at, or `always`. UnsupportedError: another shape."""
+        if (weight := self._parameters["weight"]).shape != self.part_shape:  # lent, or set as its data
+            refuse_size(self, self.part_shape, weight.shape)
 
     def tune(self, x: Tensor) -> None:
         """Searches for the fastest kernel for x [B, K]; no collective: the other ranks find what one of them kept."""

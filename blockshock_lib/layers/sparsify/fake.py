@@ -92,16 +92,19 @@ class FakeSparse(nn.Linear):
         weight = self.weight.t() if self.conv1d else self.weight
         if self.kept is None and isinstance(weight, DTensor):
             raise UnsupportedError("a layer that trains as if sparse is split over ranks: its schedule is to be 'once'")
-        return _Effective.apply(weight, *self._value(weight.detach()), self.schedule.gradient == "sparse")
+        made = _Compiled if torch.compiler.is_compiling() else _Effective
+        return made.apply(weight, *self._value(weight.detach()), self.schedule.gradient == "sparse")
 
     def _value(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """(what is multiplied, its derivative by each weight)."""
         if self.schedule.kind == "s-ste":
             soft = soft_threshold(weight)
-            if self.scale is None:
+            if (scale := self.scale) is None:
                 square = soft.square().sum()
-                self.scale = torch.where(square > 0, (weight * soft).sum() / square, 1)  # 1 of a weight of zeros
-            return soft * self.scale, (soft != 0) * self.scale
+                scale = torch.where(square > 0, (weight * soft).sum() / square, 1)  # 1 of a weight of zeros
+                if type(scale) is Tensor and not torch._C._are_functorch_transforms_active():
+                    self.scale = scale  # not one of torch.export or a transform, which ends with that
+            return soft * scale, (soft != 0) * scale
         keep, share = self.config.keep(weight.abs()) if self.kept is None else self.kept, self.schedule.share
         factor = keep.to(weight.dtype)
         if self.schedule.kind == "decay":
@@ -128,16 +131,29 @@ class FakeSparse(nn.Linear):
             errors.append(f"{prefix}weight: {error}")
 
 
-class _Effective(torch.autograd.Function):
+class _Compiled(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, weight, value, factor, sparse):
-        ctx.save_for_backward(factor if sparse else None)
+    def forward(weight, value, factor, sparse):
         return value
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        factor = inputs[2] if inputs[3] else None
+        ctx.save_for_backward(factor)
+        ctx.save_for_forward(factor)
 
     @staticmethod
     def backward(ctx, grad):
         (factor,) = ctx.saved_tensors
         return grad if factor is None else grad * factor, None, None, None
+
+
+class _Effective(_Compiled):
+    @staticmethod
+    def jvp(ctx, moved, *_):  # torch.compile takes no Function that has one
+        return _Compiled.backward(ctx, moved)[0]
 
 
 def soft_threshold(weight: Tensor) -> Tensor:
@@ -149,9 +165,10 @@ def soft_threshold(weight: Tensor) -> Tensor:
 
 def fake(module: nn.Module, weight: Tensor, config: object, schedule: PruneSchedule, conv1d: type | None) -> None:
     """Makes a layer with W [N, K] a FakeSparse, in place."""
-    own = {"config": config, "schedule": schedule, "was": type(module), "conv1d": conv1d, "scale": None}
+    own = {"config": config, "schedule": schedule, "was": type(module), "conv1d": conv1d}
     vars(module).update(own | {"out_features": weight.shape[0], "in_features": weight.shape[1]})
     module.register_buffer("kept", config.kept(weight) if schedule.kind == "once" else None, persistent=False)
+    module.register_buffer("scale", None, persistent=False)
     module.register_forward_pre_hook(guards.called)
     module.__class__ = FakeSparse
 
@@ -162,7 +179,8 @@ def unfake(module: nn.Module) -> None:
     hooks = module._forward_pre_hooks
     for key in [key for key, hook in hooks.items() if hook is guards.called]:
         del hooks[key]
-    module._buffers.pop("kept", None)
-    module._non_persistent_buffers_set.discard("kept")
-    for name in ("config", "schedule", "was", "conv1d", "scale"):
+    for name in ("kept", "scale"):
+        module._buffers.pop(name, None)
+        module._non_persistent_buffers_set.discard(name)
+    for name in ("config", "schedule", "was", "conv1d"):
         vars(module).pop(name, None)

@@ -164,7 +164,8 @@ def _refuse(module: nn.Module, names: list[str], tied: list[str]) -> None:
     if hasattr(module, "to_linear") or type(weight) not in (nn.Parameter, DTensor):
         return  # which require_plain refuses by its kind
     refuse_hooked(module)
-    refuse_more(module, own=("weight", "bias", "kept"))
+    own = module._non_persistent_buffers_set if isinstance(module, FakeSparse) else ()
+    refuse_more(module, own=("weight", "bias", *own))
     if tied:
         raise UnsupportedError(f"it shares a parameter with {tied[0] or 'the model'}: give it one of its own first")
     if weight.dtype not in DTYPES:

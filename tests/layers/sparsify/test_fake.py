@@ -15,7 +15,7 @@ from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.backends import BACKENDS
 from blockshock_lib.layers.linear24 import nonzero_places
 from blockshock_lib.layers.sparsify import convert
-from blockshock_lib.layers.sparsify.fake import FakeSparse
+from blockshock_lib.layers.sparsify.fake import GRADIENTS, FakeSparse
 from tests.layers.sparsify.models import Model, same, state
 from tests.layers.sparsify.test_convert import ALL, TOKENS
 
@@ -243,3 +243,36 @@ def test_a_weight_of_zeros_is_finite_by_s_ste_and_trains(gradient):
     one = layer(PruneSchedule("s-ste", gradient=gradient), torch.zeros(64, 64))
     one(torch.ones(5, 64)).sum().backward()
     assert one.scale == 1 and not one.effective().any() and one.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["once", "gradual", "decay", "s-ste"])
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_transforms_of_torch_func_are_those_of_what_is_multiplied(gradient, kind):
+    model, x = nn.Sequential(nn.Linear(64, 64, dtype=torch.float64)), torch.randn(2, 4, 64, dtype=torch.float64)
+    plan = PruneSchedule(kind, gradient=gradient, steps=3 * (kind in ("gradual", "decay")))
+    fake_sparsify_(model, Sparse24(), schedule=plan)
+    held, call = {"0.weight": model[0].weight.detach()}, torch.func.functional_call
+    grad, moved = torch.func.grad_and_value(lambda held: call(model, held, (x,)).square().sum())(held)
+    assert getattr(model[0], "scale", None) is None  # no tensor of a transform stays in the layer
+    model(x).square().sum().backward()
+    torch.testing.assert_close(grad["0.weight"], model[0].weight.grad)
+    plain = nn.Linear(64, 64, dtype=torch.float64)
+    plain.load_state_dict({"weight": model[0].effective(), "bias": model[0].bias})
+    torch.testing.assert_close(moved, plain(x).square().sum())
+    torch.testing.assert_close(torch.vmap(model)(x), plain(x))
+    for transform in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(transform(model)(x[0, 0]), plain.weight.detach())
+    ones = {"0.weight": torch.ones_like(held["0.weight"])}
+    _, found = torch.func.jvp(lambda held: call(model, held, (x,)), (held,), (ones,))
+    factor = model[0]._value(held["0.weight"])[1] if gradient == "sparse" else ones["0.weight"]
+    torch.testing.assert_close(found, x @ factor.t().double())
+
+
+def test_the_scale_moves_with_its_layer():
+    model = nn.Sequential(nn.Linear(64, 64))
+    fake_sparsify_(model, Sparse24(), schedule=PruneSchedule("s-ste"))
+    torch.export.export(model, (torch.randn(2, 64),), strict=False)
+    assert model[0].scale is None
+    model(torch.randn(2, 64))
+    assert model.double()[0].scale.dtype == torch.float64 and model.to("meta")[0].scale.is_meta
+    assert model.state_dict().keys() == {"0.weight", "0.bias"}
