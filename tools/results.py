@@ -87,7 +87,8 @@ def _before(found: Findings) -> str:
         speeds, alike, (inside, asked) = _speeds(old, new, study.axes, phase.metric)
         every = old.drop_duplicates("case").to_dict("records")
         lost = [f"{study.axes.case(row)} ({study.axes.setting(row)})" for row in every if row["case"] not in alike]
-        anew = f"{len(alike)} of its {len(every)} cases were measured anew in {len(runs)} runs by other code"
+        times = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+        anew = f"{len(alike)} of its {len(every)} cases were measured anew in {times} by other code"
         lead = (
             f"**{phase.question}** [{shown(older)}](../../{shown(older)}) stays; {anew}{', not ' * bool(lost)}"
             f"{'; '.join(lost)}. Of their {asked} ratios over the baseline, kernel and call time, it predicted "

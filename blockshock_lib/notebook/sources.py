@@ -51,7 +51,8 @@ class Source:
 
 def weigh(places: tuple[Path, ...], study: Study) -> list[Source]:
     """Every run of the study under `places`, by path. Of those of one setting and phase the one with the most cases
-    counts, the newest of equals, no <name>-before beside a <name>, and the others of its reference, or of other cases.
+    counts, the newest of equals, but no <name>-before beside a <name>; so do the other runs of its reference, and those
+    that hold cases which it lacks.
     """
     folders = {folder.resolve(): folder for place in places for folder in manifest.folders(place)}
     sources = [_source(folders[path], study) for path in sorted(folders)]
@@ -64,9 +65,7 @@ def weigh(places: tuple[Path, ...], study: Study) -> list[Source]:
         if one.manifest.get("again"):  # another machine of the kind: the reference is of the first one's setting
             one.setting = firsts.get(reference.name_of(one.manifest), one.setting)
         best = taken.setdefault((one.setting, one.manifest["phase"]), one) if not one.manifest.get("received") else None
-        more = (
-            best and reference.linked(best.manifest, one.manifest) and not {*best.frame["case"]} & {*one.frame["case"]}
-        )
+        more = best and reference.linked(best.manifest, one.manifest) and not set(best.frame.case) & set(one.frame.case)
         left_out = f"left out: {shown(best.folder)} counts" if best else "left out: a colleague's"
         one.use = one.use or (COUNTS if one is best or more else left_out)
         if one is best:

@@ -914,7 +914,7 @@ def averaged(method):
     torch.testing.assert_close(kept[1][1], kept[0][1], **CLOSE)
 
 
-@composition("an average written into a state_dict(), as timm's ModelEma does, or any other write there")
+@composition("an average written into a state_dict(), as timm's ModelEma does, or another write in place")
 def averaged_in_state(method):
     model = twins(method)[1]
     mean = copy.deepcopy(model)

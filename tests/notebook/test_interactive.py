@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from IPython.core.formatters import DisplayFormatter
 
-from blockshock_lib.errors import ParamsError
+from blockshock_lib.errors import ParamsError, RecordError
 from blockshock_lib.files import ROOT
 from blockshock_lib.notebook import workbook
 from blockshock_lib.runs import manifest, measure
@@ -86,6 +86,13 @@ def test_tables_have_neither_nan_nor_a_running_index_and_outputs_elsewhere_chang
     monkeypatch.setattr(workbook, "draw_apart", lambda folder: drawn.append(folder) or folder)
     run.measure(progress=False).conclude()
     assert drawn == [run.folder]
+
+
+def test_a_process_that_draws_is_heard_and_its_last_words_say_why_there_is_no_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(workbook, "DRAW", "import sys; print('cell 7, 8 s', file=sys.stderr); sys.exit('boom')")
+    with pytest.raises(RecordError, match=r"are not whole: boom$"):
+        workbook.draw_apart(tmp_path)
+    assert capsys.readouterr().out.splitlines() == ["cell 7, 8 s", "boom"]
 
 
 def test_a_process_that_draws_keeps_the_users_own_path(monkeypatch):
