@@ -107,7 +107,7 @@ class GPT(nn.Module):
         group: the real ranks that share the model, each with its heads and hidden features.
 
     Weights are drawn as GPT-2's, whole, from torch's own generator; their names and shapes are the same for any
-    schedule and number of tracks. On real ranks a model holds its share of them: `of` shares out, `gathered` gathers.
+    schedule and number of tracks. On real ranks it holds its share: `of` and `load_state_dict` deal, `gathered` joins.
     The gradients of what is whole on every rank, embeddings, norms and the biases of `out`, are parts there, to be
     added by `sum_gradients` after the backward and before anything reads them.
 
@@ -154,6 +154,14 @@ class GPT(nn.Module):
                 parts = self.group.all_gather(found[name].movedim(dim, 0).contiguous())
                 found[name] = parts.movedim(0, dim).contiguous()
         return found
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *others: object) -> None:
+        split, ranks = self._split(), self.group.world_size  # of whole weights a rank takes its part
+        for name, own in self.named_parameters(prefix.removesuffix(".")):
+            dim, whole = split.get(id(own)), state_dict.get(name)
+            if dim is not None and whole is not None and whole.shape[dim:][:1] == (ranks * own.shape[dim],):
+                state_dict[name] = whole.chunk(ranks, dim)[self.group.rank].contiguous()
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     @property
     def schedule(self) -> Schedule:

@@ -2,7 +2,7 @@
 
 from blockshock_lib.report.axes import Axes, Work
 from blockshock_lib.studies.gpt.methods import METHODS
-from blockshock_lib.studies.gpt.params import COLUMNS, LATER
+from blockshock_lib.studies.gpt.params import COLUMNS, LATER, LAYERS, SIZES
 
 AXES = Axes(
     columns=(*COLUMNS, "trained", *LATER),
@@ -20,6 +20,8 @@ AXES = Axes(
     words={
         "detail": {"": "logits"},
         "trained": {0: ""},
+        "layers": {LAYERS: f"{LAYERS} layers"},
+        "vocab": {size["vocab"]: f"vocabulary of {size['vocab']}" for size in SIZES.values()},
         "length": {0: ""},
         "link": {"fast": "", "slow": "peer access off"},
         "work": {work: work for work in ("prefill", "decode", "step")},

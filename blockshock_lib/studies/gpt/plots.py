@@ -16,7 +16,7 @@ def gap_over_syncs(frame: pd.DataFrame) -> Figure:
     """Each arm's loss less tensor parallelism's, paired by seed, over its all-reduces a forward: intervals where there
     are seeds enough, else a point a seed. A panel a size, the widest first.
     """
-    panels, title, sizes = [], "Loss gap over synchronisations", gaps.settings(gaps.finals(frame))
+    panels, title, sizes = [], "Loss gap over all-reduces a forward", gaps.settings(gaps.finals(frame))
     for rows in sizes:
         table = gaps.table(rows)
         table = table[table["method"].ne(gaps.BASELINE) & table["seeds"].map(len).gt(0)]
@@ -29,7 +29,7 @@ def gap_over_syncs(frame: pd.DataFrame) -> Figure:
     with figures.drawing(
         *(4.4 * len(panels) + 3.1, 3.6, f"{AXES.short(worst.method)} costs most: {worst.gap.mean:+.3f} nats"),
         "; ".join(gaps.words_of(rows) for rows, _ in panels),
-        alt=" ".join(f"{AXES.short(row.method)}, {row.syncs} syncs: {row.gap} nats." for row in every),
+        alt=" ".join(f"{AXES.short(row.method)}, {row.syncs} all-reduces: {row.gap} nats." for row in every),
         note="Gap: validation loss less tensor parallelism's of the same seed. Bars: 99% intervals over seeds; open "
         f"marks: single seeds, of which fewer than {gaps.LEAST} make no interval.",
         columns=len(panels),
@@ -91,18 +91,18 @@ def dropped(frame: pd.DataFrame) -> Figure:
     """Of the trained tensor-parallel model: what each sublayer's sync is worth alone, and what dropping them in that
     order costs, before and after distillation.
     """
-    title = "Syncs dropped after training"
+    title = "All-reduces dropped after training"
     rows = gaps.finals(frame)
     rows = gaps.setting(rows[rows["case"].isin(gaps.curves(frame, "dropped_loss")["case"])])
     if rows.empty:
-        return figures.empty(title, "no trained model lost its syncs")
+        return figures.empty(title, "no trained model lost its all-reduces")
     after, taught = (gaps.after(frame, rows, f"{how}_loss") for how in ("dropped", "distilled"))
     alone = gaps.along(frame, rows, "sensitivity")
     means = alone.groupby(alone["detail"].astype(int))["value"].agg(["mean", "min", "max"])
     with figures.drawing(
         *(9, 3.2, title, gaps.words_of(rows)),
-        alt=f"The sync of sublayer {means['mean'].idxmax()} is worth most, {means['mean'].max():.3g} nats.",
-        note="Left: loss without this sublayer's sync alone, which is made with the next one, less the loss with all. "
+        alt=f"The all-reduce of sublayer {means['mean'].idxmax()} is worth most, {means['mean'].max():.3g} nats.",
+        note="Left: loss without this sublayer's all-reduce, which is made with the next one, less the loss with all. "
         "Right: the least sensitive dropped first; open: after distillation piece by piece. Bands, bars: over seeds.",
         columns=2,
     ) as (fig, grid):
@@ -110,12 +110,12 @@ def dropped(frame: pd.DataFrame) -> Figure:
         even = means.index % 2 == 0
         left.bar(means.index, means["mean"], color=np.where(even, "#0072B2", "#E69F00"))
         left.vlines(means.index, means["min"], means["max"], color=INK, linewidth=1)
-        left.set(xlabel="sublayer (blue: attention, orange: MLP)", ylabel="its sync is worth (nats)")
+        left.set(xlabel="sublayer (blue: attention, orange: MLP)", ylabel="its all-reduce is worth (nats)")
         costs = after.groupby("repeat")["cost"].agg(["mean", "min", "max"])
         right.plot(costs.index, costs["mean"], color=INK, marker="o", markersize=3.5)
         right.fill_between(costs.index, costs["min"], costs["max"], color=MUTED, alpha=0.2, lw=0)
         right.plot(taught["repeat"], taught["cost"], color="#D55E00", marker="o", markerfacecolor="none", linestyle="")
-        right.set(xlabel="syncs dropped of 24", ylabel="loss gap (nats)", yscale="symlog")
+        right.set(xlabel="all-reduces dropped of 24 a forward", ylabel="loss gap (nats)", yscale="symlog")
         right.set_yscale("symlog", linthresh=0.01)
         for ax in (left, right):
             ax.grid(True, axis="y")

@@ -16,10 +16,10 @@ POWER = 0.9, (1 + LEVEL) / 2  # of what a gap shows in nine runs of ten: quantil
 
 def counts(frame: pd.DataFrame) -> pd.DataFrame:
     """All-reduces that were counted in a forward and its backward, and the share of weights that were trained."""
-    names = {"syncs forward": "syncs_forward", "syncs backward": "syncs_backward", "weights used": "weights_used"}
+    names = {f"all-reduces {way}": f"syncs_{way}" for way in ("forward", "backward")} | {"weights used": "weights_used"}
     table = frames.medians(frame, AXES, **names)
     if table.empty:
-        return pd.DataFrame({"syncs": ["none was counted"]})
+        return pd.DataFrame({"all-reduces": ["none was counted"]})
     table = table.assign(method=table["method"].map(AXES.label), **{"weights used": table["weights used"].round(3)})
     return table[["method", "width", "ranks", *names]].set_index("method")
 
@@ -48,14 +48,14 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
                 {
                     "GPT": gaps.size_of(rows, every),
                     "schedule": AXES.label(row.method),
-                    "syncs": row.syncs,
+                    "all-reduces a forward": row.syncs,
                     "seeds": len(row.seeds),
                     "loss (nats)": round(row.loss, 4),
                     "loss (bits/byte)": round(row.loss * per_byte, 4),
                     "gap (nats)": ABSENT if own else str(row.gap),
                     "gap (bits/byte)": ABSENT if own else f"{row.gap.mean * per_byte:+.4f}{ends}",
-                    "smallest to show (nats)": ABSENT if own or not told else round(shows, 4),
-                    "gap in training (nats)": ABSENT if own else str(gaps.gap(gaps.paired(trained, row.method))),
+                    "smallest gap to show (nats)": ABSENT if own or not told else round(shows, 4),
+                    "gap on training text (nats)": ABSENT if own else str(gaps.gap(gaps.paired(trained, row.method))),
                     "tokens over baseline's": ABSENT if own else "fewer" if np.isnan(ratio) else f"{ratio:.3g}x",
                 }
             )
@@ -71,15 +71,15 @@ def rates(frame: pd.DataFrame) -> pd.DataFrame:
     table = frames.medians(frame, AXES, rate="token_rate", dense="gemm_rate").dropna(subset="rate")  # timed alone: none
     if table.empty:
         return pd.DataFrame({"rates": ["none was measured"]})
-    table["of dense"] = 6e-12 * weights(table["width"], table["vocab"]) * table["rate"] / table["dense"]
-    by = table.groupby(["width", "method"])[["rate", "of dense"]].median().reset_index()
-    by["of dense"] = by["of dense"].map(lambda share: ABSENT if np.isnan(share) else f"{share:.1%}")
+    table["of a GEMM's rate"] = 6e-12 * weights(table["width"], table["vocab"]) * table["rate"] / table["dense"]
+    by = table.groupby(["width", "method"])[["rate", "of a GEMM's rate"]].median().reset_index()
+    by["of a GEMM's rate"] = by["of a GEMM's rate"].map(lambda share: ABSENT if np.isnan(share) else f"{share:.1%}")
     base = by[by["method"].eq(gaps.BASELINE)].set_index("width")["rate"]
-    by["over TP"] = (by["rate"] / by["width"].map(base)).round(3)
+    by["over tensor parallel's"] = (by["rate"] / by["width"].map(base)).round(3)
     by["tokens/s"] = by["rate"].round().astype(int)
     note = frames.no_claim(table)
     return by.assign(method=by["method"].map(AXES.label), note=note or "").set_index("method")[
-        ["width", "tokens/s", "over TP", "of dense", *(["note"] if note else [])]
+        ["width", "tokens/s", "over tensor parallel's", "of a GEMM's rate", *(["note"] if note else [])]
     ]
 
 
@@ -90,9 +90,9 @@ def answer(frame: pd.DataFrame) -> str:
     if not arms:
         return "Not answered: no schedule was trained to its end beside tensor parallelism."
     told = [row for row in arms if not np.isnan(row.gap.low)]
-    best, what = min(told or arms, key=lambda row: row.gap.mean), gaps.words_of(rows)
+    best, what, one = min(told or arms, key=lambda row: row.gap.mean), gaps.words_of(rows), rows.iloc[0]
     costs = f"{AXES.short(best.method)} costs least, {best.gap} nats ({what})."
-    if rows["width"].iloc[0] < gaps.LEAST_WIDTH:
+    if one["width"] < gaps.LEAST_WIDTH:
         return f"Not answered here: it shows that the code runs ({what})."
     if not told:
         return f"Not answered with fewer than {gaps.LEAST} seeds: {costs}"
@@ -103,10 +103,11 @@ def answer(frame: pd.DataFrame) -> str:
     passed, of = [count for count in sorted(best) if best[count].gap.high < COST], gaps.syncs(gaps.BASELINE)
     if passed:
         few, more = best[passed[0]], [count for count in sorted(best) if count > passed[0] and count not in passed]
-        what = what.replace(f"up to {rows['seed'].nunique()}", f"{len(few.seeds)}").replace(" tokens, ", " tokens (", 1)
+        about = f"{one['ranks']} ranks, {one['dtype']}, corpus {one['corpus'][:12]}, {len(few.seeds)} seeds"
         but = " and ".join(f"{of - count} by {AXES.short(best[count].method)}" for count in more)
-        held = f"{of - few.syncs} of {of} all-reduces can go for a loss less than {COST} nats over tensor parallelism's"
-        return f"{held}: {AXES.short(few.method)} {few.gap} at {what}){'; not shown for ' * bool(more)}{but}."
+        held = f"{of - few.syncs} of {of} all-reduces a forward can go for a loss less than {COST} nats over tensor "
+        held += f"parallelism's: {AXES.short(few.method)} {few.gap} nats (99%) at {gaps.size_of(rows)} ({about})"
+        return f"{held}{'; not shown for ' * bool(more)}{but}."
     most = max(best.values(), key=lambda row: row.gap.high)
     end = f"the 99% end of {AXES.short(most.method)}'s {most.gap}; less than {COST} is shown for no count"
-    return f"Down to {min(best)} of {of} for at most {most.gap.high:.2g} nats, {end} ({what})."
+    return f"Down to {min(best)} of {of} all-reduces a forward for at most {most.gap.high:.2g} nats, {end} ({what})."

@@ -19,9 +19,8 @@ def answer(frame: pd.DataFrame) -> str:
     phase, none = frames.complete(frame)["phase"], "Not answered: no record of these machines is shipped yet."
     loss = report.answer(frame) if phase.eq(_TRAINED).any() else none
     if not (time := both(frame)):
-        times = [saved.answer(part).removeprefix("Time: ") for _, part in frame[phase.eq(_TIMED)].groupby("link")]
-        said = "; ".join(one.rstrip(".") for one in times).replace("at most", "up to")  # of what was timed
-        time = f"time: {said}." if said else f"time: {none}"
+        parts = [part for _, part in frame[phase.eq(_TIMED)].groupby("link")]
+        time = f"time: {'; '.join(saved.answer(part).removeprefix('Time: ').rstrip('.') for part in parts) or none}"
     return f"{loss.removesuffix('.')}; {time}"
 
 
@@ -67,7 +66,7 @@ def _after(frame: pd.DataFrame) -> pd.DataFrame:
         for count, part in gaps.after(frame, rows, f"{how}_loss").groupby("repeat")
         if count in SHOWN
     ]
-    return pd.DataFrame(found, columns=["GPT", "syncs dropped of 24", "how", "costs (nats)"])
+    return pd.DataFrame(found, columns=["GPT", "all-reduces dropped of 24 a forward", "how", "costs (nats)"])
 
 
 def _cells(frame: pd.DataFrame) -> pd.DataFrame:

@@ -292,6 +292,25 @@ def test_what_is_not_trained_of_a_whole_model_is_not_trained_of_its_shares():
         assert [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in whole.parameters()]
 
 
+@pytest.mark.parametrize("outer", ["", "inner."])
+def test_whole_weights_load_into_a_ranks_share_as_its_own_do(outer):
+    whole, others = drawn("spd", 2), gpt.GPT(CONFIG, "spd", 2).double()
+    state = {outer + name: value for name, value in whole.state_dict().items()}
+
+    def loaded(group):
+        model = gpt.GPT.of(others, group)
+        (torch.nn.ModuleDict({"inner": model}) if outer else model).load_state_dict(state)
+        again = gpt.GPT.of(others, group)
+        again.load_state_dict(model.state_dict())
+        with pytest.raises(RuntimeError, match=r"size mismatch for blocks\.0\.mlp\.up\.weight"):
+            again.load_state_dict({"blocks.0.mlp.up.weight": torch.zeros(3)}, strict=False)
+        return model.gathered(), again.gathered()
+
+    for found in (one for both in local.run(2, loaded) for one in both):
+        torch.testing.assert_close(found, dict(whole.named_parameters()), atol=0, rtol=0)
+    assert {len(value) for name, value in state.items() if "up.weight" in name} == {4 * CONFIG.width}
+
+
 @pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
 def test_a_hook_that_would_not_run_is_refused_as_are_gradients_that_are_not_there(kind):
     model = gpt.GPT(gpt.GPTConfig(width=4, heads=2, vocab=5, context=3, layers=1), "spd")

@@ -72,7 +72,7 @@ def test_the_share_of_the_dense_rate_is_that_of_six_flop_a_weight_and_token():
     # 12 x (12 x 384^2 + 13 x 384) + 2 x 384 + 8192 x 384 weights, at 1e6 tokens a second beside 500 TFLOP/s.
     frame = records().assign(work="", layers=12, length=0, link="fast")
     timed = frame[frame["metric"].eq("gemm_rate")].assign(case="timed", method="ceiling")  # trains nothing: no row
-    found = report.rates(pd.concat([frame, timed]))["of dense"].tolist()
+    found = report.rates(pd.concat([frame, timed]))["of a GEMM's rate"].tolist()
     assert found == [f"{6 * 24_440_832 * 1e6 / 500e12:.1%}"] * len(TRUE)
     model = GPT(GPTConfig(16, 4, 300, 8), "spd", 2)
     assert weights(16, 300) == sum(p.numel() for p in model.parameters()) - 8 * 16
@@ -185,21 +185,21 @@ def test_tokens_to_the_same_loss_are_paired_with_the_baseline_of_the_arms_own_se
 def test_tables_say_gaps_in_nats_and_bits_and_the_smallest_that_shows():
     table = report.losses(records())
     row = table.xs(METHODS["grouped_2"].label, level="schedule").iloc[0]
-    assert row["syncs"] == 6 and row["seeds"] == 4 and row["gap (nats)"].startswith("+0.0697 [")
+    assert row["all-reduces a forward"] == 6 and row["seeds"] == 4 and row["gap (nats)"].startswith("+0.0697 [")
     mean, low, high = map(float, re.findall(r"[+-][\d.]+", row["gap (bits/byte)"]))
     assert mean == pytest.approx(0.07 / np.log(2) / 3.5, abs=1e-3) and low < mean < high
     # The baseline's loss falls by 0.5 over the last half, so that it had this arm's 7 of 100 steps earlier.
     assert float(row["tokens over baseline's"].rstrip("x")) == pytest.approx(100 / 93, abs=0.006)
     low = float(str(row["gap (nats)"]).split("[")[1].split(",")[0]) - 0.0697  # t(3) at 90% over t(3) at 99.5%: 0.2804
-    assert row["smallest to show (nats)"] == pytest.approx(-low * 1.2804, abs=2e-4)
+    assert row["smallest gap to show (nats)"] == pytest.approx(-low * 1.2804, abs=2e-4)
     # Losses on the training text are those of the first two arms, 1 nat apart.
     told = records({"tensor_parallel": 0.0, "spd": 0.07})
     last = told[told.metric.eq("validation_loss") & told.repeat.eq(STEPS)]
     more = last.assign(metric="train_loss", value=last.method.eq("spd").astype(float) + last.seed)
-    assert report.losses(pd.concat([told, more]))["gap in training (nats)"].iloc[-1] == "+1 [+1, +1]"
+    assert report.losses(pd.concat([told, more]))["gap on training text (nats)"].iloc[-1] == "+1 [+1, +1]"
 
 
-ENOUGH = "of 24 all-reduces can go for a loss less than 0.01 nats over tensor parallelism's"
+ENOUGH = "of 24 all-reduces a forward can go for a loss less than 0.01 nats over tensor parallelism's"
 
 
 @pytest.mark.parametrize(
