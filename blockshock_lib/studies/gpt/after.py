@@ -57,13 +57,11 @@ def pieces(schedule: Schedule) -> list[tuple[int, int]]:
 
 def distilled(trainer: Trainer, dropped: list[int], tokens: int) -> GPT:
     """A copy of the model whose pieces without all syncs were taught by the model's own."""
-    teacher = trainer.model
-    student = without(copy.deepcopy(teacher), dropped)
+    teacher, student = trainer.model, without(copy.deepcopy(trainer.model), dropped)
     taught = [(first, end) for first, end in pieces(student.schedule) if set(range(first, end)) & set(dropped)]
     learning = [p for first, end in taught for module in student.sublayers[first:end] for p in module.parameters()]
     optimizer = torch.optim.AdamW(learning, lr=RATE, weight_decay=0.0, fused=learning[0].is_cuda)
-    x, _ = trainer.batch(trainer.steps)
-    steps = max(1, tokens // x.numel())
+    steps = max(1, tokens // trainer.batch(trainer.steps)[0].numel())
     for step in range(steps):
         x, _ = trainer.batch(trainer.steps + step)
         optimizer.param_groups[0]["lr"] = RATE * (1 - step / steps)
@@ -97,8 +95,7 @@ def by_affinity(model: GPT) -> GPT:
     """
     model = copy.deepcopy(model)
     for block in model.blocks:
-        attention, mlp = block["attention"], block["mlp"]
-        heads = model.config.heads
+        attention, mlp, heads = block["attention"], block["mlp"], model.config.heads
         seen = mlp.up.weight * mlp.norm.weight @ attention.out.weight  # [hidden, width]
         affinity = seen.unflatten(1, (heads, -1)).norm(dim=2).T  # [heads, hidden]
         to_heads, to_neurons = grouped(affinity, model.ranks)
@@ -113,8 +110,7 @@ def grouped(affinity: Tensor, ranks: int) -> tuple[Tensor, Tensor]:
     """Orders of heads and neurons in which each rank's are in one run, from `affinity` [heads, neurons]: in turns the
     neurons go to the rank whose heads they see most, and the heads to that whose neurons see them, ranks equally full.
     """
-    heads = len(affinity)
-    of_head = torch.arange(heads, device=affinity.device) * ranks // heads
+    of_head = torch.arange(len(affinity), device=affinity.device) * ranks // len(affinity)
     for _ in range(ROUNDS):
         of_neuron = dealt(_by_rank(affinity, of_head, ranks).T)
         of_head = dealt(_by_rank(affinity.T, of_neuron, ranks).T)

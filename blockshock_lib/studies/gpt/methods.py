@@ -17,7 +17,7 @@ class Method(Look):
 
 
 _ROWS = (
-    Method("Tensor parallel, 24 all-reduces a forward", "TP", "#000000", "s", "tensor_parallel", "tensor_parallel"),
+    Method("TP, 24 all-reduces a forward", "TP", "#000000", "s", "tensor_parallel", "tensor_parallel"),
     Method("Parallel attention and MLP, 12", "parallel", "#0072B2", "o", "parallel", "parallel"),
     Method("SPD, 12", "SPD", "#D55E00", "^", "spd", "spd"),
     Method("Desync, 12", "desync 2", "#CC79A7", "v", "desync_2", "desync(2)"),
@@ -29,7 +29,7 @@ _ROWS = (
     Method("Ladder, 23 overlapped", "ladder", "#666666", "h", "ladder", "ladder"),
     Method("Delayed by 1, 23 overlapped", "delayed", "#999999", "p", "delayed_1", "delayed(1)"),
     Method("SPD but for layers 0 to 2, 15", "selective", "#B8860B", ">", "selective", "selective(0, 1, 2)"),
-    Method("No all-reduce inside, 1", "one sync", "#332288", "d", "none", "none"),
-    Method("A bound: TP, its 24 all-reduces left out", "no sync", "#BBBBBB", "_", "no_sync", "tensor_parallel", True),
+    Method("At the end alone, 1", "one sync", "#332288", "d", "none", "none"),
+    Method("A bound: TP less its 24", "no sync", "#BBBBBB", "_", "no_sync", "tensor_parallel", True),
 )
 METHODS = {method.name: method for method in _ROWS}

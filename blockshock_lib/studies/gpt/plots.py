@@ -56,8 +56,7 @@ def gap_over_syncs(frame: pd.DataFrame) -> Figure:
 
 def loss_over_tokens(frame: pd.DataFrame) -> Figure:
     """Validation loss over tokens, the mean of the seeds with their range, and beside it each arm's gap on the way."""
-    best = gaps.setting(gaps.finals(frame))
-    title = "Loss over tokens"
+    best, title = gaps.setting(gaps.finals(frame)), "Loss over tokens"
     if best.empty:
         return figures.empty(title, _NONE)
     rows = gaps.along(frame, best)
@@ -76,10 +75,9 @@ def loss_over_tokens(frame: pd.DataFrame) -> Figure:
                 values = wide[method]
                 if less:
                     values = values - wide[gaps.BASELINE] if gaps.BASELINE in wide else values * np.nan
-                look = AXES.look(method)
+                look, low, high = AXES.look(method), values.min(axis=1), values.max(axis=1)
                 kind = dict(color=look.colour, marker=look.marker, markersize=3.5, linewidth=1.2)
                 ax.plot(values.index, values.mean(axis=1), **kind, label=look.label)
-                low, high = values.min(axis=1), values.max(axis=1)
                 ax.fill_between(values.index, low, high, color=look.colour, alpha=0.15, lw=0)
             ax.set(xlabel="tokens (million)", ylabel="gap (nats)" if less else "validation loss (nats)")
             ax.grid(True, axis="y")
@@ -91,8 +89,7 @@ def dropped(frame: pd.DataFrame) -> Figure:
     """Of the trained tensor-parallel model: what each sublayer's sync is worth alone, and what dropping them in that
     order costs, before and after distillation.
     """
-    title = "All-reduces dropped after training"
-    rows = gaps.finals(frame)
+    rows, title = gaps.finals(frame), "All-reduces dropped after training"
     rows = gaps.setting(rows[rows["case"].isin(gaps.curves(frame, "dropped_loss")["case"])])
     if rows.empty:
         return figures.empty(title, "no trained model lost its all-reduces")
@@ -107,8 +104,7 @@ def dropped(frame: pd.DataFrame) -> Figure:
         columns=2,
     ) as (fig, grid):
         left, right = grid[0]
-        even = means.index % 2 == 0
-        left.bar(means.index, means["mean"], color=np.where(even, "#0072B2", "#E69F00"))
+        left.bar(means.index, means["mean"], color=np.where(means.index % 2, "#E69F00", "#0072B2"))
         left.vlines(means.index, means["min"], means["max"], color=INK, linewidth=1)
         left.set(xlabel="sublayer (blue: attention, orange: MLP)", ylabel="its all-reduce is worth (nats)")
         costs = after.groupby("repeat")["cost"].agg(["mean", "min", "max"])

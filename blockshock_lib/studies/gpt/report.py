@@ -30,8 +30,7 @@ def losses(frame: pd.DataFrame) -> pd.DataFrame:
     nine of ten such runs; the gap of the mean losses on the training text since the validation before; and the tokens
     it took over those after which the baseline, whose rate had not fallen yet, had its loss.
     """
-    found = []
-    every = gaps.settings(gaps.finals(frame))
+    found, every = [], gaps.settings(gaps.finals(frame))
     for rows in every:
         bytes_ = gaps.along(frame, rows, "bytes_per_token")["value"]
         per_byte = 1 / (np.log(2) * bytes_.iloc[0]) if len(bytes_) else np.nan  # shards of a user tell no bytes
@@ -78,9 +77,8 @@ def rates(frame: pd.DataFrame) -> pd.DataFrame:
     by["over tensor parallel's"] = (by["rate"] / by["width"].map(base)).round(3)
     by["tokens/s"] = by["rate"].round().astype(int)
     note = frames.no_claim(table)
-    return by.assign(method=by["method"].map(AXES.label), note=note or "").set_index("method")[
-        ["width", "tokens/s", "over tensor parallel's", "of a GEMM's rate", *(["note"] if note else [])]
-    ]
+    by = by.assign(method=by["method"].map(AXES.label), note=note).set_index("method")
+    return by[["width", "tokens/s", "over tensor parallel's", "of a GEMM's rate", *["note"] * bool(note)]]
 
 
 def answer(frame: pd.DataFrame) -> str:
