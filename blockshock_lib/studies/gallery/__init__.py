@@ -24,7 +24,7 @@ STUDY = Study(
     methods=METHODS | WAYS | DECODERS | ARMS,
     metrics=METRICS,
     columns=columns,
-    plan=({"pattern": "pattern", "block": "block"}, {"weight": "weight", "batch": "B", "sparsity": "sparsity"}),
+    plan=({"pattern": "pattern", "block": "block (or 0)"}, {"weight": "weight", "batch": "B", "sparsity": "sparsity"}),
     axes=AXES,
     twin=(AXES.over, "step_dense", "decode_dense"),
     hypotheses=_HYPOTHESES,
@@ -41,7 +41,7 @@ STUDY = Study(
     },
     results=late("studies.gallery.results:page"),
     joined=True,
-    tables=shared_tables(AXES, _HYPOTHESES)
+    tables=shared_tables(SPEEDS, _HYPOTHESES)
     | {
         "times": late("report.tables:speed_table", SPEEDS, "forward"),
         "times dX": late("report.tables:speed_table", SPEEDS, "dx"),
@@ -50,7 +50,7 @@ STUDY = Study(
         "packed weight": late("studies.gallery.report:memory"),
         "steps": late("studies.gallery.steps:times"),
         "held": late("studies.gallery.steps:held"),
-        "tokens": late("studies.gallery.report:tokens"),
+        "tokens": late("studies.gallery.results:tokens"),
         "losses": late("studies.gallery.losses:losses"),
     },
     figures={

@@ -17,7 +17,7 @@ class Method(Look):
 
 _ROWS = (
     Method("Dense, searched", "searched dense", "#000000", "s", "searched", "dense", "searched"),
-    Method("Dense (F.linear)", "dense", "#666666", "H", "dense", "dense", "linear"),
+    Method("Dense (F.linear)", "F.linear", "#666666", "H", "dense", "dense", "linear"),
     Method("COO (torch.sparse)", "COO", "#CC79A7", "v", "coo", "unstructured", "coo"),
     Method("CSR (torch.sparse)", "CSR", "#D55E00", "^", "csr", "unstructured", "csr"),
     Method("CSR (nvmath's universal tensor)", "UST", "#E69F00", "<", "ust", "unstructured", "ust"),

@@ -154,7 +154,7 @@ class Case(study.Case):
 
     @property
     def label(self) -> str:
-        """ "blocks of 64 at 0.9, 4096x1024, B=256, bf16"."""
+        """ "blocks of 64 at sparsity 0.9, 4096x1024, B=256, bf16"."""
         if self.tokens:
             return f"{ARMS[self.methods[0]].short}, {self.n} wide, seed {self.seed}, {self.dtype}"
         return f"{words(columns(vars(self)))}, {self.dtype}"
@@ -213,13 +213,13 @@ LATER = ("layers", "heads", "kv_heads", "vocab", "context", "recipe")
 
 
 def words(row: Mapping[str, Any]) -> str:
-    """A case in words, by its `columns`: "blocks of 64 at 0.9, 4096x1024, B=256"."""
+    """A case in words, by its `columns`: "blocks of 64 at sparsity 0.9, 4096x1024, B=256"."""
     if row["trained"]:
         return f"{row['pattern']}, {row['weight']}, {row['trained'] / 1e6:.3g}M tokens"
     if row["pattern"] == LLAMA:
         return f"{row['weight']}, {row['context']} tokens before, B={row['batch']}"
     blocks = f" of {row['block']}" if row["block"] else ""
-    return f"{row['pattern']}{blocks} at {row['sparsity']:g}, {row['weight']}, B={row['batch']}"
+    return f"{row['pattern']}{blocks} at sparsity {row['sparsity']:g}, {row['weight']}, B={row['batch']}"
 
 
 def columns(case: Mapping[str, Any]) -> dict[str, Any]:

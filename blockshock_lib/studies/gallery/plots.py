@@ -147,9 +147,7 @@ def tokens(frame: pd.DataFrame) -> Figure:
     rates = 1e3 * table[["graph", "call"]].rdiv(table["batch"].astype(float), axis=0)
     cells = [*table.assign(graph=rates["graph"], called=rates["call"]).groupby(["context", "batch"])][:_MOST]
     said = [
-        f"{TOKENS.label(row.method)} {row.graph:.0f} (called {row.called:.0f}) at B={batch}.".replace(
-            " (called nan)", ""
-        )
+        f"{TOKENS.label(row.method)} {row.graph:.0f}{f' (called {row.called:.0f})' * (row.called > 0)} at B={batch}."
         for (_, batch), own in cells
         for row in own.itertuples()
     ]

@@ -22,8 +22,8 @@ STUDY = Study(
     metrics=METRICS,
     columns=columns,
     plan=(
-        {"width": "width", "ranks": "ranks", "trained": "tokens"},
-        {"timed": "timed", "seed": "seed", "dtype": "dtype"},
+        {"width": "width", "ranks": "ranks", "trained": "tokens trained on"},
+        {"timed": "timed, tokens", "seed": "seed", "dtype": "dtype"},
     ),
     axes=AXES,
     twin=(AXES.over,),

@@ -252,17 +252,20 @@ def test_a_compiled_model_is_held_against_the_fastest_dense_one_compiled_or_not(
 
 
 def test_the_table_the_figure_and_the_answer_say_tokens_a_second():
-    frame = planted({1: 1.5, 16: 1.2})
+    frame, answer = planted({1: 1.5, 16: 1.2}), STUDY.answers["gallery_decode"]
     table = STUDY.tables["tokens"](frame).set_index(["B", "method"])
     assert table.loc[(16, DECODERS["decode_searched"].label), "tokens/s"] == pytest.approx(2000, rel=0.01)
-    vs = table["vs searched dense, compiled"]
+    vs = table["vs fastest dense"]
     assert vs[1, DECODERS["decode_24_compiled"].label].startswith("1.5")
     assert vs[1, DECODERS["decode_24"].label].startswith("0.75")
-    assert table["same"].eq(1).all() and len(table) == 12
+    assert table["same next token (share)"].eq(1).all() and len(table) == 12
+    quick = STUDY.tables["tokens"](planted({1: 1.5}, rival=3.0)).set_index("method")  # than the searched and compiled
+    assert quick.loc[DECODERS["decode_compiled"].label, "vs fastest dense"] == "1 (itself)"
+    assert quick.loc[DECODERS["decode_24_compiled"].label, "vs fastest dense"].startswith("1.1")
+    assert answer(planted({1: 1.5}, rival=3.0)).split("second ")[1].startswith("1.1")
     drawn = STUDY.figures["tokens"](frame).alt
     assert drawn.startswith("2:4, compiled makes of the fastest dense model's tokens a second 1.5")
     assert re.search(r"Dense, searched (19[89]|20[01])\d at B=16\.", drawn)
-    answer = STUDY.answers["gallery_decode"]
     assert answer(frame).startswith("2:4, compiled makes of the fastest dense model's tokens a second 1.5")
     assert answer(planted({1: 1.5}, rival=2.0)).endswith("tokens before); fastest dense: dense, compiled in 1.")
     compiled, time = frame["method"].isin(COMPILED), frame["metric"].eq("token_kernel")

@@ -153,7 +153,7 @@ CELLS = [("csr", hypotheses.SQUARE, batch, 0.9, 0) for batch in (16, 256)]
         ((1.5, 1.0), {}, "fastest: CSR in 1; undecided in 1 of 2; "),
         ((1.5, 2.0), {"groups": 1}, "No claim for any of 2"),
         ((1.05, 1.05), {"linear": 0.9}, "No pattern beats"),
-        ((1.05, 1.05), {"linear": 0.9}, "fastest dense: dense in 2."),
+        ((1.05, 1.05), {"linear": 0.9}, "fastest dense: F.linear in 2."),
         ((1.5, 1.5), {"linear": 2.0}, "fastest dense: searched dense in 2."),
     ],
 )
@@ -165,7 +165,7 @@ def test_what_is_undecided_and_the_faster_dense_product_are_said(speeds, how, wo
 def test_rivals_and_cases_without_times_are_said():
     frame = planted(dict.fromkeys(CELLS, 1.5))
     one, time = frame["batch"].eq(16), frame["metric"].eq("forward_kernel")
-    assert "without dense, which has no times" in report.answer(frame[~frame["method"].eq("dense")])
+    assert "without F.linear, which has no times" in report.answer(frame[~frame["method"].eq("dense")])
     said = report.answer(frame[~(frame["method"].eq("dense") & one & time)])
     assert said.startswith("In 1 of 1") and "1 case left out" in said and "without" not in said
 
