@@ -240,6 +240,8 @@ def test_figures_say_what_they_show_and_an_empty_frame_says_so():
 def test_labels_say_how_many_syncs_twelve_layers_make():
     for name, method in METHODS.items():
         assert re.search(rf"\b{gaps.syncs(name)}\b", method.label), method.label
+    assert METHODS[gaps.BASELINE].label.endswith("24 all-reduces a forward")
+    assert STUDY.axes.setting({"vocab": 8192, "layers": 12, "link": "fast"}) == "vocabulary of 8192, 12 layers"
 
 
 def test_an_arm_finds_its_like_in_a_run_of_more_seeds():
