@@ -8,6 +8,7 @@ import contextlib
 import datetime as dt
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -40,7 +41,11 @@ def write_index(out: Path = OUTPUTS) -> Path:
     entries = [_entry(folder, out) for folder in manifest.folders(out)]
     entries.sort(key=lambda entry: (entry["seconds"], entry["folder"]), reverse=True)
     shipped = [entry for entry in entries if "reference" in (out.name, entry["folder"].partition("/")[0])]
-    shipped.sort(key=lambda entry: (entry["phase"] != "findings", entry["cpu"], entry["phase"]))
+    by = lambda entry: (entry["phase"] != "findings", entry["cpu"], entry["phase"])  # noqa: E731
+    shipped.sort(key=lambda entry: (*by(entry), len(entry["folder"]), entry["folder"]))  # the first run before further
+    for first, later in itertools.pairwise(shipped):  # of a phase the first shows its figure: the page stays short
+        later["later"] = by(first) == by(later) and first["study"] == later["study"]
+        later["again"] = later["later"] and first["line"] == later["line"]
     of = {name: [one for one in shipped if one["study"] == name] for name in dict.fromkeys(s["study"] for s in shipped)}
     groups = [(f"The shipped answers: {name}", _answer(name, out), some) for name, some in of.items()]
     groups += [("Yours", ("", ""), mine)] if (mine := [one for one in entries if one not in shipped]) else []
@@ -62,7 +67,8 @@ def _entry(folder: Path, out: Path) -> dict[str, object]:
     # All of it is text of a manifest, which anybody may have written; links are relative to the list.
     entry = dict.fromkeys(("redrawn_from", "received", "page", "notebook", "picture", "alt", "note"), "")
     entry |= {name: f"unknown {name}" for name in ("study", "phase", "machine")}
-    entry |= dict(seconds=0.0, when="unknown time", cpu=False, folder=quote(folder.relative_to(out).as_posix()))
+    entry |= dict(seconds=0.0, when="unknown time", cpu=False, later=False, again=False)
+    entry["folder"] = quote(folder.relative_to(out).as_posix())
     try:
         found = manifest.read(folder)
     except RecordError as error:

@@ -58,13 +58,13 @@ def checked(frame: pd.DataFrame, what: str = "every result is right, to within r
 def sentence(
     frame: pd.DataFrame, said: Callable[[pd.DataFrame], str], lost: str = "", own: pd.DataFrame | None = None
 ) -> str:
-    """What `said` makes of the records, behind what failed or is missing; nothing without a check that passed. Checks
-    are those of `own`, where `frame` holds more runs.
+    """What `said` makes of the records, behind checks that failed and before what is missing; nothing without a check
+    that passed. Checks are those of `own`, where `frame` holds more runs.
     """
     passed, failed, *_ = verdicts.check_verdict(frame if own is None else own)
     faults = [f"{failed:,} of {passed + failed:,} checks failed."] if failed else []
-    faults += [f"{lost.strip(' ·')}."] if lost else []
-    return " ".join([*faults, said(frame) if passed else "Not answered: no check passed."])
+    left = [f"{lost.strip(' ·').replace(' · ', '; ')}."] if lost else []
+    return " ".join([*faults, said(frame) if passed else "Not answered: no check passed.", *left])
 
 
 def failure(own: pd.DataFrame, axes: Axes) -> str:
@@ -83,7 +83,8 @@ def html(text: str, frame: pd.DataFrame, rules: Rules, figure: str = "", own: pd
     made += f", {unsupported:,} unsupported" if unsupported else ""
     claims = "".join(
         f'<li><b class="claim {verdict.verdict}">{verdict.verdict}</b> {escape(verdict.hypothesis)} '
-        f'<span class="muted">{escape(verdict.why)}</span></li>'
+        f'<span class="muted">{escape(verdict.why)}</span>'
+        f"<details><summary>rule</summary>{escape(verdict.rule)}</details></li>"
         for verdict in verdicts.hypotheses(frame, rules)
     )
     return (

@@ -7,6 +7,8 @@ from blockshock_lib.report import frames, interval
 from blockshock_lib.report.axes import Axes
 from blockshock_lib.report.interval import Cell
 
+ASKED = 0.97  # of a further run's values inside the interval that predicts them
+
 
 def cells(frame: pd.DataFrame, over: str, under: str, metric: str) -> dict[str, Cell]:
     """Case -> run -> log t(over) / t(under), one a fresh group in which both have valid times; "" takes 1 ms. Without
@@ -67,6 +69,7 @@ def sentences(frame: pd.DataFrame, axes: Axes) -> list[str]:
             mean, further = np.median([np.median(one, axis=0) for one in ends], axis=0) - 1
             caught = [hit for several in alike for hit in interval.caught(several)]
             counts = f"the others predicted {sum(caught)} of {len(caught)} ({np.mean(caught):.1%})" if caught else ""
+            counts += f", fewer than {ASKED:.0%}" * bool(caught and np.mean(caught) < ASKED)
             counts = counts or "single groups predict no run"
             told.append(f"{kind} times known within {mean:.1%}, of a further run within {further:.1%} (99%), {counts}")
     said = f"{over_text(runs)}: {'; '.join(told)}"

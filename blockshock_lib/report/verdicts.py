@@ -222,7 +222,8 @@ def twin_sentences(frame: pd.DataFrame, axes: Axes) -> list[str]:
     off = table[table["low"].gt(1) | table["high"].lt(1)].to_dict("records")
     at = ", ".join(f"{interval_text(row)} at {axes.case(row)}" for row in off[:3]) + ", ..." * (len(off) > 3)
     at, said = f" ({at})" * bool(off), "{0} again differs from {0}".format(axes.short(table["method"].iloc[0]))
-    return [f"{said} in {len(off)} of {len(table)} cells{at}; smallest difference to claim: {smallest:.1%}"]
+    least = f"smallest difference to claim: {smallest:.1%}, for below it a cell's interval stands alone"
+    return [f"{said} in {len(off)} of {len(table)} cells{at}; {least}"]
 
 
 def one_line(

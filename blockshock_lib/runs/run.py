@@ -169,7 +169,7 @@ class Run:
 
     @property
     def sentence(self) -> str:
-        """The phase's answer in words; what failed or is missing comes first."""
+        """The phase's answer in words, between what failed and what is missing."""
         phase, study = self.study.phases[self.params.phase], self.study
         speed = partial(answer.speed, axes=study.axes, metric=phase.metric)
         said = study.answers.get(phase.name) or (speed if phase.metric else answer.checked)
@@ -223,6 +223,8 @@ class Run:
             state = f"INCOMPLETE {wanted - self._missing()} of {wanted}" if lost else "PASS"
             about = study.axes, study.hypotheses, study.summary
             line = verdicts.one_line(self.frame, *about, good=state, own=self.own) + lost + self.alone()
+            for folder in (self.source, *self.others()):  # where it lies, not where it was measured
+                line = line.replace(manifest.read(folder)["run"], shown(folder))
             other = rules.changed(manifest.read(self.source), study, self.frame)
             line += "".join(f" · {one}" for one in (answer.failure(self.own, study.axes), other) if one)
             judged = verdicts.hypotheses(self.frame, study.hypotheses)

@@ -249,3 +249,13 @@ def test_a_hostile_notebook_runs_nothing_and_asks_for_nothing(show, tmp_path):
     page.get_by_role("button", name="Show all code").click()
     page.wait_for_timeout(500)
     assert page.evaluate("() => window.owned === undefined && document.title !== 'owned'")
+
+
+@pytest.mark.parametrize("name", ["phase1-cuda", "phase3-cuda", "findings", "attention_speed-cuda", "gpt_latency-cuda"])
+def test_a_shipped_answer_and_its_figure_begin_on_the_first_screen(show, name):
+    (path,) = (hostile.REFERENCE.parent / name).glob("*.html")
+    for size in (DESK, PHONE):
+        page = show(path, viewport=size)
+        box = page.locator(".sentence").bounding_box()
+        assert box["y"] + box["height"] < size["height"] and box["x"] + box["width"] <= size["width"]
+        assert page.locator("main img").first.bounding_box()["y"] < size["height"] - 100

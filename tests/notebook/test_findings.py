@@ -34,7 +34,7 @@ def test_every_shipped_run_counts_machines_are_never_put_together_and_gpus_come_
 def read(**settings):
     """Findings of these frames."""
     made = findings.Findings(None, "all", None, STUDY)
-    made.frames = settings
+    made.frames, made.sources = settings, []
     return made
 
 

@@ -49,13 +49,14 @@ def test_cases_without_times_of_both_are_said_and_times_of_calls_are_named():
     assert calls.endswith("%. By calls: kernels alone have no time.") and "calls" not in answer.speed(frame, AXES)
 
 
-def test_what_failed_or_is_missing_comes_first_and_nothing_is_said_without_a_check():
+def test_what_failed_comes_first_what_is_missing_last_and_nothing_is_said_without_a_check():
     frame = faster()
     failed = frames.fail(frame, "block_shock", n=4096)
     assert answer.failure(failed.assign(reason="why"), AXES) == "first failure: Block-Shock, why"
     assert answer.failure(frame, AXES) == ""
     failed = answer.sentence(failed, STUDY.answers["phase1"], " · 4 of 35 records missing")
-    assert failed.startswith("6 of 36 checks failed. 4 of 35 records missing. Never here: slower than ")
+    assert failed.startswith("6 of 36 checks failed. Never here: slower than ")
+    assert failed.endswith("%. 2 more cases hold no valid times of both. 4 of 35 records missing.")
     none = answer.sentence(frame[frame["metric"].ne("check")], STUDY.answers["phase1"])
     assert none == "Not answered: no check passed."
 

@@ -38,6 +38,7 @@ _environment = Environment(
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _PICTURES = ("image/png", "image/jpeg", "image/gif")
 _PRE = Markup('<pre class="{kind}" tabindex="0">{text}</pre>')
+_FACT = Markup("<li>{}</li>")
 _LABEL = Markup('<p class="label {kind}">{label}</p>')
 _IMAGE = Markup('<img src="data:{kind};base64,{data}" alt="{alt}">')
 
@@ -188,6 +189,9 @@ def _cell(cell: NotebookNode, outline: _Outline, folder: Path) -> dict[str, obje
 def _output(output: NotebookNode, name: str, folder: Path) -> Markup:
     if output.output_type == "stream":
         aside = output.name != "stdout"
+        facts = sanitise.terminal(output.text).split(" · ")
+        if len(facts) > 2 and "\n" not in output.text.strip() and not aside:  # a verdict's line
+            return Markup("<ul>{}</ul>").format(Markup("").join(map(_FACT.format, facts)))
         return _said(output.text, "said aside", f"{output.name} of {name}") if aside else _said(output.text)
     if output.output_type == "error":
         text = "\n".join(output.traceback) or f"{output.ename}: {output.evalue}"

@@ -15,7 +15,7 @@ MOST = 100_000  # cells that a table is made to have where its cells span rows
 
 
 def prepare(table: Tag) -> None:
-    """Changes `table` in place; one without rows becomes the word "none". Where cells span columns, a cell's place does
+    """Changes `table` in place; one without rows becomes a sentence. Where cells span columns, a cell's place does
     not say its column, and only headers get their scope.
     """
     for header in table.find_all("th"):
@@ -23,7 +23,8 @@ def prepare(table: Tag) -> None:
     body = [row for row in table.find_all("tr") if row.find_parent("thead") is None]
     head = [row for row in table.find_all("tr") if row.find_parent("thead") is not None]
     if head and not any(_cells(row) for row in body):
-        table.name, table["class"], table.string = "p", ["note"], "none"
+        of = ", ".join(filter(None, (cell.get_text(" ", strip=True) for row in head for cell in _cells(row))))
+        table.name, table["class"], table.string = "p", ["note"], f"Nothing to list: no row of {of}."
         return
     cells = [cell for row in (*head, *body) for cell in _cells(row)]
     spans = sum(int(cell.get("rowspan", 1)) for cell in cells)

@@ -82,13 +82,14 @@ def waterfall(frame: pd.DataFrame) -> pd.DataFrame:
     table = parts(frame)
     if table.empty:
         return pd.DataFrame({"parts": ["none was measured"]})
-    moved = {"communication alone": table["moved"], "mean / slowest rank": table["balance"].round(3)}
+    moved = {"communication alone (ms)": table["moved"], "mean / slowest rank": table["balance"].round(3)}
     rows = frame[frame["metric"].eq("sent_bytes")].drop_duplicates(["case", "method"]).set_index(["case", "method"])
     ways = rows["detail"].str.partition(":")[0]
     moved["keys are"] = [ways.get(key, ABSENT) for key in zip(table["case"], table["method"], strict=True)]
     moved |= {"sent (MiB)": table["sent"] / 2**20, "a step": table["step"]}
     table = smallest_first(table.assign(**moved), AXES)
-    return rounded(shown(table, AXES, [*_CASE, "method", "a step", *PARTS, *moved][:-1]))
+    table = shown(table, AXES, [*_CASE, "method", "a step", *PARTS, *moved][:-1])
+    return rounded(table.rename(columns={name: f"{name} (ms)" for name in ("a step", *PARTS)}))
 
 
 def memory(frame: pd.DataFrame) -> pd.DataFrame:

@@ -136,7 +136,7 @@ def test_the_pages_of_the_reference_runs_are_as_drawn_now_are_small_and_show_eve
     shown = json.dumps(json.loads(source.read_text())["cells"])  # what a widget keeps for itself is no output
     assert len(soup.find_all("img")) == shown.count(";base64,") > 0
     assert all(len(image["alt"]) > 40 for image in soup.find_all("img"))
-    none = [p for p in soup.find_all("p", class_="note") if p.get_text() == "none"]
+    none = [p for p in soup.find_all("p", class_="note") if p.get_text() == "Nothing to list: no row of m, t, x."]
     assert len(soup.find_all("table")) + len(none) == source.read_text().count("<table") > 0
     assert not [cell for cell in soup.find_all("td") if cell.get_text() in ("NaN", "nan", "None")]
 
@@ -201,7 +201,8 @@ def test_an_index_of_numbers_goes_a_named_one_becomes_columns_and_an_empty_table
     assert rows == [["m", "t", "x"], ["a", "y", "1"], ["a", "z", "2"], ["b", "y", "3"]]
     assert not soup.find(rowspan=True)
     assert shown(named.reset_index())[1] == rows
-    assert shown(named.iloc[:0])[0].get_text() == "none" and not shown(named.iloc[:0])[0].find("table")
+    empty = shown(named.iloc[:0])[0]
+    assert empty.get_text() == "Nothing to list: no row of x, m, t." and not empty.find("table")
 
 
 @pytest.mark.parametrize(

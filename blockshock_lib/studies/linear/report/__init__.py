@@ -23,6 +23,7 @@ TABLES = shared_tables(AXES, None) | {
     "chunks": _own(
         *("tables:ways_table", "forward_chunks_kernel", "forward_kernel", "1", "2", "4"),
         missing=("forward in pieces", "only batches from 1024 are cut, and this run has none"),
+        called="pieces: {}",
     ),
     "weights": _shared("tables:formula_table", metric="weight_bytes"),
     "memory": _shared("tables:memory_table", metrics={"weight": "weight_bytes", "peak": "peak_bytes"}, whole="weight"),

@@ -103,8 +103,10 @@ def reduce_table(frame: pd.DataFrame) -> pd.DataFrame:
 def pieces_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Median ms of every piece alone, a row a (case, method)."""
     table = frames.medians(frame, AXES, **{name: f"{stem}_kernel" for name, stem in PIECES.items()})
-    columns = {name: build.text(table[name]) for name in PIECES if table[name].notna().any()}
-    return shown(table, columns).rename(columns=piece_names(frame))
+    names = piece_names(frame)
+    return shown(
+        table, {f"{names[each]} (ms)": build.text(table[each]) for each in PIECES if table[each].notna().any()}
+    )
 
 
 def piece_names(frame: pd.DataFrame) -> dict[str, str]:
@@ -113,15 +115,17 @@ def piece_names(frame: pd.DataFrame) -> dict[str, str]:
     return {name: f"{name} + bias" if biased and name == "forward collective" else name for name in PIECES}
 
 
-def ways_table(frame: pd.DataFrame, metric: str, chosen: str, *ways: str, missing: tuple = ()) -> pd.DataFrame:
-    """Median ms each way, a row a (case, method); `taken`, by the detail of `chosen`: in how many fresh groups each."""
+def ways_table(frame: pd.DataFrame, metric: str, chosen: str, *ways: str, missing=(), called="{}") -> pd.DataFrame:
+    """Median ms each way, `called` so, a row a (case, method); `taken`, by the detail of `chosen`: in how many fresh
+    groups each.
+    """
     table = frames.medians(frame, AXES, **{way: (metric, way) for way in ways})
     if table.empty:
         return build.nothing(frame, *missing) if missing else pd.DataFrame()
     taken = frames.samples(frame, chosen).groupby(KEYS, sort=False)[["detail", "group"]].apply(_taken).rename("taken")
     table = table.merge(taken.reset_index(), on=KEYS, how="left")
     timed = [way for way in ways if table[way].notna().any()]
-    columns = {f"{way} (ms)": rounded(table[way]) for way in timed}
+    columns = {f"{called.format(way)} (ms)": rounded(table[way]) for way in timed}
     if len(timed) == 2:
         columns[f"{timed[1]} / {timed[0]}"] = rounded(table[timed[1]] / table[timed[0]], 3)
     return shown(table, columns | {"taken": table["taken"].astype(object)})
