@@ -13,7 +13,7 @@ from blockshock_lib.layers import autograd
 from blockshock_lib.layers.dense import TermParallelLinear
 from blockshock_lib.layers.parts import Part, term_mask
 from blockshock_lib.layers.watch import describe
-from blockshock_lib.layers.weight_stores import WatchedParameter
+from blockshock_lib.layers.weight_stores import MasterParameter
 
 _masked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -35,14 +35,13 @@ register_optimizer_step_post_hook(_note_step)
 class MaskedDenseLinear(TermParallelLinear):
     """C: a term as a dense matrix, zeros in the holes, in dW too: shows what the 2:4 kernels alone are worth."""
 
-    watched = WatchedParameter
+    watched = MasterParameter
     pattern: Pattern | None = None
     stepped = -1  # the weight's version behind an optimizer's latest step, which leaves the holes as they are
 
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
         super().shard(weight, keep, part)
         self.pattern = None if self.frozen else Pattern.of(term_mask(keep, part))
-        self._watch(self._parameters["weight"])
         _masked.add(self)
         self._noted = autograd.state(self.weight)
 
@@ -73,8 +72,6 @@ class MaskedDenseLinear(TermParallelLinear):
         if like and value.device == self.weight.device and bool(value[~self.pattern.mask()].any()):
             raise UnsupportedError(f"{describe(self)} cannot be tied to a dense weight: load_dense() copies its part")
         super().__setattr__(name, value)
-        if plain and self.pattern is not None:
-            self._watch(value)
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)

@@ -41,6 +41,7 @@ class ShardedLinear(DenseState):
     forms = ()  # ways to make its product that only time can choose between; `form` is the one in use
     collective = "all-reduce"  # how partial results make y; "all-gather", or "" where there is one rank's only
     split = ("weight",)  # parameters of which each rank holds a part
+    watched: type[nn.Parameter] = nn.Parameter  # what its own weight is, so that one that is lent is told apart
     uses_mask = False  # splits W into two terms
     transposed_y = False  # y is the transposed view of a contiguous [N, B]
     transposed_dgrad = False  # dX is the transposed view of a contiguous [K, B]
@@ -116,6 +117,17 @@ class ShardedLinear(DenseState):
         if name == "form" and value not in (self.forms or ("classes",)):
             raise ValueError(f"form {value!r} is not allowed; allowed: {', '.join(self.forms or ('classes',))}")
         super().__setattr__(name, value)
+        if name == "weight":
+            self._watch(value)
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
+        super()._apply(fn, recurse)
+        self._watch(self._parameters["weight"])  # torch may have set another, past __setattr__
+        return self
+
+    def _watch(self, weight: object) -> None:
+        if type(weight) is nn.Parameter and not self.gathered:
+            weight.__class__ = self.watched
 
     def _parameter(self, data: Tensor) -> nn.Parameter:
         return nn.Parameter(data, requires_grad=not self.frozen)
@@ -156,7 +168,14 @@ class ShardedLinear(DenseState):
 
     def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Two whose product a b^T is the partial result for x [B, K]; so are those of dX and dW."""
-        return self.columns(x), self._parameters["weight"]
+        return self.columns(x), self.factor()
+
+    def factor(self) -> Tensor:
+        """The weight as products read it, whose parameter may refuse to be multiplied past its layer."""
+        if type(weight := self._parameters["weight"]) is nn.Parameter:
+            return weight
+        with torch._C.DisableTorchFunctionSubclass():
+            return weight.detach()
 
     def columns(self, x: Tensor) -> Tensor:
         """Of x [B, K], what this rank multiplies."""
@@ -209,11 +228,12 @@ class ShardedLinear(DenseState):
 
     def forward(self, input: Tensor) -> Tensor:
         """y [..., N] of `input` [..., K], named as nn.Linear names it. ValueError: another width, dtype, or nested."""
-        weight = self._parameters["weight"]  # distribute_module sets it past __setattr__
-        odd = weight is None or isinstance(weight, DTensor) or type(input) is not Tensor or input.is_nested
-        if odd or self.gathered or input.shape[-1] != self.in_features:
-            input = guards.before_forward(self, input)
-        return autograd.linear(self, input)
+        with torch._C.DisableTorchFunctionSubclass():  # each look at a weight that refuses some would take 1 us
+            weight = self._parameters["weight"]  # distribute_module sets it past __setattr__
+            odd = weight is None or isinstance(weight, DTensor) or type(input) is not Tensor or input.is_nested
+            if odd or self.gathered or input.shape[-1] != self.in_features:
+                input = guards.before_forward(self, input)
+            return autograd.linear(self, input)
 
     def graphed(self, shapes: int = 8) -> Graphed:
         return Graphed(self, shapes)
@@ -227,7 +247,7 @@ class ShardedLinear(DenseState):
         return self.gemm(*self.dgrad_factors(dy))
 
     def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:
-        return dy[:, self.rows], self.weight.t()
+        return dy[:, self.rows], self.factor().t()
 
     def start_dgrad(self, partial: Tensor) -> Pending:
         """Starts to join the partial dX; its `wait` gives dX [B, K] on every rank. May overwrite `partial`."""
