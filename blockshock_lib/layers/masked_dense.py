@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.layers import autograd
 from blockshock_lib.layers.dense import TermParallelLinear
@@ -33,7 +34,9 @@ register_optimizer_step_post_hook(_note_step)
 
 
 class MaskedDenseLinear(TermParallelLinear):
-    """C: a term as a dense matrix, zeros in the holes, in dW too: shows what the 2:4 kernels alone are worth."""
+    """C: a term as a dense matrix, zeros in the holes, in dW too: shows what the 2:4 kernels alone are worth. A frozen
+    one keeps no mask that it can draw anew, for what is loaded or written.
+    """
 
     watched = MasterParameter
     pattern: Pattern | None = None
@@ -41,7 +44,7 @@ class MaskedDenseLinear(TermParallelLinear):
 
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
         super().shard(weight, keep, part)
-        self.pattern = None if self.frozen else Pattern.of(term_mask(keep, part))
+        self.pattern = None if self.frozen and self.drawn else Pattern.of(term_mask(keep, part))
         _masked.add(self)
         self._noted = autograd.state(self.weight)
 
@@ -51,14 +54,15 @@ class MaskedDenseLinear(TermParallelLinear):
         weight = self._parameters["weight"]
         if self.gathered and self.pattern is not None and not isinstance(weight, DTensor):
             self.pattern.masked(weight.data, out=weight.data)  # FSDP2's buffer, which comes and goes at no new version
-        others, lent = self.pattern is None or self.gathered or weight.is_meta, not isinstance(weight, self.watched)
-        if lent and not others and bool(weight.detach()[~self.pattern.mask()].any()):
+        others, lent = self.gathered or weight.is_meta, not isinstance(weight, self.watched)
+        if lent and not others and bool(weight.detach()[~self._kept().mask()].any()):
             raise UnsupportedError(f"{describe(self)} was lent a weight with more than its mask keeps: mask it first")
         if others or lent or (now := autograd.state(weight)) == self._noted:
             return
-        (place, version, steps, _), (before, known, counted, _) = now, self._noted
-        if place != before or (version not in (known, self.stepped) if steps != counted else version != known):
-            masked = self.pattern.masked(weight.detach())
+        (place, version, steps, looks), (before, known, counted, looked) = now, self._noted
+        changed = place != before or looks != looked
+        if changed or (version not in (known, self.stepped) if steps != counted else version != known):
+            masked = self._kept().masked(weight.detach())
             if not torch.equal(masked, weight):
                 if place == before:
                     weight.detach().copy_(masked)
@@ -94,6 +98,7 @@ class MaskedDenseLinear(TermParallelLinear):
         return self._kept().masked(dense[self.rows, self.cols])
 
     def _kept(self) -> Pattern:
-        if self.pattern is None:
-            raise UnsupportedError("a frozen masked dense layer does not keep its mask: make it anew with the weight")
-        return self.pattern
+        if self.pattern is not None:
+            return self.pattern
+        keep = masks.make(self.mask, (self.out_features, self.in_features), device=self.weight.device)
+        return Pattern.of(term_mask(keep, Part(self.term, self.rows, self.cols)))

@@ -77,6 +77,7 @@ class ShardedLinear(DenseState):
         self.register_parameter("bias", None if bias is None else self._parameter(bias.detach().clone()))
         if self.uses_mask and mask is None:
             raise ValueError(f"{type(self).__name__} splits W by a mask: give mask=")
+        self.drawn = keep is None and mask is not None and mask.family != "magnitude"  # so that it may be drawn anew
         if self.uses_mask and keep is None:
             keep = masks.make(mask, tuple(weight.shape), weight=weight, device=weight.device)
         if self.active:
