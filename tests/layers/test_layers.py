@@ -276,7 +276,7 @@ def test_a_masked_dense_layer_masks_what_is_loaded_written_or_trained_then(mask,
         layer(x).backward(dy)
         torch.testing.assert_close(layer.to_dense(layer.weight.grad), dy.T @ x)
         full = {"weight": torch.ones_like(layer.weight)}
-        with pytest.raises(UnsupportedError, match="MaskedDenseLinear.* was lent a weight with more than its mask"):
+        with pytest.raises(UnsupportedError, match=r"MaskedDenseLinear.* was lent a weight with more than its mask"):
             torch.func.functional_call(layer, full, x)
 
     local.run(2, rank)
