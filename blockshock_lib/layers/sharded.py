@@ -41,7 +41,6 @@ class ShardedLinear(DenseState):
     forms = ()  # ways to make its product that only time can choose between; `form` is the one in use
     collective = "all-reduce"  # how partial results make y; "all-gather", or "" where there is one rank's only
     split = ("weight",)  # parameters of which each rank holds a part
-    watched: type[nn.Parameter] = nn.Parameter  # what its own weight is, so that one that is lent is told apart
     uses_mask = False  # splits W into two terms
     transposed_y = False  # y is the transposed view of a contiguous [N, B]
     transposed_dgrad = False  # dX is the transposed view of a contiguous [K, B]
@@ -121,15 +120,6 @@ class ShardedLinear(DenseState):
         if name == "weight":
             self._watch(value)
 
-    def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
-        super()._apply(fn, recurse)
-        self._watch(self._parameters["weight"])  # torch may have set another, past __setattr__
-        return self
-
-    def _watch(self, weight: object) -> None:
-        if type(weight) is nn.Parameter and not self.gathered:
-            weight.__class__ = self.watched
-
     def _parameter(self, data: Tensor) -> nn.Parameter:
         return nn.Parameter(data, requires_grad=not self.frozen)
 
@@ -171,13 +161,6 @@ class ShardedLinear(DenseState):
         """Two whose product a b^T is the partial result for x [B, K]; so are those of dX and dW."""
         return self.columns(x), self.factor()
 
-    def factor(self) -> Tensor:
-        """The weight as products read it, whose parameter may refuse to be multiplied past its layer."""
-        if type(weight := self._parameters["weight"]) is nn.Parameter:
-            return weight
-        with torch._C.DisableTorchFunctionSubclass():
-            return weight.detach()
-
     def columns(self, x: Tensor) -> Tensor:
         """Of x [B, K], what this rank multiplies."""
         return x if self.cols.stop - self.cols.start == self.in_features else x[:, self.cols]
@@ -218,7 +201,6 @@ class ShardedLinear(DenseState):
         return y
 
     def _rows(self, x: Tensor) -> int:
-        # Of a chunk; the batch's or more where it is not cut.
         if self.chunks == 1 or not self.collective or self.group.world_size == 1:
             return x.shape[0]
         return -(-x.shape[0] // self.chunks // ROWS) * ROWS

@@ -8,7 +8,7 @@ from torch import nn
 from blockshock_lib import Linear24, Sparse24, checkpoint, sparsify_
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.layers import guards
+from blockshock_lib.layers import guards, parts
 from tests.layers.ranks import N, built, draw
 
 
@@ -71,3 +71,13 @@ def test_what_would_multiply_by_a_weight_past_its_layer_is_refused_where_its_sha
     ):
         with pytest.raises(UnsupportedError, match=rf"^{words} of the weight of {type(layer).__name__}\(.* call the "):
             use()
+
+
+def test_a_known_hook_is_known_however_it_is_registered_and_a_users_beside_it_is_refused():
+    module, known, own = nn.Linear(N, N), lambda *_: None, lambda *_: None
+    module.register_forward_pre_hook(known, with_kwargs=True)
+    module.register_forward_hook(known, with_kwargs=True, always_call=True)
+    parts.refuse_hooks(module, known=[known])
+    module.register_forward_hook(own, with_kwargs=True)
+    with pytest.raises(UnsupportedError, match=r"it has hooks \(_forward_hooks\)"):
+        parts.refuse_hooks(module, known=[known])
