@@ -67,7 +67,6 @@ class BlockShockLinear(TermParallelLinear):
             )
         if name == "weight" and isinstance(value, nn.Parameter) and self.weight is not None and not self.gathered:
             self._refuse_tied(value)
-            self._watch(value)
         super().__setattr__(name, value)
 
     def _refuse_tied(self, value: nn.Parameter) -> None:
@@ -90,7 +89,6 @@ class BlockShockLinear(TermParallelLinear):
         self.classes = self._classes(kept)
         self._theirs: Pattern | None = None  # of the other term in this rank's half of the rows
         self.weight = self._parameter(self.store.layout(w) if self.store.recompresses else self.packed.values)
-        self._watch(self.weight)
         self._look()
         if not self.frozen and self.dw not in ("auto", *self.wgrad_strategies()):
             raise UnsupportedError(
@@ -139,7 +137,7 @@ class BlockShockLinear(TermParallelLinear):
         return self.place_dgrad(super().local_dgrad(dy))
 
     def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:
-        return dy, self.store.dense(self.weight).t()
+        return dy, self.store.dense(self.weight).detach().t()
 
     def tune_dgrad(self, dy: Tensor) -> None:
         if self.dgrad_by == "2:4":

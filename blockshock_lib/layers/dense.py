@@ -3,10 +3,8 @@
 A GEMM reads a transposed view at the same cost; an elementwise operation with a row-major tensor, across its rows.
 """
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from blockshock_lib.comm import Pending
 from blockshock_lib.errors import UnsupportedError
@@ -15,6 +13,7 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers.classes import classes_of, gather, products, scatter
 from blockshock_lib.layers.parts import Part, equal_shard
 from blockshock_lib.layers.sharded import ShardedLinear
+from blockshock_lib.layers.weight_stores import MasterParameter
 
 
 class DenseLinear(ShardedLinear):
@@ -64,6 +63,7 @@ class ColumnParallelLinear(ShardedLinear):
     `form`: the group's library has them "sent", or, where GPUs share memory, they are "read" by their peers.
     """
 
+    watched = MasterParameter
     transposed_y = True
     collective = "all-gather"
     forms = property(lambda self: ("sent", "read") if self.group.shared_bytes(self.like.device) else ())
@@ -80,7 +80,7 @@ class ColumnParallelLinear(ShardedLinear):
         return self.gemm(*self.factors(x), out, None if bias is None else bias[self.rows, None])
 
     def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self._parameters["weight"], x
+        return self.factor(), x
 
     def reduce(self, partial: Tensor, out: Tensor | None = None) -> Tensor:
         gathered = self.group.all_gather(partial, self.form == "read").t()
@@ -94,16 +94,6 @@ class TermParallelLinear(ShardedLinear):
     """Superposition: W = W(0) + W(1). Rank r holds term r % 2 of input shard r // 2; one all-reduce adds them."""
 
     uses_mask = True
-    watched: type[nn.Parameter] = nn.Parameter  # what the layer's own weight is, so that one that is lent is told apart
-
-    def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
-        super()._apply(fn, recurse)
-        self._watch(self._parameters["weight"])  # torch may have set another, past __setattr__
-        return self
-
-    def _watch(self, weight: object) -> None:
-        if type(weight) is nn.Parameter and not self.gathered:
-            weight.__class__ = self.watched
 
     @classmethod
     def part(cls, rank: int, world_size: int, out_features: int, in_features: int) -> Part:

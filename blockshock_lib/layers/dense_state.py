@@ -1,5 +1,7 @@
 """W whole, as a layer that ranks share gives and takes it: state dicts, dense copies of its tensors, plain layers."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +14,24 @@ from blockshock_lib.layers.watch import describe
 
 class DenseState(nn.Module):
     """Of a layer with `rows` and `cols` of W, and a weight in a layout of its own."""
+
+    watched: type[nn.Parameter] = nn.Parameter  # what its own weight is, so that one that is lent is told apart
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
+        super()._apply(fn, recurse)
+        self._watch(self._parameters["weight"])  # torch may have set another, past __setattr__
+        return self
+
+    def _watch(self, weight: object) -> None:
+        if type(weight) is nn.Parameter and not self.gathered:
+            weight.__class__ = self.watched
+
+    def factor(self) -> Tensor:
+        """The weight as products read it, whose parameter may refuse to be multiplied past its layer."""
+        if type(weight := self._parameters["weight"]) is nn.Parameter:
+            return weight
+        with torch._C.DisableTorchFunctionSubclass():
+            return weight.detach()
 
     def as_saved(self, dense: Tensor | None) -> Tensor | None:
         """[N, K] as a state dict and a checkpoint have it, and back: as a Conv1D does, [K, N], where it was one."""

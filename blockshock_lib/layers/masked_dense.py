@@ -8,12 +8,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.kernels.sparse24 import masks
 from blockshock_lib.kernels.sparse24.pattern import Pattern
 from blockshock_lib.layers import autograd
 from blockshock_lib.layers.dense import TermParallelLinear
 from blockshock_lib.layers.parts import Part, term_mask
 from blockshock_lib.layers.watch import describe
-from blockshock_lib.layers.weight_stores import WatchedParameter
+from blockshock_lib.layers.weight_stores import MasterParameter
 
 _masked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -33,16 +34,17 @@ register_optimizer_step_post_hook(_note_step)
 
 
 class MaskedDenseLinear(TermParallelLinear):
-    """C: a term as a dense matrix, zeros in the holes, in dW too: shows what the 2:4 kernels alone are worth."""
+    """C: a term as a dense matrix, zeros in the holes, in dW too: shows what the 2:4 kernels alone are worth. A frozen
+    one keeps no mask that it can draw anew, for what is loaded or written.
+    """
 
-    watched = WatchedParameter
+    watched = MasterParameter
     pattern: Pattern | None = None
     stepped = -1  # the weight's version behind an optimizer's latest step, which leaves the holes as they are
 
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
         super().shard(weight, keep, part)
-        self.pattern = None if self.frozen else Pattern.of(term_mask(keep, part))
-        self._watch(self._parameters["weight"])
+        self.pattern = None if self.frozen and self.drawn else Pattern.of(term_mask(keep, part))
         _masked.add(self)
         self._noted = autograd.state(self.weight)
 
@@ -52,14 +54,15 @@ class MaskedDenseLinear(TermParallelLinear):
         weight = self._parameters["weight"]
         if self.gathered and self.pattern is not None and not isinstance(weight, DTensor):
             self.pattern.masked(weight.data, out=weight.data)  # FSDP2's buffer, which comes and goes at no new version
-        others, lent = self.pattern is None or self.gathered or weight.is_meta, not isinstance(weight, self.watched)
-        if lent and not others and bool(weight.detach()[~self.pattern.mask()].any()):
+        others, lent = self.gathered or weight.is_meta, not isinstance(weight, self.watched)
+        if lent and not others and bool(weight.detach()[~self._kept().mask()].any()):
             raise UnsupportedError(f"{describe(self)} was lent a weight with more than its mask keeps: mask it first")
         if others or lent or (now := autograd.state(weight)) == self._noted:
             return
-        (place, version, steps, _), (before, known, counted, _) = now, self._noted
-        if place != before or (version not in (known, self.stepped) if steps != counted else version != known):
-            masked = self.pattern.masked(weight.detach())
+        (place, version, steps, looks), (before, known, counted, looked) = now, self._noted
+        changed = place != before or looks != looked
+        if changed or (version not in (known, self.stepped) if steps != counted else version != known):
+            masked = self._kept().masked(weight.detach())
             if not torch.equal(masked, weight):
                 if place == before:
                     weight.detach().copy_(masked)
@@ -73,8 +76,6 @@ class MaskedDenseLinear(TermParallelLinear):
         if like and value.device == self.weight.device and bool(value[~self.pattern.mask()].any()):
             raise UnsupportedError(f"{describe(self)} cannot be tied to a dense weight: load_dense() copies its part")
         super().__setattr__(name, value)
-        if plain and self.pattern is not None:
-            self._watch(value)
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
@@ -97,6 +98,7 @@ class MaskedDenseLinear(TermParallelLinear):
         return self._kept().masked(dense[self.rows, self.cols])
 
     def _kept(self) -> Pattern:
-        if self.pattern is None:
-            raise UnsupportedError("a frozen masked dense layer does not keep its mask: make it anew with the weight")
-        return self.pattern
+        if self.pattern is not None:
+            return self.pattern
+        keep = masks.make(self.mask, (self.out_features, self.in_features), device=self.weight.device)
+        return Pattern.of(term_mask(keep, Part(self.term, self.rows, self.cols)))

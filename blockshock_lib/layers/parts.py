@@ -96,7 +96,7 @@ def refuse_lost(linear: nn.Linear) -> None:
 
 def refuse_hooks(module: nn.Module, where: str = "", known: Iterable[Callable] | None = ()) -> None:
     """UnsupportedError for hooks of a module but the `known`, where None is all, and for hooks of its parameters."""
-    hooks = {name: held for name, held in vars(module).items() if "_hooks" in name and isinstance(held, dict)}
+    hooks = {name: held for name, held in vars(module).items() if name.endswith("_hooks") and isinstance(held, dict)}
     odd = {} if known is None else {name: set(held.values()).difference(known) for name, held in hooks.items()}
     what = [f"it has hooks ({name})" for name, found in odd.items() if found]
     for name, held in module._parameters.items():

@@ -76,6 +76,7 @@ class ShardedLinear(DenseState):
         self.register_parameter("bias", None if bias is None else self._parameter(bias.detach().clone()))
         if self.uses_mask and mask is None:
             raise ValueError(f"{type(self).__name__} splits W by a mask: give mask=")
+        self.drawn = keep is None and mask is not None and mask.family != "magnitude"  # so that it may be drawn anew
         if self.uses_mask and keep is None:
             keep = masks.make(mask, tuple(weight.shape), weight=weight, device=weight.device)
         if self.active:
@@ -116,6 +117,8 @@ class ShardedLinear(DenseState):
         if name == "form" and value not in (self.forms or ("classes",)):
             raise ValueError(f"form {value!r} is not allowed; allowed: {', '.join(self.forms or ('classes',))}")
         super().__setattr__(name, value)
+        if name == "weight":
+            self._watch(value)
 
     def _parameter(self, data: Tensor) -> nn.Parameter:
         return nn.Parameter(data, requires_grad=not self.frozen)
@@ -156,7 +159,7 @@ class ShardedLinear(DenseState):
 
     def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Two whose product a b^T is the partial result for x [B, K]; so are those of dX and dW."""
-        return self.columns(x), self._parameters["weight"]
+        return self.columns(x), self.factor()
 
     def columns(self, x: Tensor) -> Tensor:
         """Of x [B, K], what this rank multiplies."""
@@ -198,7 +201,6 @@ class ShardedLinear(DenseState):
         return y
 
     def _rows(self, x: Tensor) -> int:
-        # Of a chunk; the batch's or more where it is not cut.
         if self.chunks == 1 or not self.collective or self.group.world_size == 1:
             return x.shape[0]
         return -(-x.shape[0] // self.chunks // ROWS) * ROWS
@@ -209,11 +211,12 @@ class ShardedLinear(DenseState):
 
     def forward(self, input: Tensor) -> Tensor:
         """y [..., N] of `input` [..., K], named as nn.Linear names it. ValueError: another width, dtype, or nested."""
-        weight = self._parameters["weight"]  # distribute_module sets it past __setattr__
-        odd = weight is None or isinstance(weight, DTensor) or type(input) is not Tensor or input.is_nested
-        if odd or self.gathered or input.shape[-1] != self.in_features:
-            input = guards.before_forward(self, input)
-        return autograd.linear(self, input)
+        with torch._C.DisableTorchFunctionSubclass():  # each look at a weight that refuses some would take 1 us
+            weight = self._parameters["weight"]  # distribute_module sets it past __setattr__
+            odd = weight is None or isinstance(weight, DTensor) or type(input) is not Tensor or input.is_nested
+            if odd or self.gathered or input.shape[-1] != self.in_features:
+                input = guards.before_forward(self, input)
+            return autograd.linear(self, input)
 
     def graphed(self, shapes: int = 8) -> Graphed:
         return Graphed(self, shapes)
@@ -227,7 +230,7 @@ class ShardedLinear(DenseState):
         return self.gemm(*self.dgrad_factors(dy))
 
     def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:
-        return dy[:, self.rows], self.weight.t()
+        return dy[:, self.rows], self.factor().t()
 
     def start_dgrad(self, partial: Tensor) -> Pending:
         """Starts to join the partial dX; its `wait` gives dX [B, K] on every rank. May overwrite `partial`."""

@@ -15,7 +15,9 @@ from blockshock_lib.layers import autograd
 from blockshock_lib.layers.watch import describe
 
 F = nn.functional
-TAKING = F.linear, F.embedding, F.embedding_bag, F.multi_head_attention_forward, F.bilinear  # a weight
+TAKING = {F.linear, F.embedding, F.embedding_bag, F.multi_head_attention_forward, F.bilinear, torch.einsum}  # a weight
+TAKING |= {Tensor.t, Tensor.T.__get__, Tensor.mT.__get__, torch.t, torch.mm, Tensor.mm, torch.matmul, Tensor.matmul}
+TAKING |= {Tensor.__matmul__, Tensor.__rmatmul__}
 
 
 class WatchedParameter(nn.Parameter):
@@ -41,15 +43,16 @@ class WatchedParameter(nn.Parameter):
 
 
 class MasterParameter(WatchedParameter):
-    """A part of W, or between passes no masked one, in the shape of W: what torch's layers use refuses it."""
+    """A part of W, or between passes no masked one, that looks like W: what would multiply by it refuses it."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func in TAKING:
-            given = [one for one in (*args, *(kwargs or {}).values()) if isinstance(one, cls)]
-            layer = next((one for one in autograd.layers() if any(one.weight is other for other in given)), None)
+            given = {id(one) for one in (*args, *(kwargs or {}).values())}
+            layer = next((one for one in autograd.layers() if id(one.weight) in given), None)
+            name = getattr(func.__self__, "__name__", "") if func.__name__ == "__get__" else func.__name__
             raise UnsupportedError(
-                f"{func.__name__} of the weight of {describe(layer) if layer else 'a layer'}, a masked master: call "
+                f"{name} of the weight of {describe(layer) if layer else 'a layer'}, a part or a masked master: call "
                 "the layer, or multiply by its to_dense(), which every rank calls"
             )
         with torch._C.DisableTorchFunctionSubclass():

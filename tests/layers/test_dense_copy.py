@@ -39,6 +39,8 @@ WRITES = {
     "+=": add_in_place,
     "row": lambda held: held[0].mul_(2),
     "rows": lambda held: [row.mul_(2) for row in held],
+    "detach": lambda held: held.detach()[0].mul_(2),
+    "compiled": lambda held: torch.compile(lambda held: held.mul_(2), backend="eager")(held),
     "data": lambda held: held.data.t().mul_(2),
     "out": lambda held: torch.mul(torch.ones(N, N), 2, out=held),
     "foreach": lambda held: torch._foreach_mul_([torch.ones(2), held], 2.0),
@@ -65,12 +67,15 @@ def test_what_is_made_of_it_and_what_a_file_holds_is_plain(tmp_path):
     file.seek(0)
     save_file(model.state_dict(), tmp_path / "one.safetensors")
     copies = [torch.load(file)["a"], load_file(tmp_path / "one.safetensors")[WEIGHT], pickle.loads(pickle.dumps(held))]
-    copies += [copy.deepcopy(held), copy.deepcopy(model.state_dict())[WEIGHT], held.clone(), held.detach(), held + 0]
+    copies += [copy.deepcopy(held), copy.deepcopy(model.state_dict())[WEIGHT], held.clone(), held + 0]
     for one in copies:
         assert type(one) is torch.Tensor and torch.equal(one, dense)
         one.mul_(2)
     assert np.array_equal(np.asarray(made().state_dict()[WEIGHT]), dense) and (made()[0].to_dense() == dense).all()
-    assert type(nn.Parameter(held)) is nn.Parameter and isinstance(nn.Parameter(), nn.Parameter)
+    with pytest.raises(ValueError, match="read-only"):
+        held.numpy()[:] = 0
+    assert type(held.shape) is torch.Size and type(nn.Parameter(held)) is nn.Parameter
+    assert isinstance(nn.Parameter(), nn.Parameter)
 
 
 @pytest.mark.parametrize("assign", [False, True])

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from blockshock_lib import Linear24, Sparse24, checkpoint, sparsify_
+from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.layers import guards
-from tests.layers.ranks import N, draw
+from blockshock_lib.layers import guards, parts
+from tests.layers.ranks import N, built, draw
 
 
 def test_a_digest_sees_every_change_of_a_tensor():
@@ -51,3 +53,31 @@ def test_an_optimizer_of_a_whole_weight_is_refused_packed_values_and_trains_a_de
                 optimizer.step()
             dense.weight.data *= keep
         torch.testing.assert_close(master.to_dense(), dense.weight.detach())
+
+
+@pytest.mark.parametrize("name", ["masked_dense", "column_parallel", "block_shock_recompress"])
+def test_what_would_multiply_by_a_weight_past_its_layer_is_refused_where_its_shape_does_not_tell(name):
+    layer, x, attention = built(name, "random", draw(N, N), None, Group(0, 2)), draw(3, N), nn.MultiheadAttention(N, 2)
+    attention.out_proj = layer.to("meta").to_empty(device="cpu")
+    for words, use in (
+        ("linear", lambda: F.linear(x, layer.weight)),
+        ("T", lambda: x @ layer.weight.T),
+        ("t", lambda: x @ layer.weight.t()),
+        ("matmul", lambda: torch.matmul(x, layer.weight)),
+        ("matmul", lambda: x @ layer.weight),
+        ("embedding_bag", lambda: F.embedding_bag(torch.zeros(1, 1, dtype=int), layer.weight)),
+        ("multi_head_attention_forward", lambda: attention(x, x, x)),
+        ("multi_head_attention_forward", lambda: attention.eval()(x, x, x)),
+    ):
+        with pytest.raises(UnsupportedError, match=rf"^{words} of the weight of {type(layer).__name__}\(.* call the "):
+            use()
+
+
+def test_a_known_hook_is_known_however_it_is_registered_and_a_users_beside_it_is_refused():
+    module, known, own = nn.Linear(N, N), lambda *_: None, lambda *_: None
+    module.register_forward_pre_hook(known, with_kwargs=True)
+    module.register_forward_hook(known, with_kwargs=True, always_call=True)
+    parts.refuse_hooks(module, known=[known])
+    module.register_forward_hook(own, with_kwargs=True)
+    with pytest.raises(UnsupportedError, match=r"it has hooks \(_forward_hooks\)"):
+        parts.refuse_hooks(module, known=[known])

@@ -254,6 +254,34 @@ def test_the_dense_view_is_saved_loaded_and_made_a_plain_layer_bit_for_bit_also_
     local.run(2, rank)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("mask", ["checkerboard", "random", "magnitude"])
+def test_a_masked_dense_layer_masks_what_is_loaded_written_or_trained_then(mask, frozen):
+    w, _, x, dy = problem()
+
+    def rank(group):
+        layer, other = built("masked_dense", mask, w, None, group, frozen=frozen), draw(N, K, seed=9, dtype=F64)
+        layer.load_state_dict({"weight": other})
+        torch.testing.assert_close(layer(x), x @ other.T)
+        for write in (lambda weight: weight.fill_(1), lambda weight: weight.data.fill_(1)):
+            for look in (
+                lambda: torch.testing.assert_close(layer(x), x.sum(1, keepdim=True).expand(-1, N)),
+                layer.to_dense,
+            ):
+                with torch.no_grad():
+                    write(layer.weight)
+                look()
+            assert torch.equal(layer.to_dense(), torch.ones(N, K, dtype=F64))
+        layer = copy.deepcopy(layer).requires_grad_()
+        layer(x).backward(dy)
+        torch.testing.assert_close(layer.to_dense(layer.weight.grad), dy.T @ x)
+        full = {"weight": torch.ones_like(layer.weight)}
+        with pytest.raises(UnsupportedError, match=r"MaskedDenseLinear.* was lent a weight with more than its mask"):
+            torch.func.functional_call(layer, full, x)
+
+    local.run(2, rank)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_state_that_does_not_fit_is_refused_also_where_a_rank_stands_by(rank):
     layer = DenseLinear(draw(64, 32), group=Group(rank, 2))

@@ -103,6 +103,7 @@ def fake_sparsify_(
             if not row.refused:
                 undo.callback(unfake, old := model.get_submodule(row.name))
                 fake(old, as_linear(old).weight.detach(), config, schedule, conv1d_of(old))
+                old.path = row.name
         undo.pop_all()
     return Report(tuple(rows))
 

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from blockshock_lib.errors import UnsupportedError, allowed
 from blockshock_lib.layers import guards
+from blockshock_lib.layers.watch import describe
 
 KINDS = ("once", "gradual", "decay", "s-ste")
 GRADIENTS = ("straight-through", "sparse")
@@ -85,13 +86,18 @@ class PruneSchedule:
 class FakeSparse(nn.Linear):
     """What fake_sparsify_ makes of a layer in place: its parameters, names and hooks stay."""
 
-    words = "trained as if it were sparse"
+    words, path = "trained as if it were sparse", ""
 
     def effective(self) -> Tensor:
         """What a pass multiplies, [N, K], with its gradient."""
         weight = self.weight.t() if self.conv1d else self.weight
         if self.kept is None and isinstance(weight, DTensor):
             raise UnsupportedError("a layer that trains as if sparse is split over ranks: its schedule is to be 'once'")
+        if torch.compiler._is_exporting_flag or isinstance(weight, torch.fx.Proxy) or torch.jit.is_tracing():
+            self._refuse_graph(torch.compiler._is_exporting_flag)
+            value, factor = self._value(weight.detach())
+            passed = weight - weight.detach()  # zeros with its gradient, where a graph keeps no Function
+            return value + (passed * factor if self.schedule.gradient == "sparse" else passed)
         made = _Compiled if torch.compiler.is_compiling() else _Effective
         return made.apply(weight, *self._value(weight.detach()), self.schedule.gradient == "sparse")
 
@@ -115,6 +121,16 @@ class FakeSparse(nn.Linear):
             least = dropped.flatten().kthvalue(gone).values if gone else -1
             factor = (dropped > least).to(weight.dtype)
         return weight * factor, factor
+
+    def _refuse_graph(self, exporting: bool) -> None:
+        way = f"its schedule {self.schedule.kind!r} goes on, and a graph would not: take what dense_(model) leaves"
+        if self.schedule.kind == "s-ste":
+            way = "its scale comes with the first pass: call the model once before"
+        if self.schedule.steps or (self.schedule.kind == "s-ste" and self.scale is None and not exporting):
+            raise UnsupportedError(f"{describe(self)} trains as if sparse, and {way}")
+
+    def __prepare_scriptable__(self):
+        raise UnsupportedError(f"torch.jit.script takes no {describe(self)}: script what dense_(model) leaves")
 
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input, self.effective(), self.bias)
@@ -182,5 +198,5 @@ def unfake(module: nn.Module) -> None:
     for name in ("kept", "scale"):
         module._buffers.pop(name, None)
         module._non_persistent_buffers_set.discard(name)
-    for name in ("config", "schedule", "was", "conv1d"):
+    for name in ("config", "schedule", "was", "conv1d", "path"):
         vars(module).pop(name, None)

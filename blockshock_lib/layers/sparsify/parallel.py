@@ -7,12 +7,14 @@ inputs, which RowwiseParallel cuts between groups, so the parts together are wha
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from blockshock_lib.comm import Group
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.layers.dense_copy import DenseCopy, refusing
 from blockshock_lib.layers.linear24 import Linear24
 from blockshock_lib.layers.parts import trained_of
 from blockshock_lib.layers.pattern_linear import linear_of
@@ -58,10 +60,14 @@ class ParallelLinear24(Linear24):
     def graphed(self, shapes: int = 8):
         raise UnsupportedError("the hooks of torch's style join what it gives: capture the whole model")
 
+    @torch.inference_mode(False)
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in self.places:
-            destination[prefix + name] = self.spread(name, destination[prefix + name].detach())  # plain
+            held = destination[prefix + name]
+            copy = isinstance(held, DenseCopy)
+            spread = self.spread(name, held.plain() if copy else held.detach())
+            destination[prefix + name] = refusing(spread, held.said) if copy else spread
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):
         for name, (placements, shape, _) in self.places.items():

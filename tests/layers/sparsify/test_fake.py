@@ -268,6 +268,35 @@ def test_transforms_of_torch_func_are_those_of_what_is_multiplied(gradient, kind
     torch.testing.assert_close(found, x @ factor.t().double())
 
 
+@pytest.mark.parametrize("kind", ["once", "gradual", "decay", "s-ste"])
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_a_graph_of_it_has_its_gradient_or_is_refused_by_name(gradient, kind):
+    model, x = nn.Sequential(nn.Linear(64, 64)), torch.randn(2, 64)
+    fake_sparsify_(model, Sparse24(), schedule=PruneSchedule(kind, 3 * (kind in ("gradual", "decay")), gradient))
+    graphs = torch.fx.symbolic_trace, lambda model: torch.jit.trace(model, x)
+    for make in graphs if kind == "s-ste" else ():
+        with pytest.raises(UnsupportedError, match=r"^0: FakeSparse\(.* first pass: call the model once before"):
+            make(model)
+    model(x).square().sum().backward()
+    for make in (*graphs, lambda model: torch.export.export(model, (x,)).module()):
+        if kind in ("gradual", "decay"):
+            with pytest.raises(
+                UnsupportedError, match=rf"^0: FakeSparse\(.*{kind}' goes on.* what dense_\(model\) leaves"
+            ):
+                make(model)
+            continue
+        graph, other = make(copied := copy.deepcopy(model)), torch.randn(3, 64) if make in graphs else x
+        for one in (graph, copied):
+            one.zero_grad()
+            one(other).square().sum().backward()
+            found = dict(one.named_parameters())["0.weight"].grad
+            torch.testing.assert_close(one(x), model(x))
+            wanted = torch.autograd.grad(model(other).square().sum(), model[0].weight)[0]
+            torch.testing.assert_close(found, wanted)
+    with pytest.raises(UnsupportedError, match=r"torch.jit.script takes no 0: FakeSparse.* dense_\(model\)"):
+        torch.jit.script(model)
+
+
 def test_the_scale_moves_with_its_layer():
     model = nn.Sequential(nn.Linear(64, 64))
     fake_sparsify_(model, Sparse24(), schedule=PruneSchedule("s-ste"))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -71,6 +72,12 @@ def is_the_pruned_model(group):
         assert (2 * rows[row.name].before - bias, 2 * rows[row.name].after - bias) == (row.before, row.after)
     like(model, dense, group.rank)
     assert all(p.grad is None for p in model.parameters())
+    held = model.state_dict()
+    split = held["up.weight"]
+    sent = lambda _: dist.broadcast(held["whole.weight"], 0)  # noqa: E731
+    for write in (split.mul_, split.detach().mul_, split.t().mul_, split.to_local().mul_, sent):
+        with pytest.raises(UnsupportedError, match=r"(up|whole).weight of a state dict is a copy of what \1: "):
+            write(2)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict({name: value * (1 if "odd" in name else 2) for name, value in state.items()})
     torch.testing.assert_close(whole(model)["down.weight"], 2 * dense.down.weight.detach())
