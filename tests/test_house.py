@@ -132,7 +132,7 @@ WHOSE = {
 }
 # Lines of Python, as many as there are today, to a round figure. The aims: 18,000 of the general rooms and the linear
 # study, 3,500 of attention and of the gallery, 3,000 of gpt.
-MOST_LINES = {"": 19_511, "attention": 6_831, "gpt": 3_661, "gallery": 5_257}
+MOST_LINES = {"": 19_512, "attention": 6_831, "gpt": 3_661, "gallery": 5_257}
 
 
 def whose(path):
