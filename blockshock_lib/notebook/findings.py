@@ -112,9 +112,7 @@ class Findings:
             parts += [f"on {setting}", *judged, *again]
         others = "; ".join(setting for setting in self.frames if setting not in self._real)
         line = " · ".join(parts + [f"no claim about speed: {others}"] * bool(others))
-        for one in (source for source in self.sources if source.counts):  # where it lies, not where it was measured
-            line = line.replace(one.manifest["run"], shown(one.folder))
-        return line
+        return manifest.placed(line, (source.folder for source in self.sources if source.counts))
 
     def conclude(self) -> str:
         """Writes what the answer rests on, the verdict and the end into the manifest; returns the verdict's line."""

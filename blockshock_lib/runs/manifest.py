@@ -5,7 +5,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,6 +70,13 @@ def every(out: Path) -> Iterator[tuple[Path, dict]]:
             yield folder, read(folder)
         except RecordError as error:
             warnings.warn(f"left out: {error}", stacklevel=2)
+
+
+def placed(text: str, folders: Iterable[Path]) -> str:
+    """`text`, each of these runs named by where it lies, not by where it was measured."""
+    names = {read(folder)["run"]: shown(folder) for folder in folders}
+    longest = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))  # one name may begin another
+    return re.sub(longest, lambda found: names[found[0]], text) if longest else text
 
 
 def note(folder: Path, **facts: object) -> None:

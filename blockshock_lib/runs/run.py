@@ -223,8 +223,7 @@ class Run:
             state = f"INCOMPLETE {wanted - self._missing()} of {wanted}" if lost else "PASS"
             about = study.axes, study.hypotheses, study.summary
             line = verdicts.one_line(self.frame, *about, good=state, own=self.own) + lost + self.alone()
-            for folder in (self.source, *self.others()):  # where it lies, not where it was measured
-                line = line.replace(manifest.read(folder)["run"], shown(folder))
+            line = manifest.placed(line, (self.source, *self.others()))
             other = rules.changed(manifest.read(self.source), study, self.frame)
             line += "".join(f" · {one}" for one in (answer.failure(self.own, study.axes), other) if one)
             judged = verdicts.hypotheses(self.frame, study.hypotheses)

@@ -80,6 +80,13 @@ def test_a_copy_that_lies_where_its_reference_is_not_says_how_many_runs_it_weigh
     assert "weighs 1 of the 2 runs" in open_run("phase0", redraw=str(copy), out=first.folder.parents[1]).sentence
 
 
+def test_a_sentence_names_a_run_where_it_lies_also_one_whose_name_begins_another(tmp_path, monkeypatch):
+    names = {tmp_path / "a": "outputs/1/run", tmp_path / "b": "outputs/1/run-2"}
+    monkeypatch.setattr(manifest, "read", lambda folder: {"run": names[folder]})
+    said = manifest.placed("outputs/1/run-2 against outputs/1/run", names)
+    assert said == f"{tmp_path / 'b'} against {tmp_path / 'a'}" and manifest.placed("none", []) == "none"
+
+
 def test_a_run_that_still_goes_on_is_measured_beside_it_on_other_gpus(first):
     begun = open_run("phase0", hardware="cpu", settings=small_runs.TINY, out=first.folder.parents[1], again="new")
     with pytest.raises(RecordError, match="it goes on on this machine's devices"):
