@@ -33,7 +33,7 @@ help: ## list every target with a line each
 setup: $(VENV)/.ready ## make the virtual environment, pinned by constraints.txt; WHEELHOUSE=folder installs from it alone
 
 $(VENV)/.ready: pyproject.toml constraints.txt
-	@! test -L $(VENV) || { echo "$(VENV) is a link to another clone's environment, which imports that clone: remove it first" >&2; exit 1; }
+	@! test -L $(VENV) || { echo "$(VENV) is a link, perhaps to another clone's environment: remove it first" >&2; exit 1; }
 	$(INTERPRETER) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Block-Shock needs Python >= 3.11: make PYTHON=python3.12 ...")'
 ifneq ($(WHEELHOUSE),)
 	@$(ALOUD) aloud $(INTERPRETER) -m tools.offline $(WHEELHOUSE) $(VENV)

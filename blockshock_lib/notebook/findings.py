@@ -112,7 +112,8 @@ class Findings:
             parts += [f"on {setting}", *judged, *again]
         others = "; ".join(setting for setting in self.frames if setting not in self._real)
         line = " · ".join(parts + [f"no claim about speed: {others}"] * bool(others))
-        return manifest.placed(line, (source.folder for source in self.sources if source.counts))
+        counting = [one for one in self.sources if one.counts]
+        return manifest.placed(line, {name: one.folder for one in counting for name in set(one.frame["run"])})
 
     def conclude(self) -> str:
         """Writes what the answer rests on, the verdict and the end into the manifest; returns the verdict's line."""

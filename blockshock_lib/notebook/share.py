@@ -8,7 +8,6 @@ import contextlib
 import datetime as dt
 import hashlib
 import io
-import itertools
 import json
 import os
 import shutil
@@ -43,9 +42,12 @@ def write_index(out: Path = OUTPUTS) -> Path:
     shipped = [entry for entry in entries if "reference" in (out.name, entry["folder"].partition("/")[0])]
     by = lambda entry: (entry["phase"] != "findings", entry["cpu"], entry["phase"])  # noqa: E731
     shipped.sort(key=lambda entry: (*by(entry), len(entry["folder"]), entry["folder"]))  # the first run before further
-    for first, later in itertools.pairwise(shipped):  # of a phase the first shows its figure: the page stays short
-        later["later"] = by(first) == by(later) and first["study"] == later["study"]
-        later["again"] = later["later"] and first["line"] == later["line"]
+    shows: dict[tuple, dict] = {}  # of a phase on a machine the first shows its figure: the page stays short
+    for one in shipped:
+        if one["picture"]:
+            first = shows.setdefault((one["study"], one["phase"], one["machine"]), one)
+            one["later"] = first is not one
+            one["again"] = one["later"] and first["line"] == one["line"]
     of = {name: [one for one in shipped if one["study"] == name] for name in dict.fromkeys(s["study"] for s in shipped)}
     groups = [(f"The shipped answers: {name}", _answer(name, out), some) for name, some in of.items()]
     groups += [("Yours", ("", ""), mine)] if (mine := [one for one in entries if one not in shipped]) else []
@@ -80,7 +82,7 @@ def _entry(folder: Path, out: Path) -> dict[str, object]:
         if path := min(folder.glob(pattern), default=None):
             entry[key] = quote(path.relative_to(out).as_posix())
     verdict = _short(found.get("verdict") or found.get("reason") or "", 2000)
-    answer = _short(found.get("answer") or "", 1000) if found["status"] in ("completed", "running") else ""
+    answer = _short(found.get("answer") or "", 2000) if found["status"] in ("completed", "running") else ""
     received = found.get("received")
     entry["picture"], entry["alt"] = _picture(folder, found)
     texts = {key: found.get(key) or "" for key in ("study", "phase", "status", "redrawn_from")}

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,11 +72,10 @@ def every(out: Path) -> Iterator[tuple[Path, dict]]:
             warnings.warn(f"left out: {error}", stacklevel=2)
 
 
-def placed(text: str, folders: Iterable[Path]) -> str:
-    """`text`, each of these runs named by where it lies, not by where it was measured."""
-    names = {read(folder)["run"]: shown(folder) for folder in folders}
-    longest = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))  # one name may begin another
-    return re.sub(longest, lambda found: names[found[0]], text) if longest else text
+def placed(text: str, folders: Mapping[str, Path]) -> str:
+    """`text`, each run that its records name so called by where it lies, not by where it was measured."""
+    names = "|".join(re.escape(name) for name in folders if "/" in name)  # a stranger's may be any word
+    return re.sub(rf"({names})(?![\w-])", lambda found: shown(folders[found[0]]), text) if names else text
 
 
 def note(folder: Path, **facts: object) -> None:

@@ -87,7 +87,7 @@ class Run:
         goes_on, context = self.resumes or bool(self.stopped), self.context
         code.warn_if_stale(context["code"], self.study)
         finished = self.finished() if goes_on else frozenset()
-        for name in ("own", "frame"):
+        for name in ("own", "frame", "_each"):
             self.__dict__.pop(name, None)
         with tqdm(total=len(self._wanted), initial=len(finished), disable=not progress, leave=False) as bar:
 
@@ -142,9 +142,11 @@ class Run:
     @cached_property
     def frame(self) -> pd.DataFrame:
         """The records of this run and of the others of its reference: what tables, figures and verdicts weigh."""
-        if not (found := self.others()):
-            return self.own
-        return pd.concat([self.own, records.load(*found)], ignore_index=True)
+        return pd.concat([*self._each.values()], ignore_index=True) if len(self._each) > 1 else self.own
+
+    @cached_property
+    def _each(self) -> dict[Path, pd.DataFrame]:
+        return {self.source: self.own} | {folder: records.load(folder) for folder in self.others()}
 
     def others(self) -> list[Path]:
         return reference.others(self.source, manifest.read(self.source))
@@ -223,7 +225,7 @@ class Run:
             state = f"INCOMPLETE {wanted - self._missing()} of {wanted}" if lost else "PASS"
             about = study.axes, study.hypotheses, study.summary
             line = verdicts.one_line(self.frame, *about, good=state, own=self.own) + lost + self.alone()
-            line = manifest.placed(line, (self.source, *self.others()))
+            line = manifest.placed(line, {name: place for place, one in self._each.items() for name in set(one["run"])})
             other = rules.changed(manifest.read(self.source), study, self.frame)
             line += "".join(f" · {one}" for one in (answer.failure(self.own, study.axes), other) if one)
             judged = verdicts.hypotheses(self.frame, study.hypotheses)

@@ -103,7 +103,7 @@ def test_a_zip_is_unpacked_once_and_never_over_something_else(run, tmp_path):
     assert share.unpack(path, tmp_path / "taken") == tmp_path / "taken-2"
 
 
-def test_the_list_has_the_shipped_answers_first_and_then_every_run_newest_first(tmp_path):
+def test_the_list_has_the_shipped_answers_first_and_then_every_run_newest_first(tmp_path, monkeypatch):
     out = tmp_path / "out"
     noted(out / "21" / "b", started="2026-11-21T10:00:00+02:00", status="interrupted", verdict="x interrupted: y")
     noted(out / "21" / "a", started="2026-11-21T08:30:00+00:00", status="failed", verdict="x failed: y", answer="Yes.")
@@ -129,6 +129,7 @@ def test_the_list_has_the_shipped_answers_first_and_then_every_run_newest_first(
     assert lines[4] == "x failed: y", "an answer of a run that failed"
     assert "2026-11-20 10:00 UTC · at night" in found[1][1], "how it was measured"
     assert "manifest cannot be read" in lines[6]
+    monkeypatch.setattr(share, "_picture", lambda folder, found: ("AA", "It rises."))
     noted(out / "reference" / "c-2", started="2026-11-21T10:00:00+00:00", machine=gpu, **said)
     noted(out / "reference" / "c-before", machine=gpu, answer="Other.")
     told = [[bool(run.find(class_=name)) for name in ("picture", "line")] for _, _, run in listed(out)[:5]]

@@ -57,6 +57,10 @@ def test_what_failed_comes_first_what_is_missing_last_and_nothing_is_said_withou
     failed = answer.sentence(failed, STUDY.answers["phase1"], " · 4 of 35 records missing")
     assert failed.startswith("6 of 36 checks failed. Never here: slower than ")
     assert failed.endswith("%. 2 more cases hold no valid times of both. 4 of 35 records missing.")
+    page = answer.html(
+        "", frame, {"phase1": (lambda _: verdicts.Verdict("<b>", "<i>", 1, 1, 1, "refuted", "<u>", frame),)}
+    )
+    assert "</b> &lt;b&gt; " in page and "<details><summary>rule</summary>&lt;i&gt;</details>" in page
     none = answer.sentence(frame[frame["metric"].ne("check")], STUDY.answers["phase1"])
     assert none == "Not answered: no check passed."
 

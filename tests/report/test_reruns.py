@@ -48,6 +48,7 @@ def test_the_last_line_says_how_well_a_run_is_foretold_and_nothing_of_a_single_r
     said = [re.search(f"{kind}{known}", line).groups() for kind in ("3 runs: kernel", "; call")]
     for mean, further, caught in [map(float, one) for one in said]:
         assert 1 < mean < further < 8 and caught >= 45 and "checks: 32 passed" in line, "2 methods, 8 cells, 2 groups"
+        assert (f"predicted {caught:g} of 48 ({caught / 48:.1%}), fewer than 97%" in line) == (caught < 47)
 
 
 def test_kernel_times_are_not_said_to_be_as_uncertain_as_calls(three):

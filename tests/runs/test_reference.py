@@ -8,6 +8,7 @@ import pytest
 from blockshock_lib.__main__ import main
 from blockshock_lib.errors import ParamsError, RecordError
 from blockshock_lib.notebook import share, workbook
+from blockshock_lib.report import verdicts
 from blockshock_lib.runs import code, manifest, measure, reference, rules
 from blockshock_lib.runs.open import open_run
 from tests import small_runs
@@ -80,11 +81,13 @@ def test_a_copy_that_lies_where_its_reference_is_not_says_how_many_runs_it_weigh
     assert "weighs 1 of the 2 runs" in open_run("phase0", redraw=str(copy), out=first.folder.parents[1]).sentence
 
 
-def test_a_sentence_names_a_run_where_it_lies_also_one_whose_name_begins_another(tmp_path, monkeypatch):
-    names = {tmp_path / "a": "outputs/1/run", tmp_path / "b": "outputs/1/run-2"}
-    monkeypatch.setattr(manifest, "read", lambda folder: {"run": names[folder]})
-    said = manifest.placed("outputs/1/run-2 against outputs/1/run", names)
-    assert said == f"{tmp_path / 'b'} against {tmp_path / 'a'}" and manifest.placed("none", []) == "none"
+def test_a_sentence_names_a_run_where_it_lies_also_one_whose_name_begins_another(first, tmp_path, monkeypatch):
+    names = {"outputs/1/run": tmp_path / "a", "outputs/1/run-2": tmp_path / "b", "run": tmp_path, "": tmp_path}
+    said = manifest.placed("run outputs/1/run-2 against outputs/1/run", names)
+    assert said == f"run {tmp_path / 'b'} against {tmp_path / 'a'}" and manifest.placed("none", {}) == "none"
+    moved = shutil.copytree(first.folder, tmp_path / "moved")
+    monkeypatch.setattr(verdicts, "one_line", lambda *about, **how: f"drift of {first.name}")
+    assert open_run("phase0", redraw=str(moved), out=tmp_path).conclude().startswith(f"drift of {moved}")
 
 
 def test_a_run_that_still_goes_on_is_measured_beside_it_on_other_gpus(first):

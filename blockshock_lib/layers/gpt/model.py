@@ -159,8 +159,9 @@ class GPT(nn.Module):
         split, ranks = self._split(), self.group.world_size  # of whole weights a rank takes its part
         for name, own in self.named_parameters(prefix.removesuffix(".")):
             dim, whole = split.get(id(own)), state_dict.get(name)
-            if dim is not None and whole is not None and whole.shape[dim:][:1] == (ranks * own.shape[dim],):
-                state_dict[name] = whole.chunk(ranks, dim)[self.group.rank].contiguous()
+            if dim is not None and isinstance(whole, Tensor) and whole.shape[dim:][:1] == (ranks * own.shape[dim],):
+                share = whole.chunk(ranks, dim)[self.group.rank]  # of its own storage, for assign=True
+                state_dict[name] = share.clone(memory_format=torch.contiguous_format)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     @property

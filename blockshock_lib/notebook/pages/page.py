@@ -189,7 +189,7 @@ def _cell(cell: NotebookNode, outline: _Outline, folder: Path) -> dict[str, obje
 def _output(output: NotebookNode, name: str, folder: Path) -> Markup:
     if output.output_type == "stream":
         aside = output.name != "stdout"
-        facts = sanitise.terminal(output.text).split(" · ")
+        facts = sanitise.terminal(output.text).strip().removesuffix(" ·").split(" · ")
         if len(facts) > 2 and "\n" not in output.text.strip() and not aside:  # a verdict's line
             return Markup("<ul>{}</ul>").format(Markup("").join(map(_FACT.format, facts)))
         return _said(output.text, "said aside", f"{output.name} of {name}") if aside else _said(output.text)

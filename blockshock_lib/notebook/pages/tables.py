@@ -23,7 +23,8 @@ def prepare(table: Tag) -> None:
     body = [row for row in table.find_all("tr") if row.find_parent("thead") is None]
     head = [row for row in table.find_all("tr") if row.find_parent("thead") is not None]
     if head and not any(_cells(row) for row in body):
-        of = ", ".join(filter(None, (cell.get_text(" ", strip=True) for row in head for cell in _cells(row))))
+        heads = dict.fromkeys(cell.get_text(" ", strip=True) for row in head for cell in _cells(row))
+        of = ", ".join(filter(None, heads)) or "this table"
         table.name, table["class"], table.string = "p", ["note"], f"Nothing to list: no row of {of}."
         return
     cells = [cell for row in (*head, *body) for cell in _cells(row)]

@@ -25,11 +25,13 @@ _TABLES = {  # table: its phase, and what it says
 def tokens(frame: pd.DataFrame) -> pd.DataFrame:
     """`report.tokens` with speeds over each case's fastest dense model, as in the answer and the figure's title."""
     table, metric = report.tokens(frame), frames.time_metric(frame, f"{TOKENS.stem}_kernel")
-    best = report.ratios(frame, report.timed(frame, report.DECODE_DENSE, metric), list(DECODERS), metric)
+    dense = report.timed(frame, report.DECODE_DENSE, metric)  # a dense model has the others as rivals
+    best = [report.ratios(frame, [one for one in dense if one != name], [name], metric) for name in DECODERS]
+    best = pd.concat(best, ignore_index=True)
     told = [(verdicts.interval_text(r), r["outcome"], verdicts.further_text(r)) for r in best.to_dict("records")]
     vs = [f"vs {TOKENS.short(TOKENS.over)}", "claim", "a further run"]
     best[vs] = pd.DataFrame(told, columns=vs, index=best.index, dtype=object)
-    best.loc[best["rival"].eq(best["method"]), vs] = ["1 (itself)", ABSENT, ABSENT]
+    best.loc[best["method"].isin(dense) & best["ratio"].ge(1), vs] = ["1 (itself)", ABSENT, ABSENT]
     best = shown(best, TOKENS, ["weight", "context", "batch", "method", *vs])
     found = table.drop(columns=vs).merge(best, how="left")[list(table)].fillna(dict.fromkeys(vs, ABSENT))
     return found.rename(columns={vs[0]: "vs fastest dense", "same": "same next token (share)"})

@@ -19,8 +19,8 @@ def answer(frame: pd.DataFrame) -> str:
     phase, none = frames.complete(frame)["phase"], "Not answered: no record of these machines is shipped yet."
     loss = report.answer(frame) if phase.eq(_TRAINED).any() else none
     if not (time := both(frame)):
-        parts = [part for _, part in frame[phase.eq(_TIMED)].groupby("link")]
-        time = f"time: {'; '.join(saved.answer(part).removeprefix('Time: ').rstrip('.') for part in parts) or none}"
+        said = [saved.answer(part).removeprefix("Time: ") for _, part in frame[phase.eq(_TIMED)].groupby("link")]
+        time = f"time: {'; '.join(one.rstrip('.') for one in said)}." if said else f"time: {none}"
     return f"{loss.removesuffix('.')}; {time}"
 
 

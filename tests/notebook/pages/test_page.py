@@ -118,6 +118,15 @@ def test_an_svg_is_an_image_only_where_nothing_in_it_is_active(active):
     assert ("<img" in html) == (not active) and ("no embedded PNG" in html) == bool(active)
 
 
+def test_a_verdicts_line_becomes_a_list(tmp_path):
+    line = v4.new_output("stream", name="stdout", text="phase1: PASS · a <b> · c\n")
+    assert [one.get_text() for one in soup_of(write(tmp_path, run(line))).select(".output li")] == [
+        "phase1: PASS",
+        "a <b>",
+        "c",
+    ]
+
+
 def test_very_long_output_is_cut_and_says_so(tmp_path):
     long = v4.new_output("stream", name="stdout", text="x" * 3_000_000)
     soup = soup_of(write(tmp_path, run(long, v4.new_output("display_data", {"text/html": "<p>x</p>" * 400_000}))))
@@ -136,7 +145,7 @@ def test_the_pages_of_the_reference_runs_are_as_drawn_now_are_small_and_show_eve
     shown = json.dumps(json.loads(source.read_text())["cells"])  # what a widget keeps for itself is no output
     assert len(soup.find_all("img")) == shown.count(";base64,") > 0
     assert all(len(image["alt"]) > 40 for image in soup.find_all("img"))
-    none = [p for p in soup.find_all("p", class_="note") if p.get_text() == "Nothing to list: no row of m, t, x."]
+    none = [p for p in soup.find_all("p", class_="note") if p.get_text().startswith("Nothing to list: no row of ")]
     assert len(soup.find_all("table")) + len(none) == source.read_text().count("<table") > 0
     assert not [cell for cell in soup.find_all("td") if cell.get_text() in ("NaN", "nan", "None")]
 

@@ -208,7 +208,8 @@ ENOUGH = "of 24 all-reduces a forward can go for a loss less than 0.01 nats over
         ({"spd": 0.0, "grouped_2": 0.07}, 0.001, f"12 {ENOUGH}: SPD "),
         ({"spd": -0.05, "grouped_2": -0.03}, 0.001, f"18 {ENOUGH}: track 2 -0.029"),
         ({"spd": 0.07, "grouped_2": 0.0}, 0.001, f"18 {ENOUGH}: "),
-        ({"spd": 0.0, "grouped_2": 0.0}, 0.3, "Down to 6 of 24 for at most"),  # what no seed tells is no claim
+        # What no seed tells is no claim.
+        ({"spd": 0.0, "grouped_2": 0.0}, 0.3, "Down to 6 of 24 all-reduces a forward for at most"),
         ({"spd": 0.07, "parallel": 0.0}, 0.001, f"12 {ENOUGH}: parallel "),
     ],
 )
