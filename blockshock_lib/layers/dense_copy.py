@@ -36,8 +36,9 @@ class DenseCopy(Tensor):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         with torch._C.DisableTorchFunctionSubclass():
             if torch.compiler.is_compiling():
-                if func.__name__[-1] == "_" != func.__name__[-2]:  # as in mul_
-                    raise UnsupportedError(args[0].said)
+                written = args[0] if func.__name__[-1] == "_" != func.__name__[-2] else None  # as in mul_
+                if isinstance(written, DenseCopy):
+                    raise UnsupportedError(written.said)
                 return func(*args, **(kwargs or {}))
             by = sys._getframe(1).f_globals.get("__name__", "") if func is Tensor.detach else ""
             if by.startswith("torch.distributed.checkpoint"):

@@ -40,8 +40,8 @@ def write_index(out: Path = OUTPUTS) -> Path:
     entries = [_entry(folder, out) for folder in manifest.folders(out)]
     entries.sort(key=lambda entry: (entry["seconds"], entry["folder"]), reverse=True)
     shipped = [entry for entry in entries if "reference" in (out.name, entry["folder"].partition("/")[0])]
-    by = lambda entry: (entry["phase"] != "findings", entry["cpu"], entry["phase"])  # noqa: E731
-    shipped.sort(key=lambda entry: (*by(entry), len(entry["folder"]), entry["folder"]))  # the first run before further
+    # Of a phase the first run before further ones, whose folders have longer names.
+    shipped.sort(key=lambda e: (e["phase"] != "findings", e["cpu"], e["phase"], len(e["folder"]), e["folder"]))
     shows: dict[tuple, dict] = {}  # of a phase on a machine the first shows its figure: the page stays short
     for one in shipped:
         if one["picture"]:

@@ -72,6 +72,8 @@ def test_what_is_made_of_it_and_what_a_file_holds_is_plain(tmp_path):
         assert type(one) is torch.Tensor and torch.equal(one, dense)
         one.mul_(2)
     assert np.array_equal(np.asarray(made().state_dict()[WEIGHT]), dense) and (made()[0].to_dense() == dense).all()
+    taken = torch.compile(lambda held: torch.zeros(N, N).copy_(held), backend="eager", fullgraph=True)(held)
+    assert torch.equal(taken, dense), "a compiled function reads it"
     with pytest.raises(ValueError, match="read-only"):
         held.numpy()[:] = 0
     assert type(held.shape) is torch.Size and type(nn.Parameter(held)) is nn.Parameter
