@@ -68,18 +68,15 @@ def times(frame: pd.DataFrame) -> pd.DataFrame:
     table = frames.medians(frame, AXES, **names, **floors)
     if table.empty:
         return pd.DataFrame({"times": ["none was measured"]})
-    rivals = fastest_dense(frame, "forward")
-    table["vs dense"] = told(frame, table, rivals, "forward")
-    table["over"] = table["case"].map(rivals).map(AXES.short, na_action="ignore")
     share = shares(frame, frames.time_metric(frame, "forward_kernel"))
     table = table.merge(share[["case", "method", "share"]], "left")
-    table["blocks visited"] = table["case"].map(law.densities(frame)).astype(float)
-    made = {f"{name} (ms)": rounded(table[name]) for name in names}
+    table["blocks visited"] = table["case"].map(law.densities(frame)).astype(float).round(4)
+    rivals, made = fastest_dense(frame, "forward"), {f"{name} (ms)": rounded(table[name]) for name in names}
+    made["vs dense"] = told(frame, table, rivals, "forward")
+    made["over"] = table["case"].map(rivals).map(AXES.short, na_action="ignore")
+    made["share of dense"] = table["share"].round(3)
     made |= {f"{of} of floor (%)": (100 * table[f"{of} floor"] / table[f"{of} kernel"]).round(1) for of in WORKS}
-    made |= {"share of dense": table["share"].round(3), "blocks visited": table["blocks visited"].round(4)}
-    columns = [*_CASE, "blocks visited", "method", *(f"{name} (ms)" for name in names)]
-    columns += ["vs dense", "over", "share of dense", *(f"{work} of floor (%)" for work in WORKS)]
-    return shown(smallest_first(table.assign(**made), AXES), AXES, columns)
+    return shown(smallest_first(table.assign(**made), AXES), AXES, [*_CASE, "blocks visited", "method", *made])
 
 
 def shares(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -147,15 +144,17 @@ def answer(frame: pd.DataFrame) -> str:
         return "Not answered: no length holds valid times of two densities and of the best dense kernel."
     if why := frames.no_claim(rows):
         return f"Not answered here ({why})."
-    said = {True: [], False: []}  # whether it is decided: what is said of a length
+    said, last = {True: [], False: []}, {}  # by whether it is decided: what is said of each length
     for row, cells in judged:
         one, faster = row["law"], cells["outcome"].eq(FASTER)
-        words = "up to a density of " * (one.even.low > 0) + even_text(one)
+        head, words = "up to a density of " * (0 < one.even.low < 1), even_text(one)
         if row["nowhere"]:
-            words = "at no density measured"
+            head, words = "", "at no density measured"
         elif one.even.low >= 1:
             words = "at every density measured" if faster.all() else f"in {faster.sum()} of {len(cells)} cells"
-        said[row["nowhere"] or one.even.low > 0].append(f"{words} at {row['lengths']} ({row['by']})")
+        decided, (by, points) = row["nowhere"] or one.even.low > 0, row["by"].rsplit(", ", 1)
+        first, last[decided] = last.get(decided) != (head, by), (head, by)
+        said[decided].append(f"{head * first}{words} at {row['lengths']} ({row['by'] if first else points})")
     ran, sure, points = dict.fromkeys(row["dense kernels"] for row, _ in judged), *map(", ".join, said.values())
     text = f"lock-sparse attention is faster than the fastest dense kernel that ran ({'; '.join(ran)})"
     text = f"B{text} {sure}" if sure else f"It is undecided whether b{text}"

@@ -166,13 +166,13 @@ def answer(frame: pd.DataFrame) -> str:
     if why := frames.no_claim(table):
         return f"Not answered here ({why})."
     every = fastest(table)
-    wins, left = every[every["outcome"].eq(FASTER)], every["outcome"].eq(UNDECIDED).sum()
-    of = f"{len(every)} weights, batches and sparsities"
-    said = f"No pattern {'is surely faster than' if left else 'beats'} the best dense product at any of {of}"
+    won, left = every[every["outcome"].eq(FASTER)], every["outcome"].eq(UNDECIDED).sum()
+    of = f"of {len(every)} weights, batches and sparsities"
+    said = f"No pattern {'is surely faster than' if left else 'beats'} the best dense product at any {of}"
     if table["groups"].lt(2).all():
-        said = f"No claim for any of {of}: points without an interval, of one group of processes"
-    elif len(wins):
-        by = f"by {wins['ratio'].min():.2f} to {wins['ratio'].max():.2f}x; fastest: {counts(wins['method'])}"
-        said = f"In {len(wins)} of {of} some pattern beats the best dense product, {by}"
-    open_ = [f"undecided in {left} of {len(every)}"] * bool(left)
-    return "; ".join([said, *open_, *beaten(frame, table, DENSE)]) + "."
+        said = f"No claim for any {of}: points without an interval, of one group of processes"
+    elif len(won):
+        by = " to ".join(dict.fromkeys(f"{end:.2f}" for end in (won["ratio"].min(), won["ratio"].max())))
+        said = f"In {len(won)} {of} some pattern beats the best dense product, by {by}x; fastest: {counts(won.method)}"
+    said += f"; undecided in {left} of {len(every)}" * bool(left)
+    return "; ".join([said, *beaten(frame, table, DENSE)]) + "."
