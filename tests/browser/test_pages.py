@@ -251,7 +251,7 @@ def test_a_hostile_notebook_runs_nothing_and_asks_for_nothing(show, tmp_path):
     assert page.evaluate("() => window.owned === undefined && document.title !== 'owned'")
 
 
-@pytest.mark.parametrize("name", ["phase1-cuda", "phase3-cuda", "findings", "gpt_latency-cuda"])
+@pytest.mark.parametrize("name", ["phase1-cuda", "phase3-cuda", "findings", "gpt_latency-cuda", "attention_speed-cuda"])
 def test_a_shipped_answer_and_its_figure_begin_on_the_first_screen(show, name):
     (path,) = (hostile.REFERENCE.parent / name).glob("*.html")
     for size in (DESK, PHONE):
