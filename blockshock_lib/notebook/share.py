@@ -42,12 +42,12 @@ def write_index(out: Path = OUTPUTS) -> Path:
     shipped = [entry for entry in entries if "reference" in (out.name, entry["folder"].partition("/")[0])]
     # Of a phase the first run before further ones, whose folders have longer names.
     shipped.sort(key=lambda e: (e["phase"] != "findings", e["cpu"], e["phase"], len(e["folder"]), e["folder"]))
-    shows: dict[tuple, dict] = {}  # of a phase on a machine the first shows its figure: the page stays short
+    shows: dict[tuple, set] = {}  # of a phase on a machine the first shows its figure: the page stays short
     for one in shipped:
         if one["picture"]:
-            first = shows.setdefault((one["study"], one["phase"], one["machine"]), one)
-            one["later"] = first is not one
-            one["again"] = one["later"] and first["line"] == one["line"]
+            said = shows.setdefault((one["study"], one["phase"], one["machine"]), set())
+            one["later"], one["again"] = bool(said), one["line"] in said
+            said.add(one["line"])
     of = {name: [one for one in shipped if one["study"] == name] for name in dict.fromkeys(s["study"] for s in shipped)}
     groups = [(f"The shipped answers: {name}", _answer(name, out), some) for name, some in of.items()]
     groups += [("Yours", ("", ""), mine)] if (mine := [one for one in entries if one not in shipped]) else []

@@ -130,10 +130,10 @@ def test_the_list_has_the_shipped_answers_first_and_then_every_run_newest_first(
     assert "2026-11-20 10:00 UTC · at night" in found[1][1], "how it was measured"
     assert "manifest cannot be read" in lines[6]
     monkeypatch.setattr(share, "_picture", lambda folder, found: ("AA", "It rises."))
-    noted(out / "reference" / "c-2", started="2026-11-21T10:00:00+00:00", machine=gpu, **said)
-    noted(out / "reference" / "c-before", machine=gpu, answer="Other.")
-    told = [[bool(run.find(class_=name)) for name in ("picture", "line")] for _, _, run in listed(out)[:5]]
-    assert told == [[True, True], [True, True], [False, False], [False, True], [True, True]], "it says nothing twice"
+    for name, answer in {"c-2": said["answer"], "c-before": "Other.", "c-before-2": "Other."}.items():
+        noted(out / "reference" / name, machine=gpu, answer=answer)
+    told = [[bool(run.find(class_=name)) for name in ("picture", "line")] for _, _, run in listed(out)[:6]]
+    assert told == [[True, True]] * 2 + [[False, False], [False, True], [False, False], [True, True]], "nothing twice"
 
 
 @pytest.mark.parametrize("file", ["figures/none.png", "../../other.png", "/etc/passwd", "figures/broken.png"])
