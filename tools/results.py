@@ -76,7 +76,8 @@ def _before(found: Findings) -> str:
         older = source.folder.with_name(f"{source.folder.name}-before")
         if not older.is_dir():
             continue
-        runs = [source.folder, *reference.others(source.folder, source.manifest)]
+        own = reference.name_of(source.manifest)
+        runs = [one.folder for one in found.sources if one.counts and reference.name_of(one.manifest) == own]
         old, new = records.load(older), records.load(*runs)
         said = [verdicts.hypotheses(side, study.hypotheses) for side in (old, new)]
         claims = [
