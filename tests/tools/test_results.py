@@ -67,9 +67,9 @@ def test_readme_leaves_long_conditions_to_the_page_and_keeps_short_ones():
 
 
 def test_a_run_that_has_an_older_one_beside_it_is_set_against_it(monkeypatch):
-    source = SimpleNamespace(counts=True, setting="x", folder=REFERENCE / "phase1-cuda", manifest={"phase": "phase1"})
-    found = SimpleNamespace(setting="x", sources=[source], study=studies.load("linear"))
-    monkeypatch.setattr(results.reference, "others", lambda *_: [REFERENCE / "phase1-cuda-2"])
+    about = dict(counts=True, setting="x", manifest={"phase": "phase1", "reference": "x"})
+    source, further = (SimpleNamespace(folder=REFERENCE / f"phase1-cuda{number}", **about) for number in ("", "-2"))
+    found = SimpleNamespace(setting="x", sources=[source, further], study=studies.load("linear"))
     how = dict(ns=(4096, 8192), bs=(16, 256), groups=3, repeats=3, noise=0.001, group_effect=0.001)
     quicker = {("block_shock", n, b): 3.0 for n in how["ns"] for b in how["bs"]}
     old, new = frames.make(**how, seed=1), frames.make(**how, seed=2, run="b", speedup=quicker)
