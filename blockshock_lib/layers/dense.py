@@ -13,7 +13,7 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers.classes import classes_of, gather, products, scatter
 from blockshock_lib.layers.parts import Part, equal_shard
 from blockshock_lib.layers.sharded import ShardedLinear
-from blockshock_lib.layers.weight_stores import MasterParameter
+from blockshock_lib.layers.weight_stores import WatchedParameter
 
 
 class DenseLinear(ShardedLinear):
@@ -45,6 +45,7 @@ class RowParallelLinear(ShardedLinear):
     Each rank makes its columns of dX as dX^T, [K/w, B]; gathered without a copy, their transposed view is dX.
     """
 
+    watched = WatchedParameter
     transposed_dgrad = True
 
     @classmethod
@@ -52,7 +53,7 @@ class RowParallelLinear(ShardedLinear):
         return Part(None, slice(0, out_features), equal_shard(in_features, rank, world_size))
 
     def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:
-        return self.weight.t(), dy
+        return self.factor().t(), dy
 
     def start_dgrad(self, partial: Tensor) -> Pending:
         return self.group.start_all_gather(partial, torch.t)
@@ -63,7 +64,7 @@ class ColumnParallelLinear(ShardedLinear):
     `form`: the group's library has them "sent", or, where GPUs share memory, they are "read" by their peers.
     """
 
-    watched = MasterParameter
+    watched = WatchedParameter
     transposed_y = True
     collective = "all-gather"
     forms = property(lambda self: ("sent", "read") if self.group.shared_bytes(self.like.device) else ())
