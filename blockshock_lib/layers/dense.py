@@ -45,7 +45,6 @@ class RowParallelLinear(ShardedLinear):
     Each rank makes its columns of dX as dX^T, [K/w, B]; gathered without a copy, their transposed view is dX.
     """
 
-    watched = WatchedParameter
     transposed_dgrad = True
 
     @classmethod
@@ -53,7 +52,7 @@ class RowParallelLinear(ShardedLinear):
         return Part(None, slice(0, out_features), equal_shard(in_features, rank, world_size))
 
     def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:
-        return self.factor().t(), dy
+        return self.weight.t(), dy
 
     def start_dgrad(self, partial: Tensor) -> Pending:
         return self.group.start_all_gather(partial, torch.t)
