@@ -45,7 +45,6 @@ class Group(Ranks):
 
     @property
     def connected(self) -> bool:
-        """Whether a process group joins several ranks."""
         return self.world_size > 1 and self.reference is not None
 
     def buffer(

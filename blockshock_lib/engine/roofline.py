@@ -20,7 +20,6 @@ class Ceilings(NamedTuple):
 
 
 def gemm_rate(timer: Timer, dtype: torch.dtype) -> float:
-    """TFLOP/s of one large product of random matrices."""
     n = 8192 if timer.device.type == "cuda" else 512
     a, b = _random(timer, 2, n, n).to(dtype)  # one draw: two would be equal
     return 2 * n**3 / _slowest_ms(timer, lambda: torch.mm(a, b)) / 1e9

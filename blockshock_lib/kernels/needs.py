@@ -39,7 +39,6 @@ def missing(gpus: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def version(name: str) -> str:
-    """Of an installed package; "" where it is not."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return ""

@@ -5,6 +5,7 @@ Eagerly it is an `autograd.Function`. Under `torch.compile` the same two bodies 
 """
 
 import contextlib
+import functools
 import itertools
 import math
 import weakref
@@ -12,14 +13,18 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.once import once
+from blockshock_lib.layers.watch import describe
 
 _layers: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
 _handles = itertools.count(1)
+faking = functools.partial(torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE)
+_tracing = functools.partial(torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.PROXY)
 optimizer_steps = 0  # of any optimizer in this process: a fused one changes a weight without raising its version
 
 
@@ -33,7 +38,7 @@ register_optimizer_step_post_hook(_count_step)
 
 def state(w: Tensor) -> tuple:
     """Place, version, steps and looks at its data: what changes when a weight may have changed."""
-    with torch._C.DisableTorchFunctionSubclass():  # each look at a MasterParameter would go through Python
+    with torch._C.DisableTorchFunctionSubclass():  # each look at a WatchedParameter would go through Python
         version, steps = 0 if w.is_inference() else w._version, optimizer_steps if w.requires_grad else 0
         return w.data_ptr(), version, steps, getattr(w, "looks", 0)
 
@@ -44,15 +49,19 @@ def register(layer: nn.Module, among: weakref.WeakValueDictionary[int, nn.Module
 
 
 def layers() -> list[nn.Module]:
-    """All that live in this process."""
     return list(_layers.values())
+
+
+def has_values(tensor: Tensor) -> bool:
+    """False on the meta device and under torch's FakeTensorMode, where there are shapes alone."""
+    return not (tensor.is_meta or faking() or isinstance(tensor, FakeTensor))
 
 
 def linear(layer: nn.Module, x: Tensor) -> Tensor:
     """y [..., N] of x [..., K] in the weight's dtype, to which autocast casts x; ValueError: x has another."""
     weight, bias = (held := layer._parameters)["weight"], held["bias"]  # nn.Module's __getattr__ takes 0.4 us each time
     if x.dtype != (dtype := weight.dtype):
-        if not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+        if x.is_meta or not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
             raise ValueError(f"x is {x.dtype}, the layer {dtype}: convert one of them, or use torch.autocast")
         x = x.to(dtype)
     if torch.compiler.is_compiling():
@@ -62,12 +71,18 @@ def linear(layer: nn.Module, x: Tensor) -> Tensor:
             )
         layout = (layer.out_features, layer.transposed_y, layer.transposed_dgrad)
         return _Compiled.apply(x, weight, bias, layer.handle, *layout)
-    if torch.jit.is_tracing():
-        raise UnsupportedError("torch.jit and torch.onnx trace no packed layer: trace its to_linear() in its place")
+    if torch.jit.is_tracing() or (faking() and _tracing()):
+        raise UnsupportedError("torch.jit, torch.onnx, make_fx trace no packed layer: trace its to_linear() instead")
     if torch._C._are_functorch_transforms_active():
         raise UnsupportedError("torch.func transforms no packed layer: give it a batch, or transform its to_linear()")
     if forward_ad._current_level >= 0 and any(map(_dual, (x, weight, bias))):
         raise UnsupportedError("a packed layer takes no forward-mode derivative: take that of its to_linear()")
+    if not has_values(x):
+        if x.is_meta != weight.is_meta:
+            way = "for shapes alone call copy.deepcopy(layer).to('meta')"
+            raise UnsupportedError(f"x is on {x.device}, and {describe(layer)} on {weight.device}: {way}")
+        layout = (layer.out_features, layer.transposed_y, layer.transposed_dgrad)
+        return _Compiled.apply(x, weight, bias, layer.handle, *layout)
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or getattr(bias, "requires_grad", 0))
     return _apply(layer, x, weight, bias) if wanted else _forward(layer, x)
 

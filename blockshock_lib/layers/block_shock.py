@@ -18,7 +18,7 @@ from blockshock_lib.layers.classes import classes_of, packed_wgrad, packed_wgrad
 from blockshock_lib.layers.dense import TermParallelLinear
 from blockshock_lib.layers.parts import Part, term_mask
 from blockshock_lib.layers.watch import describe
-from blockshock_lib.layers.weight_stores import Master, MasterParameter, PackedValues, StockMaster, WatchedParameter
+from blockshock_lib.layers.weight_stores import Master, PackedValues, StockMaster, WatchedParameter
 
 CHOICES = {"update": ("packed", "recompress"), "dw": ("auto", "full", "periodic", "exchange")}
 
@@ -53,7 +53,7 @@ class BlockShockLinear(TermParallelLinear):
         self.product, self.update, self.dw = product, update, dw  # `shard` reads them
         super().__init__(*args, **kwargs)
 
-    watched = property(lambda self: MasterParameter if self.store.recompresses else WatchedParameter)
+    watched = WatchedParameter
 
     @classmethod
     def unsupported(cls, mask: Mask, device: torch.device, dtype: torch.dtype, product: str = "auto", **options) -> str:

@@ -180,7 +180,6 @@ class _State:
         return {key: (t.full_tensor() if isinstance(t, DTensor) else t).to(device) for key, t in tensors.items()}
 
     def groups(self) -> list[dict[str, Any]] | None:
-        """The optimizer's settings a group, with the names of its parameters."""
         if self.optimizer is None:
             return None
         names, kind, groups = {p: name for name, p in self.parameters.items()}, type(self.optimizer).__name__, []

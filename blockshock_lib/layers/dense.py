@@ -13,7 +13,7 @@ from blockshock_lib.kernels.sparse24.mask import Mask
 from blockshock_lib.layers.classes import classes_of, gather, products, scatter
 from blockshock_lib.layers.parts import Part, equal_shard
 from blockshock_lib.layers.sharded import ShardedLinear
-from blockshock_lib.layers.weight_stores import MasterParameter
+from blockshock_lib.layers.weight_stores import WatchedParameter
 
 
 class DenseLinear(ShardedLinear):
@@ -63,7 +63,7 @@ class ColumnParallelLinear(ShardedLinear):
     `form`: the group's library has them "sent", or, where GPUs share memory, they are "read" by their peers.
     """
 
-    watched = MasterParameter
+    watched = WatchedParameter
     transposed_y = True
     collective = "all-gather"
     forms = property(lambda self: ("sent", "read") if self.group.shared_bytes(self.like.device) else ())

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from blockshock_lib.errors import UnsupportedError
-from blockshock_lib.layers import guards
+from blockshock_lib.layers import autograd, guards
 from blockshock_lib.layers.watch import describe
 
 WRITING = {"broadcast", "all_reduce", "reduce", "recv", "irecv", "scatter", "reduce_scatter"}
@@ -74,7 +74,9 @@ class SpreadCopy(DenseCopy, DTensor):
         return self._shown_as(self.plain().to_local(**how))
 
 
-def refusing(made: Tensor, said: str) -> DenseCopy:
+def refusing(made: Tensor, said: str) -> Tensor:
+    if not autograd.has_values(made):  # the class of a fake tensor is what makes it one
+        return made
     made.__class__, made.said = SpreadCopy if isinstance(made, DTensor) else DenseCopy, said
     return made
 

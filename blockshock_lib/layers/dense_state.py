@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from blockshock_lib.errors import UnsupportedError
+from blockshock_lib.layers import autograd
 from blockshock_lib.layers.dense_copy import DenseCopy
 from blockshock_lib.layers.parts import Part, laid_as, part_of, whole
 from blockshock_lib.layers.pattern_linear import linear_of
@@ -47,6 +48,8 @@ class DenseState(nn.Module):
 
     def to_dense(self, tensor: Tensor | None = None) -> Tensor:
         """W [N, K] on every rank, bit for bit, or a `tensor` in the weight's layout, as its gradient. A collective."""
+        if (held := self.weight if tensor is None else tensor) is not None and not autograd.has_values(held):
+            return held.new_empty(self.out_features, self.in_features)
         if tensor is None and self.weight is not None:
             self.prepare()  # an optimizer may have written where a term holds nothing
             tensor = self.weight

@@ -72,7 +72,6 @@ class Graphed(nn.Module, contextlib.AbstractContextManager):
         return not (wanted and torch.is_grad_enabled())
 
     def close(self) -> None:
-        """Frees all graphs; a later call captures anew."""
         with self._lock:
             _free(self._graphs)
 

@@ -14,14 +14,15 @@ from blockshock_lib.layers import autograd
 from blockshock_lib.layers.dense import TermParallelLinear
 from blockshock_lib.layers.parts import Part, term_mask
 from blockshock_lib.layers.watch import describe
-from blockshock_lib.layers.weight_stores import MasterParameter
+from blockshock_lib.layers.weight_stores import WatchedParameter
 
 _masked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def _before_step(*_: object) -> None:  # or the step would hide what was written since the last forward
     for layer in _masked:
-        layer.prepare()
+        if autograd.has_values(layer.weight):
+            layer.prepare()
 
 
 def _note_step(*_: object) -> None:
@@ -38,7 +39,7 @@ class MaskedDenseLinear(TermParallelLinear):
     one keeps no mask that it can draw anew, for what is loaded or written.
     """
 
-    watched = MasterParameter
+    watched = WatchedParameter
     pattern: Pattern | None = None
     stepped = -1  # the weight's version behind an optimizer's latest step, which leaves the holes as they are
 
@@ -54,7 +55,7 @@ class MaskedDenseLinear(TermParallelLinear):
         weight = self._parameters["weight"]
         if self.gathered and self.pattern is not None and not isinstance(weight, DTensor):
             self.pattern.masked(weight.data, out=weight.data)  # FSDP2's buffer, which comes and goes at no new version
-        others, lent = self.gathered or weight.is_meta, not isinstance(weight, self.watched)
+        others, lent = self.gathered, not isinstance(weight, self.watched)
         if lent and not others and bool(weight.detach()[~self._kept().mask()].any()):
             raise UnsupportedError(f"{describe(self)} was lent a weight with more than its mask keeps: mask it first")
         if others or lent or (now := autograd.state(weight)) == self._noted:

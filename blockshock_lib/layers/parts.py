@@ -201,6 +201,8 @@ def _unlike(linear: nn.Module) -> str:
         return "nn.MultiheadAttention reads this weight without calling the layer: leave it dense"
     if isinstance(linear, ReadLinear):
         return "its model reads this weight without calling the layer: leave it dense"
+    if autograd.faking():
+        return "torch's FakeTensorMode is on: convert it before, and call it there with allow_non_fake_inputs=True"
     if type(linear.weight) not in (Tensor, nn.Parameter):
         return f"its weight is a {type(linear.weight).__name__}: it must be a whole, plain tensor"
     return ""

@@ -71,25 +71,30 @@ class PatternLinear(nn.Module):
         if isinstance(input, torch.fx.Proxy):
             guards.before_forward(self, input)
         x = input.reshape(-1, input.shape[-1])
-        if torch.is_autocast_enabled(x.device.type):
+        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
             x = x.to(self.packed.dtype)
         if torch.compiler.is_compiling():
             if torch.compiler._is_exporting_flag:
                 raise UnsupportedError("torch.export cannot take a packed layer along: export its to_linear()")
         elif torch._C._are_functorch_transforms_active() or (forward_ad._current_level >= 0 and autograd._dual(x)):
             raise UnsupportedError("torch.func and forward-mode derivatives take no packed layer, but its to_linear()")
+        elif not autograd.has_values(x):
+            fits = self.in_features, self.packed.dtype, self.packed.tensors["values"].device
+            if (given := (x.shape[1], x.dtype, x.device)) != fits:
+                way = "for shapes alone call it under FakeTensorMode(allow_non_fake_inputs=True)"
+                raise UnsupportedError(f"{describe(self)} takes (features, dtype, device) {fits}, not {given}: {way}")
         y = _Product.apply(x, self.handle, self.out_features)
         return (y if self.bias is None else y + self.bias).reshape(*input.shape[:-1], self.out_features)
 
     def tune(self, x: Tensor) -> None:
-        """Searches on a GPU for the fastest way to multiply x [B, K]."""
         self.packed.tune(x)
 
     def to_dense(self) -> Tensor:
+        if not autograd.has_values(values := self.packed.tensors["values"]):
+            return values.new_empty(self.packed.shape, dtype=self.packed.dtype)
         return self.packed.dense()
 
     def to_linear(self) -> nn.Linear:
-        """A plain layer with the same weights."""
         return linear_of(self.to_dense(), None if self.bias is None else self.bias.clone(), self)
 
     def hold_bytes(self) -> dict[str, int]:
@@ -154,7 +159,8 @@ def _(rows, handle, features, turned):
 
 
 def _made(*given) -> Tensor:
-    return (torch.ops.blockshock.pattern if torch.compiler.is_compiling() else _pattern)(*given)
+    alone = torch.compiler.is_compiling() or not autograd.has_values(given[0])
+    return (torch.ops.blockshock.pattern if alone else _pattern)(*given)
 
 
 class _Product(torch.autograd.Function):

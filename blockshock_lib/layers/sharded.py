@@ -64,8 +64,8 @@ class ShardedLinear(DenseState):
         frozen: bool = False,
     ):
         super().__init__()
-        if weight.is_meta:
-            raise UnsupportedError(f"{type(self).__name__} splits real weights, not the meta device's: load them first")
+        if not autograd.has_values(weight):
+            raise UnsupportedError(f"{type(self).__name__} splits real weights, not meta or fake ones: load them first")
         self.out_features, self.in_features = weight.shape
         self.group = group or Group.of()
         self.mask, self.frozen, self.gemm = mask, frozen, Products()
@@ -142,11 +142,9 @@ class ShardedLinear(DenseState):
         return ""
 
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
-        """Stores this rank's part of `weight` [N, K]."""
         self.weight = self._parameter(part_of(weight, keep, part))
 
     def weight_bytes(self) -> int:
-        """Of the weight that the forward multiplies."""
         return self.weight.untyped_storage().nbytes() if self.active else 0
 
     def hold_bytes(self) -> dict[str, int]:
@@ -226,7 +224,6 @@ class ShardedLinear(DenseState):
         return [t for t in (self.weight, self.bias) if t is not None]
 
     def local_dgrad(self, dy: Tensor) -> Tensor:
-        """dy [B, N] -> this rank's partial dX."""
         return self.gemm(*self.dgrad_factors(dy))
 
     def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:
@@ -274,6 +271,9 @@ class ShardedLinear(DenseState):
         """Refreshes if the weight changed since it was last looked at, or `always`. UnsupportedError: another shape."""
         if (weight := self._parameters["weight"]).shape != self.part_shape:  # lent, or set as its data
             refuse_size(self, self.part_shape, weight.shape)
+        if not autograd.has_values(weight):
+            way = "of x without them it computes shapes; to_empty(device=...) and then load_state_dict() bring them"
+            raise UnsupportedError(f"{watch.describe(self)} has no values, on the meta device or fake: {way}")
 
     def tune(self, x: Tensor) -> None:
         """Searches for the fastest kernel for x [B, K]; no collective: the other ranks find what one of them kept."""
@@ -285,7 +285,6 @@ class ShardedLinear(DenseState):
         self.gemm.search(*self.dgrad_factors(dy))
 
     def tune_wgrad(self, dy: Tensor, x: Tensor) -> None:
-        """The same for dW, by each strategy."""
         for by in self.wgrad_strategies():
             self.gemm.search(*self.wgrad_factors(dy, x, by))
 

@@ -21,7 +21,8 @@ TAKING |= {Tensor.__matmul__, Tensor.__rmatmul__}
 
 
 class WatchedParameter(nn.Parameter):
-    """Counts the looks at its `data`, through which it may be written while its version stays. `lent`: its data was set
+    """A weight that is not W, but packed, a part or a masked master: what would multiply by it as by W refuses it.
+    It counts the looks at its `data`, through which it may be written while its version stays. `lent`: its data was set
     to a tensor that somebody else may write at any time, as a flat buffer of many weights.
     """
 
@@ -41,10 +42,6 @@ class WatchedParameter(nn.Parameter):
     def __reduce_ex__(self, protocol: int) -> tuple:
         return type(self), (self.detach(), self.requires_grad)
 
-
-class MasterParameter(WatchedParameter):
-    """A part of W, or between passes no masked one, that looks like W: what would multiply by it refuses it."""
-
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func in TAKING:
@@ -52,14 +49,14 @@ class MasterParameter(WatchedParameter):
             layer = next((one for one in autograd.layers() if id(one.weight) in given), None)
             name = getattr(func.__self__, "__name__", "") if func.__name__ == "__get__" else func.__name__
             raise UnsupportedError(
-                f"{name} of the weight of {describe(layer) if layer else 'a layer'}, a part or a masked master: call "
-                "the layer, or multiply by its to_dense(), which every rank calls"
+                f"{name} of the weight of {describe(layer) if layer else 'a layer'}, packed, a part or a master: "
+                "call the layer, or multiply by its to_dense(), which every rank calls"
             )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
 
-_foreach_supported_types += [WatchedParameter, MasterParameter]  # or a model with one would be stepped slowly
+_foreach_supported_types += [WatchedParameter]  # or a model with one would be stepped slowly
 
 
 class PackedValues:
@@ -99,7 +96,6 @@ class PackedValues:
         return self.pattern.scatter(self.packed.values)
 
     def to_dense(self, tensor: Tensor) -> Tensor:
-        """A tensor in the parameter's layout as [N, k]."""
         return self.pattern.scatter(tensor)
 
     def layout(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
@@ -111,7 +107,6 @@ class PackedValues:
         return weight.data_ptr() != self.packed.values.data_ptr()
 
     def holds_kind_of(self, weight: Tensor) -> bool:
-        """Whether the packed form has the weight's dtype and device."""
         packed = self.packed
         return packed is not None and (weight.dtype, weight.device) == (packed.dtype, packed.values.device)
 

@@ -143,7 +143,6 @@ class LiveView:
         self.thread.start()
 
     def end(self) -> None:
-        """Asks the run to end; the case that is being measured is finished first."""
         self._stop.set()
         self.status.value = "stopping after this case"
         self.stop.disabled = True

@@ -62,7 +62,6 @@ def working(
 
 
 def note(text: str) -> None:
-    """What is in hand now, where something is `working`."""
     if _works:
         _works[-1].text = text
 

@@ -112,7 +112,6 @@ class Comparison:
         return " · ".join([*parts, *self.notes])
 
     def text(self) -> str:
-        """For a terminal: what changed as a table, and a fact a line."""
         told = self.rows["outcome"].isin([changes.REGRESSION, changes.IMPROVED])
         rest = Counter(self.rows["outcome"][~told])
         kinds = [f"{count} {name}" for name, count in rest.items() if name != changes.UNDECIDED]

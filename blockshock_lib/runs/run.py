@@ -189,7 +189,6 @@ class Run:
         return known[name]
 
     def plan_table(self) -> pd.DataFrame:
-        """What is asked: see `Study.plan`."""
         axes = self.study.axes
         lines, joined = self.study.plan or ({axes.x: axes.header(axes.x)}, {axes.y: axes.header(axes.y)})
         names = lines | joined

@@ -35,7 +35,6 @@ def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def by_kernel(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`quantized`, on a GPU."""
     from blockshock_lib.kernels.patterns import quantize  # Triton is PyTorch's on GPUs alone
 
     return quantize.quantized(x.contiguous(), dtype)

@@ -71,7 +71,6 @@ class Packed(ABC):
         return None
 
     def copy(self) -> "Packed":
-        """The same in storage of its own."""
         other = object.__new__(type(self))
         other.__dict__ |= vars(self) | {"tensors": {name: one.clone() for name, one in self.tensors.items()}}
         return other

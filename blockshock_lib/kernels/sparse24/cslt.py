@@ -32,7 +32,6 @@ wrong, by 5 standard deviations and without an error, with every algorithm alike
 
 
 def unsupported(device: torch.device, dtype: torch.dtype) -> str:
-    """Why this backend cannot run there; "" when it can."""
     if device.type != "cuda":
         return f"PyTorch has no 2:4 product for the device type {device.type!r}, only for NVIDIA GPUs"
     if dtype == torch.float32:
@@ -51,7 +50,6 @@ def unsupported(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def too_large(shape: tuple[int, ...]) -> str:
-    """Why a weight of this shape, [N, K], cannot be multiplied; "" when it can."""
     advice = 'take more ranks (from 4 on a term has fewer columns) or product="reference"'
     fault = "has more than 2^32 entries, and beyond those cuSPARSELt gives wrong values without an error"
     return f"a weight of {'x'.join(map(str, shape))} {fault}; {advice}" if math.prod(shape) > MOST_WEIGHTS else ""
@@ -80,7 +78,6 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
 
 
 def blank(pattern: Pattern, dtype: torch.dtype) -> Packed:
-    """The packed form of a mask [N, K] with values that are still to be written."""
     require(pattern.shape)
     compress.check(pattern.shape, dtype)
     # The op compresses by value: it would note another place for a kept zero, and values written later would go astray.

@@ -37,7 +37,6 @@ class Packed:
         return self.data[0].view(-1)[: rows * columns // 2].view(rows, columns // 2)
 
     def ones(self) -> "Packed":
-        """The same metadata under values of one, in storage of its own."""
         first, extra = self.data[0].clone(), self.extra
         if isinstance(extra, Tensor):  # PyTorch's wrapper of the same buffer
             _, context = extra.__tensor_flatten__()

@@ -52,7 +52,6 @@ class Config(NamedTuple):
 
 
 def unsupported(device: torch.device, dtype: torch.dtype) -> str:
-    """Why this backend cannot run there; "" when it can."""
     if reason := cslt.unsupported(device, dtype) or compiled.unsupported(device):
         return reason
     if torch.cuda.get_device_capability(device) != (9, 0):

@@ -86,7 +86,6 @@ def tune(x: Tensor, packed: Packed, kinds: Kinds = (Setting, Config)) -> None:
 
 @functools.cache  # more copies of a weight ask no file
 def choice(shape: tuple[int, int], rows: int, dtype: torch.dtype, device: torch.device, kinds: Kinds) -> Way:
-    """The way for a weight [N, K] and a padded batch; see `tune`."""
     problem = problem_of(shape, rows, dtype, device)
     kept = {way: ms for way, ms in STORE.find(problem, versions(device)).items() if isinstance(way, kinds)}
     if kept:

@@ -140,7 +140,6 @@ def put(undo: contextlib.ExitStack, model: nn.Module, name: str, new: nn.Module)
 
 
 def converted(new: nn.Module, old: nn.Module, name: str) -> nn.Module:
-    """The new layer, told whose place it takes."""
     new = parallel(new, old) if split(old) else new
     new.path, new.conv1d, new.trained = name, conv1d_of(old), trained_of(old)
     return new.train(old.training)

@@ -180,7 +180,6 @@ def soft_threshold(weight: Tensor) -> Tensor:
 
 
 def fake(module: nn.Module, weight: Tensor, config: object, schedule: PruneSchedule, conv1d: type | None) -> None:
-    """Makes a layer with W [N, K] a FakeSparse, in place."""
     own = {"config": config, "schedule": schedule, "was": type(module), "conv1d": conv1d}
     vars(module).update(own | {"out_features": weight.shape[0], "in_features": weight.shape[1]})
     module.register_buffer("kept", config.kept(weight) if schedule.kind == "once" else None, persistent=False)

@@ -108,7 +108,6 @@ def hooks_of(module: nn.Module) -> list[Callable]:
 
 
 def hooked(new: nn.Module, old: nn.Module) -> nn.Module:
-    """`new`, with these hooks of `old`."""
     before, after = hooks_of(old)
     new.register_forward_pre_hook(before)
     new.register_forward_hook(after)

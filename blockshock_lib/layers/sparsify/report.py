@@ -38,7 +38,6 @@ class Report:
 
     @property
     def nbytes(self) -> tuple[int, int]:
-        """Before and after, of the layers that were converted."""
         rows = [row for row in self.rows if not row.refused]
         return sum(row.before for row in rows), sum(row.after for row in rows)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn.utils import prune
 
@@ -272,3 +273,60 @@ def test_a_packed_layer_is_not_exported_and_takes_no_other_kind_of_derivative():
     ):
         model(forward_ad.make_dual(x, torch.ones_like(x)))
     assert torch.compile(model, fullgraph=True, backend="aot_eager")(x).shape == (3, 64)
+
+
+@pytest.mark.parametrize("config", [*CONFIGS, Sparse24(dtype="int8"), Sparse24(), Sparse24(frozen=False)], ids=str)
+def test_without_values_a_packed_model_gives_shapes_and_keeps_its_own_values(config):
+    model, x = Model(), torch.randn(3, 5, 64, requires_grad=True)
+    sparsify_(model, config)
+    wanted = y, _ = model.blocks(x), torch.autograd.grad(model.blocks(x).sum(), x)[0]
+    again = copy.deepcopy(model)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        shapes = again.blocks(given := torch.randn(3, 5, 64, requires_grad=True))
+        shapes.sum().backward()
+        torch.optim.SGD(again.parameters()).step()
+        state = {name: (type(one), one.shape) for name, one in again.state_dict().items()}
+    assert {type(one) for one in (shapes, given.grad)} == {FakeTensor} and (shapes.shape, shapes.dtype) == (
+        y.shape,
+        y.dtype,
+    )
+    assert all(p.grad is None or p.grad.shape == p.shape for p in again.parameters())
+    assert state == {name: (FakeTensor, one.shape) for name, one in model.state_dict().items()}
+    again.zero_grad()
+    torch.testing.assert_close((again.blocks(x), torch.autograd.grad(again.blocks(x).sum(), x)[0]), wanted)
+    with FakeTensorMode(), pytest.raises(UnsupportedError, match="FakeTensorMode is on: convert it before"):
+        sparsify_(Model(), config)
+
+
+@pytest.mark.parametrize("config", [Unstructured(sparsity=0.9), Sparse24(), Sparse24(frozen=False)], ids=str)
+def test_values_and_the_meta_device_never_meet_in_a_packed_layer(config):
+    model, x = nn.Sequential(nn.Linear(64, 128)), torch.randn(3, 64)
+    sparsify_(model, config)
+    layer, y, state = model[0], model(x), {name: one.clone() for name, one in model.state_dict().items()}
+    with pytest.raises(UnsupportedError, match=r"0: \w+\(.*meta|meta.* 0: Linear24\(.*to\('meta'\)"):
+        model(x.to("meta"))
+    if isinstance(layer, PatternLinear):
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            pytest.raises(UnsupportedError, match=r"64, torch.float32.*63"),
+        ):
+            model(torch.randn(3, 63))
+        return
+    empty = copy.deepcopy(model).to("meta")
+    made = empty(given := x.to("meta").requires_grad_())
+    made.sum().backward()
+    assert made.is_meta and made.shape == y.shape and given.grad.is_meta and given.grad.shape == x.shape
+    assert all(p.grad is None or (p.grad.is_meta and p.grad.shape == p.shape) for p in empty.parameters())
+    assert {name: one.shape for name, one in empty.state_dict().items()} == {k: v.shape for k, v in state.items()}
+    with pytest.raises(ValueError, match=r"x is torch\.float16"):
+        empty(x.to("meta").half())
+    for use in (empty, lambda _: empty[0].load_dense(layer.to_dense())):
+        with pytest.raises(UnsupportedError, match=r"^0: Linear24\(.*has no values.*to_empty.*load_state_dict"):
+            use(x)
+    empty.to_empty(device="cpu").load_state_dict(state)
+    torch.testing.assert_close(empty(x), y)
+    for use in (torch.nn.functional.embedding, torch.nn.functional.embedding_bag):
+        with pytest.raises(
+            UnsupportedError, match=r"^embedding.* of the weight of 0: Linear24\(.*packed.*to_dense\(\)"
+        ):
+            use(torch.zeros(1, 1, dtype=torch.long), layer.weight)
