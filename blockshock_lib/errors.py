@@ -9,7 +9,7 @@ ALIASES = {"gpu": "cuda", "float16": "fp16", "half": "fp16", "bfloat16": "bf16",
 
 def allowed(word: object, known: Iterable[object]) -> str:
     """The allowed values as a phrase, and the nearest of them where one is near."""
-    names = [str(k) for k in known]
+    names = [str(k) or repr(k) for k in known]
     alias = ALIASES.get(str(word).lower())
     near = [alias] if alias in names else difflib.get_close_matches(str(word), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near and near[0] != word else ""

@@ -137,8 +137,8 @@ def leave(module: nn.Module, path: str) -> None:
     """Notes that another module has taken the place of this one, or of what it was."""
     global _conversions
     _conversions += 1
-    trained = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
-    _left.update((id(parameter), (weakref.ref(parameter), path or type(module).__name__)) for parameter in trained)
+    own = module.parameters(recurse=False)  # the frozen too, which a dense layer made of this one may train again
+    _left.update((id(parameter), (weakref.ref(parameter), path or type(module).__name__)) for parameter in own)
 
 
 def _refuse_left(optimizer: Optimizer, *_: object) -> None:

@@ -175,6 +175,7 @@ def to_json(way: Way, kinds: Mapping[str, type]) -> dict[str, str | int]:
 
 
 def from_json(plain: Mapping[str, object], kinds: Mapping[str, type]) -> Way:
+    """The inverse of `to_json`. ValueError where it is not that of a way."""
     kind = kinds.get(plain.get("kind"))
     values = {name: value for name, value in plain.items() if name != "kind"}
     if kind is None or {name: type(value) for name, value in values.items()} != get_type_hints(kind):

@@ -24,8 +24,8 @@ def batches_of(calibration: Iterable[Any] | None) -> list[Any]:
     if isinstance(calibration, Mapping | Tensor) or not isinstance(calibration, Iterable | None):
         raise ValueError(f"calibration is one {type(calibration).__name__}: put it into a list, [batch]")
     batches = list(() if calibration is None else calibration)
-    if nothing := [number for number, batch in enumerate(batches) if batch is None]:
-        raise ValueError(f"batch {nothing[0]} of calibration is None: a batch is what the model takes")
+    if wrong := [one for one in enumerate(batches) if one[1] is None or isinstance(one[1], str)]:
+        raise ValueError("batch {} of calibration is {!r}: a batch is what the model takes".format(*wrong[0]))
     return batches
 
 
@@ -54,10 +54,10 @@ def survey(model: nn.Module, names: Sequence[str], batches: Sequence[Any], full:
     groups: dict[object, list[str]] = {}
     for name, of in calls.items():
         if not bool(finite[name]):
-            raise DataError(f"calibration gives {name} inputs that are not finite")
+            raise DataError(f"calibration gives {name!r} inputs that are not finite")
         if full and rows[name] < features[name]:
             wanted = f"{features[name]}, as many as inputs"
-            raise DataError(f"calibration gives {name} {rows[name]} rows: it takes {wanted}")
+            raise DataError(f"calibration gives {name!r} {rows[name]} rows: it takes {wanted}")
         groups.setdefault(tuple(of) if name in once else name, []).append(name)
     return {tuple(group): group[0] in once for group in groups.values()}
 

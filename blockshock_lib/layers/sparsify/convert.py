@@ -71,7 +71,7 @@ def sparsify_(
         for name, new in made.items():
             put(undo, model, name, new)
         undo.pop_all()
-    for name, old in left.items() if not getattr(config, "frozen", True) else ():
+    for name, old in left.items():
         leave(old, name)
     return Report(tuple(rows.values()))
 

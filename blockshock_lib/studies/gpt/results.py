@@ -32,7 +32,7 @@ def both(frame: pd.DataFrame) -> str:
     if rows.empty or rows["width"].iloc[0] < gaps.LEAST_WIDTH or frames.no_claim(steps):
         return ""
     one, gap = rows.iloc[0], {name: gaps.gap(gaps.paired(rows, name)) for name in set(rows["method"])}
-    steps = steps[steps["work"].eq("step") & steps["method"].map(lambda name: name in gap and gap[name].high < COST)]
+    steps = steps[steps["work"].eq("step") & steps["method"].isin({name for name in gap if gap[name].high < COST})]
     steps = steps[(steps[[*COLUMNS, "dtype"]] == one[[*COLUMNS, "dtype"]]).all(axis=1) & steps["low"].gt(1)]
     best = steps.sort_values("low", kind="stable").drop_duplicates("link", keep="last").sort_values("link")
     best["text"] = [f"{saved.saving_text(row)} on the {row['link']} link" for row in best.to_dict("records")]

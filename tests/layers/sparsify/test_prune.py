@@ -166,8 +166,8 @@ def test_calibration_that_is_not_finite_too_short_missing_or_needless_is_refused
     before = state(model)
     short = [torch.arange(10, 20)[None]]
     for kind, words, method, given in (
-        (DataError, "calibration gives blocks.0.q inputs that are not finite", "wanda", [torch.tensor([[4, 5]])]),
-        (DataError, "calibration gives blocks.0.q 10 rows: it takes 64", "sparsegpt", short),
+        (DataError, "calibration gives 'blocks.0.q' inputs that are not finite", "wanda", [torch.tensor([[4, 5]])]),
+        (DataError, "calibration gives 'blocks.0.q' 10 rows: it takes 64", "sparsegpt", short),
         (ValueError, "'wanda' needs calibration", "wanda", None),
         (ValueError, "'wanda' needs calibration", "wanda", []),
         (ValueError, "'magnitude' takes no calibration", "magnitude", short),
@@ -240,6 +240,7 @@ def test_calibration_is_a_list_of_batches_and_what_is_none_is_named():
         ({"x": x}, r"calibration is one dict: put it into a list, \[batch\]"),
         (x, r"calibration is one Tensor: put it into a list"),
         ([x, None], "batch 1 of calibration is None"),
+        ([x, "a text"], "batch 1 of calibration is 'a text'"),
         (3, "calibration is one int"),
     ):
         with pytest.raises(ValueError, match=words):
