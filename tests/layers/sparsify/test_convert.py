@@ -243,7 +243,7 @@ def test_made_dense_again_a_model_trains_what_it_trained_and_an_optimizer_of_bef
     dense_(model)
     assert {name: p.requires_grad for name, p in model.named_parameters()} == before
     model(TOKENS).sum().backward()
-    for optimizer in optimizers:
+    for optimizer in optimizers[: 1 if isinstance(config, BlockSparse) else 2]:  # whose layers have no parameters
         with pytest.raises(UnsupportedError, match=r"holds the parameters that blocks\.\d\.\w+ had before"):
             optimizer.step()
 

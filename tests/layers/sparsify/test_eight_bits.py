@@ -171,7 +171,7 @@ def test_what_cannot_be_is_refused_by_name_and_leaves_the_model_as_it_was(monkey
     model = Model()
     before = state(model)
     for words, make in (
-        ("dtype='int4': allowed: , float8_e4m3fn, int8", lambda: Sparse24(dtype="int4")),
+        ("dtype='int4': allowed: '', float8_e4m3fn, int8", lambda: Sparse24(dtype="int4")),
         ("dtype='int8' is for inference", lambda: Sparse24(dtype="int8", frozen=False)),
         ("dtype='int8' is for inference", lambda: Sparse24(dtype="int8", product="cslt")),
         ("train without it", lambda: fake_sparsify_(model, Sparse24(dtype="int8"))),
