@@ -65,7 +65,7 @@ class ShardedLinear(DenseState):
     ):
         super().__init__()
         if not autograd.has_values(weight):
-            raise UnsupportedError(f"{type(self).__name__} splits real weights, not the meta device's or fake ones: load them")
+            raise UnsupportedError(f"{type(self).__name__} splits no fake or meta device's weights: load them first")
         self.out_features, self.in_features = weight.shape
         self.group = group or Group.of()
         self.mask, self.frozen, self.gemm = mask, frozen, Products()
