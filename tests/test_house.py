@@ -132,7 +132,7 @@ WHOSE = {
 }
 # Lines of Python, as many as there are today, to a round figure. The aims: 18,000 of the general rooms and the linear
 # study, 3,500 of attention and of the gallery, 3,000 of gpt.
-MOST_LINES = {"": 19_522, "attention": 6_831, "gpt": 3_662, "gallery": 5_259}
+MOST_LINES = {"": 19_521, "attention": 6_831, "gpt": 3_662, "gallery": 5_259}
 
 
 def whose(path):

@@ -64,23 +64,21 @@ def linear(layer: nn.Module, x: Tensor) -> Tensor:
         if x.is_meta or not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
             raise ValueError(f"x is {x.dtype}, the layer {dtype}: convert one of them, or use torch.autocast")
         x = x.to(dtype)
-    if torch.compiler.is_compiling():
+    if alone := torch.compiler.is_compiling():  # the operator by itself, which knows shapes without values
         if torch.compiler._is_exporting_flag:  # is_exporting() is True in whatever PyTorch 2.11 compiles
             raise UnsupportedError(
                 "torch.export cannot take a packed layer along: export with its to_linear() in its place"
             )
-        layout = (layer.out_features, layer.transposed_y, layer.transposed_dgrad)
-        return _Compiled.apply(x, weight, bias, layer.handle, *layout)
-    if torch.jit.is_tracing() or (faking() and _tracing()):
+    elif torch.jit.is_tracing() or (faking() and _tracing()):
         raise UnsupportedError("torch.jit, torch.onnx, make_fx trace no packed layer: trace its to_linear() instead")
-    if torch._C._are_functorch_transforms_active():
+    elif torch._C._are_functorch_transforms_active():
         raise UnsupportedError("torch.func transforms no packed layer: give it a batch, or transform its to_linear()")
-    if forward_ad._current_level >= 0 and any(map(_dual, (x, weight, bias))):
+    elif forward_ad._current_level >= 0 and any(map(_dual, (x, weight, bias))):
         raise UnsupportedError("a packed layer takes no forward-mode derivative: take that of its to_linear()")
-    if not has_values(x):
-        if x.is_meta != weight.is_meta:
-            way = "for shapes alone call copy.deepcopy(layer).to('meta')"
-            raise UnsupportedError(f"x is on {x.device}, and {describe(layer)} on {weight.device}: {way}")
+    elif (alone := not has_values(x)) and x.is_meta != weight.is_meta:
+        way = "for shapes alone call copy.deepcopy(layer).to('meta')"
+        raise UnsupportedError(f"x is on {x.device}, and {describe(layer)} on {weight.device}: {way}")
+    if alone:
         layout = (layer.out_features, layer.transposed_y, layer.transposed_dgrad)
         return _Compiled.apply(x, weight, bias, layer.handle, *layout)
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or getattr(bias, "requires_grad", 0))

@@ -221,6 +221,7 @@ def compress(pattern, dense: Tensor, values: Tensor, values_t: Tensor) -> None:
 
 
 def metadata(pattern, out: Tensor) -> None:
+    """The metadata of a pattern [N, K] -> out, uint8 [N K/8]."""
     rows, cols = pattern.tiles.shape
     fixed = dict(WORD=pattern.constant("words"), NUMBERED=pattern.transposable, ROWS=32, COLS=32, num_warps=4)
     grid = triton.cdiv(cols, 32), triton.cdiv(rows, 32)
