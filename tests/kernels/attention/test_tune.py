@@ -235,6 +235,18 @@ def test_the_triton_kernels_run_as_they_were_cut_fastest_of_what_is_right(monkey
         assert backends.name_of(row) == "triton"
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_training_call_is_tuned_without_gradients_too(grad, monkeypatch):
+    clock, call = Times(slow=2.0, fast=1.0), call_of(grad=grad)
+    rows = {"reference": reference, "triton": triton} | {name: clock.row(name) for name in ("slow", "fast")}
+    monkeypatch.setattr(backends, "tuned", lambda call: searched(rows, clock, call))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
+    assert attention.tune(call.q, call.k, call.v, PATTERN, block=32) == {"fast": 1.0, "slow": 2.0}
+    assert tune.is_kept(call)
+    with torch.no_grad():
+        assert tune.is_kept(call) and taken(rows, call) == "fast"
+
+
 @pytest.mark.long
 def test_the_real_search_answers_from_its_own_process_and_needs_a_gpu():
     call = call_of(grad=False)
