@@ -58,8 +58,7 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     about = "measure a further run (or N, by --again) of this one's reference, as it was; also on another machine"
     add("--of", default="", metavar="FOLDER", help=about)
 
-    about = "find the fastest right kernels of this machine ahead of a run, and keep them"
-    add = verb("tune", _tune, about, out=False)
+    add = verb("tune", _tune, "find the fastest right kernels of this machine ahead of a run, and keep them", out=False)
     add("--phase", default="phase1", help="all that this phase asks for here (default: phase1)")
 
     add = verb("report", _report, "draw the records of a run again, a folder or a zip; measures nothing")
@@ -82,6 +81,8 @@ def parser(asked: str = "") -> argparse.ArgumentParser:
     add("--phase", default="", metavar="NAME", help="runs of this phase alone")
     add("-n", type=int, metavar="N", help="the newest N alone")
     add("--json", action="store_true", help="as JSON, with absolute paths and whole verdicts")
+    if asked and not asked.startswith("-") and asked not in verbs.choices:
+        raise ParamsError(f"unknown command {asked!r}; {allowed(asked, verbs.choices)}")
     return top
 
 
@@ -111,8 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "blockshock_lib").startswith("blockshock_lib"):
             raise
-        extra = "pip install 'blockshock-lib[workbook]', or make setup in a clone"
-        print(f"error: {error.name} is missing: {extra}", file=sys.stderr)
+        print(f"error: {error.name} is missing: pip install 'blockshock-lib[workbook]', or make setup", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -88,19 +88,19 @@ def test_a_failed_check_or_a_lost_record_of_a_redrawn_folder_ends_the_command_wi
 
 
 def test_a_flag_is_never_guessed_and_the_help_has_defaults_and_an_example(capsys):
-    assert main(["run", "phase0", "--method", "headline"]) == main(["list", "--stdy", "gpt"]) == 2
+    assert main(["run", "phase0", "--method", "headline"]) == main(["list", "--stdy", "gpt"]) == main(["lst"]) == 2
     with pytest.raises(SystemExit, match="0"):
         main(["run", "--help"])
     said = capsys.readouterr()
     assert "run takes no --method; allowed: --out, " in said.err and "; did you mean '--methods'?" in said.err
     assert "list takes no --stdy; allowed: --out, --study, --phase, --json; did you mean '--study'?" in said.err
+    assert "unknown command 'lst'; allowed: run, tune, " in said.err and "; did you mean 'list'?" in said.err
     assert said.out.count("(default:") >= 6 and "example: python -m blockshock_lib run phase1" in said.out
 
 
 def test_a_misspelt_folder_is_answered_with_the_nearest_run(capsys, monkeypatch, tmp_path):
     assert main(["report", "outputs/reference/phase1_cpu"]) == 2
-    said = "; did you mean outputs/reference/phase1-cpu?; all runs: python -m blockshock_lib list"
-    assert said in capsys.readouterr().err
+    assert "mean outputs/reference/phase1-cpu?; all runs: python -m blockshock_lib list" in capsys.readouterr().err
     assert main(["report", "outputs/reference"]) == 2, "a folder of runs is none"
     assert "; did you mean outputs/reference/phase3-cuda" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
