@@ -38,7 +38,7 @@ def missing(gpus: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {name: reason for name, reason in why.items() if reason}
 
 
-def version(name: str) -> str:
+def version(name: str) -> str:  # of an installed package; "" where it is not
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return ""

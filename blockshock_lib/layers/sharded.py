@@ -144,7 +144,7 @@ class ShardedLinear(DenseState):
     def shard(self, weight: Tensor, keep: Tensor | None, part: Part) -> None:
         self.weight = self._parameter(part_of(weight, keep, part))
 
-    def weight_bytes(self) -> int:
+    def weight_bytes(self) -> int:  # of the weight that the forward multiplies
         return self.weight.untyped_storage().nbytes() if self.active else 0
 
     def hold_bytes(self) -> dict[str, int]:
@@ -223,7 +223,7 @@ class ShardedLinear(DenseState):
         """What `multiply` reads beside x: a CUDA graph of it is right as long as these lie where they lay."""
         return [t for t in (self.weight, self.bias) if t is not None]
 
-    def local_dgrad(self, dy: Tensor) -> Tensor:
+    def local_dgrad(self, dy: Tensor) -> Tensor:  # dy [B, N] -> this rank's partial dX
         return self.gemm(*self.dgrad_factors(dy))
 
     def dgrad_factors(self, dy: Tensor) -> tuple[Tensor, Tensor]:

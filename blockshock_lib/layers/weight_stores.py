@@ -95,7 +95,7 @@ class PackedValues:
         """W(g) [N, k] of the parameter that is in use."""
         return self.pattern.scatter(self.packed.values)
 
-    def to_dense(self, tensor: Tensor) -> Tensor:
+    def to_dense(self, tensor: Tensor) -> Tensor:  # of the parameter's layout, as [N, k]
         return self.pattern.scatter(tensor)
 
     def layout(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:

@@ -31,7 +31,7 @@ wrong, by 5 standard deviations and without an error, with every algorithm alike
 """
 
 
-def unsupported(device: torch.device, dtype: torch.dtype) -> str:
+def unsupported(device: torch.device, dtype: torch.dtype) -> str:  # why it cannot run there; "" where it can
     if device.type != "cuda":
         return f"PyTorch has no 2:4 product for the device type {device.type!r}, only for NVIDIA GPUs"
     if dtype == torch.float32:
@@ -49,7 +49,7 @@ def unsupported(device: torch.device, dtype: torch.dtype) -> str:
     return ""
 
 
-def too_large(shape: tuple[int, ...]) -> str:
+def too_large(shape: tuple[int, ...]) -> str:  # why a weight [N, K] cannot be multiplied; "" where it can
     advice = 'take more ranks (from 4 on a term has fewer columns) or product="reference"'
     fault = "has more than 2^32 entries, and beyond those cuSPARSELt gives wrong values without an error"
     return f"a weight of {'x'.join(map(str, shape))} {fault}; {advice}" if math.prod(shape) > MOST_WEIGHTS else ""
@@ -77,7 +77,7 @@ def pack(weight: Tensor, mask: Tensor) -> Packed:
     return packed
 
 
-def blank(pattern: Pattern, dtype: torch.dtype) -> Packed:
+def blank(pattern: Pattern, dtype: torch.dtype) -> Packed:  # of a mask [N, K], its values still to be written
     require(pattern.shape)
     compress.check(pattern.shape, dtype)
     # The op compresses by value: it would note another place for a kept zero, and values written later would go astray.

@@ -36,7 +36,7 @@ class Packed:
         rows, columns = self.shape
         return self.data[0].view(-1)[: rows * columns // 2].view(rows, columns // 2)
 
-    def ones(self) -> "Packed":
+    def ones(self) -> "Packed":  # the same metadata under values of one, in storage of its own
         first, extra = self.data[0].clone(), self.extra
         if isinstance(extra, Tensor):  # PyTorch's wrapper of the same buffer
             _, context = extra.__tensor_flatten__()

@@ -51,7 +51,7 @@ class Config(NamedTuple):
         return self.shared(eights) <= SHARED_BYTES and 4 * eights * self.tiles <= 128
 
 
-def unsupported(device: torch.device, dtype: torch.dtype) -> str:
+def unsupported(device: torch.device, dtype: torch.dtype) -> str:  # why it cannot run there; "" where it can
     if reason := cslt.unsupported(device, dtype) or compiled.unsupported(device):
         return reason
     if torch.cuda.get_device_capability(device) != (9, 0):

@@ -28,7 +28,7 @@ def folder() -> Path:
 
 
 @functools.cache
-def driver_version() -> str:
+def driver_version() -> str:  # of NVIDIA's driver, like "580.65.06"; "" where NVML cannot be asked
     nvml, _ = open_nvml(0)
     try:
         return nvml.nvmlSystemGetDriverVersion() if nvml else ""

@@ -124,8 +124,8 @@ def tune(
     q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float | None = None, block: int = 128
 ) -> dict[str, float]:
     """Measures the backends on calls of these shapes and this pattern, in a process of its own: the milliseconds of
-    each whose values are right, the fastest first. Where q, k or v requires a gradient, first the forward alone, which
-    evaluation asks for, then forward and backward, whose milliseconds these are.
+    each whose values are right, the fastest first; where q, k or v requires a gradient, those of forward and backward,
+    after the forward alone, which evaluation asks for.
 
     They are kept on disk, where `backend="auto"` finds them in later processes too, for patterns that are near as well.
     Warns of backends whose values are wrong. UnsupportedError without a GPU, BlockShockError where nothing is right,
@@ -134,9 +134,8 @@ def tune(
     call = call_of(q, k, v, pattern, scale, False, block)
     if not q.is_cuda:
         raise UnsupportedError(f"tuning measures GPUs; these tensors lie on {q.device}")
-    with torch.no_grad():
-        found = backends.tuned(call)
-    return backends.tuned(call) if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)) else found
+    alone = torch.no_grad()(backends.tuned)(call)
+    return backends.tuned(call) if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)) else alone
 
 
 def call_of(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float | None, lse: bool, block: int) -> Call:
