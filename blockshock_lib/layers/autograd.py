@@ -145,7 +145,8 @@ class _Linear(torch.autograd.Function):
     def forward(ctx, layer, x, weight, bias):
         ctx.layer = layer
         ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight)
-        return _forward(layer, x)
+        y = _forward(layer, x)  # a view made in here could not be written in place, as nn.ReLU(inplace=True) does
+        return torch.ops.aten._unsafe_view.default(y, y.shape) if y._is_view() else y
 
     @staticmethod
     @once

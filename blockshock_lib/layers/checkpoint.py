@@ -113,6 +113,7 @@ def _try_step(optimizer: Optimizer, states: dict[str, Any]) -> None:
             held, tiny = states["state"].get(number, {}), nn.Parameter(torch.ones([2] * parameter.dim()))
             tiny.grad, kind = torch.ones_like(tiny), type(optimizer)
             alone = {key: value for key, value in (group | dict.fromkeys(HOW, False)).items() if key != "params"}
+            alone |= {key: value.item() for key, value in alone.items() if isinstance(value, Tensor)}
             try:
                 # The kind's own checks of its settings, which a loaded state never meets.
                 trial = kind([tiny], **{key: alone[key] for key in alone.keys() & signature(kind).parameters})
@@ -216,7 +217,8 @@ class _State:
             _same_keys("optimizer", set(saved["names"]), set(group["names"]))
             places |= dict(zip(group["names"], own["params"], strict=True))
             for key, value in saved["settings"].items():
-                own[key] = tuple(value) if isinstance(own.get(key), tuple) and isinstance(value, list) else value
+                value = torch.full_like(old, value) if isinstance(old := own.get(key), Tensor) else value
+                own[key] = tuple(value) if isinstance(old, tuple) and isinstance(value, list) else value
         for full, value in found.items():
             if not full.startswith(STATE):
                 continue

@@ -86,8 +86,12 @@ def _plain(own, cls: type, data: Tensor | None = None, *args, **kwargs) -> nn.Pa
 
 
 def _not_written(own, given: object, name: str) -> None:
-    if isinstance(given, DenseCopy) and sys._getframe(2).f_code.co_name in WRITING:
-        raise UnsupportedError(given.said)
+    if sys._getframe(2).f_code.co_name in WRITING and isinstance(given, Tensor) and autograd.has_values(given):
+        if isinstance(given, DenseCopy):
+            raise UnsupportedError(given.said)
+        # A collective raises no version, by which a layer sees that its weight, or an alias of it, was written.
+        if any(layer.weight.data_ptr() == given.data_ptr() for layer in autograd.layers()) and not given.is_inference():
+            torch.autograd.graph.increment_version(given)
     own(given, name)
 
 

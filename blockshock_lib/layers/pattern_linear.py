@@ -3,6 +3,7 @@ Under `torch.compile` its product is one operator, `blockshock::pattern`, which 
 Importing this changes nn.Module's _apply, by which a model is moved.
 """
 
+import contextlib
 import weakref
 from collections.abc import Callable
 
@@ -71,7 +72,7 @@ class PatternLinear(nn.Module):
         if isinstance(input, torch.fx.Proxy):
             guards.before_forward(self, input)
         x = input.reshape(-1, input.shape[-1])
-        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
+        if not x.is_meta and torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
             x = x.to(self.packed.dtype)
         if torch.compiler.is_compiling():
             if torch.compiler._is_exporting_flag:
@@ -147,10 +148,12 @@ _ops.define("pattern(Tensor rows, int handle, int features, bool turned) -> Tens
 
 @torch.library.impl(_ops, "pattern", "CompositeExplicitAutograd")
 def _pattern(rows, handle, features, turned):
-    packed = _layers[handle].packed
-    if turned:  # a gradient, for x
-        return rows @ packed.dense()
-    return packed.product(rows.contiguous()) if len(rows) else rows.new_empty(0, features)
+    packed, device = _layers[handle].packed, rows.device.type
+    # Autocast would change what is multiplied inside, quantized values for one.
+    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext():
+        if turned:  # a gradient, for x
+            return rows @ packed.dense()
+        return packed.product(rows.contiguous()) if len(rows) else rows.new_empty(0, features)
 
 
 @torch.library.register_fake("blockshock::pattern", lib=_ops)

@@ -44,6 +44,7 @@ from torch.nn.utils import clip_grad_norm_ as torchs_clip
 from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint as recompute
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from blockshock_lib import BlockShockParallel, checkpoint, clip_grad_norm_
 from blockshock_lib.comm import Group
@@ -925,6 +926,21 @@ def averaged_in_state(method):
         raise UnsupportedError(said)
 
 
+@composition("weights that a collective over dp writes, as dist.broadcast(parameter)")
+def broadcast_over_dp(method):
+    dp, tp = square()["dp"].get_group(), square()["tp"].get_group()
+    plain, model = twins(method, tp)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + dp.rank())
+    model(batch(0)[0].requires_grad_()).sum().backward()  # what is kept of the weights is made now
+    model.zero_grad()
+    for at, parameter in enumerate(model.parameters()):
+        dist.broadcast(parameter.detach() if at % 2 else parameter.requires_grad_(False), group=dp, group_src=0)
+        parameter.requires_grad_()
+    trains_alike(model, plain)
+
+
 @composition("PeriodicModelAverager over the ranks of the layer", SHARED)
 def averaged_over_parts(method):
     model = twins(method)[1]
@@ -932,20 +948,37 @@ def averaged_over_parts(method):
     PeriodicModelAverager(period=1).average_parameters(model.parameters())
 
 
-@composition("activation checkpointing, either kind")
+@composition("activation checkpointing, reentrant or not, and selective, which keeps matrix products")
 def checkpointed(method):
     class Recomputed(nn.Sequential):
         def forward(self, x):
             x.requires_grad_()
             for layer in self:
-                x = recompute(layer, x, use_reentrant=self.reentrant)
+                x = recompute(layer, x, **self.how)
             return x
 
-    for reentrant in (True, False):
+    products = functools.partial(
+        create_selective_checkpoint_contexts, [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+    )
+    for how in ({"use_reentrant": True}, {}, {"context_fn": products}):
         plain, model = twins(method)
         run = Recomputed(*model)
-        run.reentrant = reentrant
+        run.how = {"use_reentrant": False} | how
         trains_alike(run, plain)
+
+
+@composition("a write in place behind it, as nn.ReLU(inplace=True) or +=, also of x with more dimensions")
+def written_behind(method):
+    class Written(nn.Sequential):
+        def forward(self, x):
+            for at, layer in enumerate(self):
+                y = layer(x if at else x.unflatten(0, (2, -1)))
+                y += 1
+                x = nn.functional.relu(y, inplace=True).reshape(x.shape)
+            return x
+
+    plain, model = twins(method)
+    trains_alike(Written(*model), Written(*plain))
 
 
 @composition("ColwiseParallel before, RowwiseParallel after", SHARED)

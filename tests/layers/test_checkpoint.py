@@ -171,6 +171,14 @@ def test_a_schedule_or_a_hook_of_the_loading_optimizer_is_left_alone(written):
     assert not called.called and same(held(model, optimizer), held(*written[1:]))
 
 
+def test_a_learning_rate_that_is_a_tensor_stays_one(tmp_path):
+    models = [training.mlp().double() for _ in range(2)]
+    pairs = [(one, torch.optim.AdamW(one.parameters(), lr=torch.tensor(1e-2))) for one in models]
+    checkpoint.save(tmp_path / "one", *pairs[0])
+    checkpoint.load(tmp_path / "one", *pairs[1])
+    assert torch.equal(pairs[1][1].param_groups[0]["lr"], torch.tensor(1e-2))
+
+
 MLP = training.mlp()
 PARTS = [{"params": list(MLP[i].parameters())} for i in (0, 2)]
 OTHERS = {

@@ -19,13 +19,14 @@ def refuse(call: Call) -> str:
 def attend(call: Call) -> tuple[Tensor, Tensor]:
     """16 bits are computed in fp32.
 
-    What is not finite in a key or value reaches only the queries that see it, and makes their whole output NaN.
+    What is not finite in a key or value reaches only the queries that see it, and makes their whole output NaN; in a
+    key, or their own, also their logsumexp.
     """
     lists, scale, (batch, heads) = call.lists, call.scale, call.q.shape[:2]
     # A row of work for each head: [B * H, S, D].
     q, k, v = (wide(x).repeat_interleave(heads // x.shape[1], 1).flatten(0, 1) for x in (call.q, call.k, call.v))
-    lost_q, lost_k = ~q.isfinite().all(-1), ~(k.isfinite() & v.isfinite()).all(-1)
-    q, k, v = q.masked_fill(lost_q[..., None], 0), *(x.masked_fill(lost_k[..., None], 0) for x in (k, v))
+    lost_q, lost_k, lost_v = (~x.isfinite().all(-1) for x in (q, k, v))
+    q, k, v = (x.masked_fill(lost[..., None], 0) for x, lost in ((q, lost_q), (k, lost_k), (v, lost_v)))
     plane = lists.plane.expand(batch, heads).flatten()
     by_plane = [(plane == number).nonzero()[:, 0] for number in range(lists.planes)]
     back = torch.cat(by_plane).argsort()
@@ -35,11 +36,12 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
         for number, at in enumerate(by_plane):
             keys, bits = _seen(lists, number * lists.q_blocks + row)
             keys, bits = keys.clamp(max=lists.k_len - 1), bits[: queries.shape[1]]
-            parts.append(_softmax(queries[at], k[at][:, keys], v[at][:, keys], bits, lost_k[at][:, keys], scale))
+            lost = lost_k[at][:, keys], lost_v[at][:, keys]
+            parts.append(_softmax(queries[at], k[at][:, keys], v[at][:, keys], bits, *lost, scale))
         made.append([torch.cat(each)[back] for each in zip(*parts, strict=True)])
     out, lse = (torch.cat(each, 1).unflatten(0, (batch, heads)) for each in zip(*made, strict=True))
     lost_q = lost_q.view(lse.shape) & (lse > -math.inf)  # what sees nothing is 0, whatever it asks
-    return out.masked_fill(lost_q[..., None], math.nan).to(call.q.dtype), lse
+    return out.masked_fill(lost_q[..., None], math.nan).to(call.q.dtype), lse.masked_fill(lost_q, math.nan)
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
@@ -88,12 +90,14 @@ def _seen(lists: BlockLists, row: int) -> tuple[Tensor, Tensor]:
     return keys, torch.cat((bits.new_ones(lists.block, len(full) * lists.block), bits), 1)
 
 
-def _softmax(q: Tensor, k: Tensor, v: Tensor, bits: Tensor, lost: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    # q [heads, m, D], k and v [heads, n, D], bits [m, n], lost [heads, n]
+def _softmax(
+    q: Tensor, k: Tensor, v: Tensor, bits: Tensor, lost_k: Tensor, lost_v: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    # q [heads, m, D], k and v [heads, n, D], bits [m, n], lost_k and lost_v [heads, n]
     scores = (q @ k.transpose(1, 2) * scale).masked_fill(~bits, -math.inf)
     empty = ~bits.any(1)
     lse = scores.masked_fill(empty[:, None], 0).logsumexp(-1)  # of an empty row something finite, for its gradient
     lse = lse.masked_fill(empty, -math.inf) if bits.shape[1] else scores.new_full(scores.shape[:2], -math.inf)
     weights = (scores - lse.masked_fill(empty, 0)[..., None]).exp()
-    sees_lost = (bits & lost[:, None]).any(-1)
-    return (weights @ v).masked_fill(sees_lost[..., None], math.nan), lse
+    no_lse, no_out = ((bits & lost[:, None]).any(-1) for lost in (lost_k, lost_k | lost_v))
+    return (weights @ v).masked_fill(no_out[..., None], math.nan), lse.masked_fill(no_lse, math.nan)

@@ -19,6 +19,8 @@ from blockshock_lib.layers.gpt.tracks import column, row
 from blockshock_lib.layers.guards import refuse_unequal
 from blockshock_lib.layers.parts import ReadLinear, Share, cut, refuse_unsummed, unsummed
 
+OTHER = "the cache holds other sequences, or those of another model, schedule, dtype or mode: begin a new one"
+
 
 @dataclass(frozen=True)
 class GPTConfig:
@@ -43,7 +45,7 @@ class Cache:
     """
 
     def __init__(self, positions: int):
-        self.positions, self.length = positions, 0
+        self.positions, self.length, self.schedule = positions, 0, None
         self.held: dict[nn.Module, Tensor] = {}  # by attention: [2, n B, heads, positions, size]
 
     def grown(self, attention: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,15 +53,18 @@ class Cache:
         if not self.length:
             self.held[attention] = k.new_zeros(2, *k.shape[:2], self.positions, k.shape[3])
         held, end = self.held.get(attention), self.length + k.shape[2]
-        if held is None or held.shape[1:3] != k.shape[:2]:
-            raise ValueError("the cache holds other sequences, or those of another model or schedule: begin a new one")
+        fits = held is not None and (held.shape[1:3], held.dtype) == (k.shape[:2], k.dtype)
+        left = not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled()
+        if not fits or (left and held.is_inference()):
+            raise ValueError(OTHER)
         for place, new in zip(held, (k, v), strict=True):
             place[:, :, self.length : end] = new.detach()
         return held[0, :, :, :end], held[1, :, :, :end]
 
     def __deepcopy__(self, memo: dict) -> "Cache":
         made = Cache(self.positions)  # of the same model, from here on by itself
-        made.length, made.held = self.length, {attention: held.clone() for attention, held in self.held.items()}
+        made.length, made.schedule = self.length, self.schedule
+        made.held = {attention: held.clone() for attention, held in self.held.items()}
         return made
 
 
@@ -82,7 +87,8 @@ class Attention(nn.Module):
             k, v = cache.grown(self, k, v)
             if new > 1 and cache.length:
                 mask = torch.ones(new, k.shape[2], dtype=torch.bool, device=k.device).tril(cache.length)
-        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=new == k.shape[2]).transpose(1, 2).flatten(2)
+        whole = cache is None or not cache.length
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=whole).transpose(1, 2).flatten(2)
         return row(y.unflatten(0, heads.shape[:-4]), self.out, tracks, apart, out)
 
 
@@ -198,11 +204,15 @@ class GPT(nn.Module):
             raise ValueError(f"tokens are [batch, at most {room - start} positions], not {list(tokens.shape)}")
         if targets is not None and targets.shape != tokens.shape:
             raise ValueError(f"targets are shaped as tokens, {list(tokens.shape)}, not {list(targets.shape)}")
+        if cache is not None and cache.schedule not in (None, self.schedule):
+            raise ValueError(OTHER)
         x = self.streamed(self.tokens(tokens) + self.positions.weight[start : start + tokens.shape[1]], cache)
         out = F.linear(self.norm(x), self.tokens.weight)
         if targets is not None:
             logits = out.flatten(0, 1).to(torch.promote_types(out.dtype, torch.float32))
             out = F.cross_entropy(logits, targets.flatten())
+        if cache is not None:  # not before: after an error the same tokens may be given again
+            cache.length, cache.schedule = cache.length + tokens.shape[1], self.schedule
         if self.group.world_size > 1 and out.requires_grad:
             out.register_hook(self._before_backward)
         return out
@@ -224,8 +234,6 @@ class GPT(nn.Module):
                 streams.show(which, sublayers[which].out.bias)
             else:
                 getattr(streams, what)(which)
-        if cache is not None:
-            cache.length += x.shape[1]
         return streams.read()
 
     def _before_backward(self, grad: Tensor) -> Tensor:

@@ -41,6 +41,8 @@ def survey(model: nn.Module, names: Sequence[str], batches: Sequence[Any], full:
 
     def look(number: int, name: str, x: Tensor) -> None:
         nonlocal source, last
+        if not x.numel():  # an expert that gets no token is not reached
+            return
         version = None if x.is_inference() else x._version  # of a tensor that is written in place between two layers
         source, last = source + (version is None or x is not last[0] or version != last[1]), (x, version)
         calls[name].append((number, source))

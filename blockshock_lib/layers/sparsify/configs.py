@@ -47,6 +47,8 @@ class Config:
 
     def refuse(self, weight: Tensor) -> None:
         """UnsupportedError or ValueError where W [N, K] cannot be pruned, packed or multiplied so on its device."""
+        if not weight.numel():
+            raise ValueError("its weight is empty")
         if not bool(torch.isfinite(weight).all()):
             raise ValueError("its weight holds values that are not finite")
 

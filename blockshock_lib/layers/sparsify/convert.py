@@ -20,6 +20,7 @@ from blockshock_lib.layers.sparsify.plan import Filter, as_linear, conv1d_of, he
 from blockshock_lib.layers.sparsify.report import Report
 
 
+@torch.inference_mode(False)  # or what is made could not be trained
 @torch.no_grad()
 def sparsify_(
     model: nn.Module, config: Config, filter: Filter = None, calibration: Iterable[Any] | None = None
@@ -90,7 +91,8 @@ def fake_sparsify_(
     Config.one(config)
     if any(isinstance(module, FakeSparse) for module in model.modules()):
         raise UnsupportedError("the model trains as if it were sparse already: call sparsify_ or dense_ first")
-    schedule = schedule or PruneSchedule()
+    if not isinstance(schedule := schedule or PruneSchedule(), PruneSchedule):
+        raise ValueError(f"schedule is a PruneSchedule(kind=...), not {schedule!r}")
     if config.method in CALIBRATED:
         raise ValueError(f"method={config.method!r} needs calibration: use sparsify_, then train with frozen=False")
     if isinstance(config, Sparse24) and config.dtype:
@@ -108,6 +110,7 @@ def fake_sparsify_(
     return Report(tuple(rows))
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def dense_(model: nn.Module) -> Report:
     """Makes each sparse layer, real or fake, what it was, with zeros where it was pruned; in place, all or none.

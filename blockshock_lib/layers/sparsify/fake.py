@@ -63,15 +63,22 @@ class PruneSchedule:
 
     def state_dict(self, model: nn.Module) -> dict[str, Any]:
         """What a resumed training needs beside the states of model and optimizer: steps done, masks and scales."""
-        return {"kind": self.kind, "done": self.done} | {what: self._held(model, what) for what in ("kept", "scale")}
+        held = {"layers": [*self._held(model, "path")]} | {what: self._held(model, what) for what in ("kept", "scale")}
+        return {"kind": self.kind, "steps": self.steps, "done": self.done} | held
 
     def load_state_dict(self, state: Mapping[str, Any], model: nn.Module) -> None:
         """Call it last: a state that the model loads brings new masks. ValueError: of another kind, or other layers."""
-        layers, kept = self._held(model, "schedule"), self._held(model, "kept")
+        layers, kept = self._held(model, "path"), self._held(model, "kept")
         if state["kind"] != self.kind:
             raise ValueError(f"it is of {state['kind']!r}, this schedule is {self.kind!r}")
-        if odd := (state["kept"].keys() ^ kept.keys()) | (state["scale"].keys() - layers.keys()):
-            raise ValueError(f"it is of other layers than the model's, as {min(odd)}")
+        if state.get("steps", self.steps) != self.steps:
+            raise ValueError(f"it is of {state['steps']} steps, this schedule of {self.steps}")
+        odd = (state["kept"].keys() ^ kept.keys()) | (state["scale"].keys() - layers.keys())
+        if odd := odd | (layers.keys() ^ state.get("layers", layers)):
+            how = "call fake_sparsify_ with the same config and filter, and before the model's state is loaded"
+            raise ValueError(f"it is of other layers than the model's, as {min(odd)}: {how}")
+        if odd := [name for name, value in state["kept"].items() if value.shape != kept[name].shape]:
+            raise ValueError(f"it has another shape of mask than the model's for {odd[0]}")
         for what in ("kept", "scale"):
             for name, value in state[what].items():
                 layer = model.get_submodule(name)
@@ -94,7 +101,7 @@ class FakeSparse(nn.Linear):
         if self.kept is None and isinstance(weight, DTensor):
             raise UnsupportedError("a layer that trains as if sparse is split over ranks: its schedule is to be 'once'")
         if torch.compiler._is_exporting_flag or isinstance(weight, torch.fx.Proxy) or torch.jit.is_tracing():
-            self._refuse_graph(torch.compiler._is_exporting_flag)
+            self._refuse_graph()
             value, factor = self._value(weight.detach())
             passed = weight - weight.detach()  # zeros with its gradient, where a graph keeps no Function
             return value + (passed * factor if self.schedule.gradient == "sparse" else passed)
@@ -105,12 +112,7 @@ class FakeSparse(nn.Linear):
         """(what is multiplied, its derivative by each weight)."""
         if self.schedule.kind == "s-ste":
             soft = soft_threshold(weight)
-            if (scale := self.scale) is None:
-                square = soft.square().sum()
-                scale = torch.where(square > 0, (weight * soft).sum() / square, 1)  # 1 of a weight of zeros
-                if type(scale) is Tensor and not torch._C._are_functorch_transforms_active():
-                    self.scale = scale  # not one of torch.export or a transform, which ends with that
-            return soft * scale, (soft != 0) * scale
+            return soft * self.scale, (soft != 0) * self.scale
         keep, share = self.config.keep(weight.abs()) if self.kept is None else self.kept, self.schedule.share
         factor = keep.to(weight.dtype)
         if self.schedule.kind == "decay":
@@ -122,11 +124,9 @@ class FakeSparse(nn.Linear):
             factor = (dropped > least).to(weight.dtype)
         return weight * factor, factor
 
-    def _refuse_graph(self, exporting: bool) -> None:
-        way = f"its schedule {self.schedule.kind!r} goes on, and a graph would not: take what dense_(model) leaves"
-        if self.schedule.kind == "s-ste":
-            way = "its scale comes with the first pass: call the model once before"
-        if self.schedule.steps or (self.schedule.kind == "s-ste" and self.scale is None and not exporting):
+    def _refuse_graph(self) -> None:
+        if self.schedule.steps:
+            way = f"its schedule {self.schedule.kind!r} goes on, and a graph would not: take what dense_(model) leaves"
             raise UnsupportedError(f"{describe(self)} trains as if sparse, and {way}")
 
     def __prepare_scriptable__(self):
@@ -139,10 +139,11 @@ class FakeSparse(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         if f"{prefix}weight" not in state_dict:
             return
-        self.scale, weight = None, self.weight.detach()
+        weight = (self.weight.t() if self.conv1d else self.weight).detach().contiguous()
         try:
+            self.scale = scale_of(weight) if self.schedule.kind == "s-ste" else None
             if self.kept is not None:
-                self.kept = self.config.kept((weight.t() if self.conv1d else weight).contiguous())
+                self.kept = self.config.kept(weight)
         except ValueError as error:
             errors.append(f"{prefix}weight: {error}")
 
@@ -179,11 +180,19 @@ def soft_threshold(weight: Tensor) -> Tensor:
     return (groups.sign() * (size - size.sort(-1).values[..., 1:2]).clamp_min(0)).flatten(1)
 
 
+def scale_of(weight: Tensor) -> Tensor:
+    """c of W [N, K], a scalar; 1 of a weight of zeros."""
+    soft = soft_threshold(weight)
+    square = soft.square().sum()
+    return torch.where(square > 0, (weight * soft).sum() / square, 1)
+
+
 def fake(module: nn.Module, weight: Tensor, config: object, schedule: PruneSchedule, conv1d: type | None) -> None:
     own = {"config": config, "schedule": schedule, "was": type(module), "conv1d": conv1d}
     vars(module).update(own | {"out_features": weight.shape[0], "in_features": weight.shape[1]})
     module.register_buffer("kept", config.kept(weight) if schedule.kind == "once" else None, persistent=False)
-    module.register_buffer("scale", None, persistent=False)
+    # From the start: buffers that come later are other ones to an AveragedModel that was made before.
+    module.register_buffer("scale", scale_of(weight) if schedule.kind == "s-ste" else None, persistent=False)
     module.register_forward_pre_hook(guards.called)
     module.__class__ = FakeSparse
 

@@ -34,6 +34,8 @@ PARTS, SCALE = ("compressed", "bitmask", "shape"), "weight_scale"
 @torch.no_grad()
 def save_sparse(path: Path | str, model: nn.Module) -> None:
     """Writes the model to one .safetensors file, whole or not at all; a tied tensor under its first name alone."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"save_sparse(path, model): the model is an nn.Module, not {type(model).__name__}")
     tensors, place = {}, torch.device("cpu")
     for name, layer in model.named_modules():
         if split(layer) or isinstance(layer, ParallelLinear24):
@@ -45,7 +47,8 @@ def save_sparse(path: Path | str, model: nn.Module) -> None:
     for name, layer in _sparse(model).items():
         eight = isinstance(layer, PatternLinear)
         dense = (layer.packed.quantized() if eight else layer.to_dense()).cpu()
-        keep = nonzero_places(dense.float() if eight else dense)
+        # Of a trained one also a kept weight that is zero just now: an optimizer's state goes by places.
+        keep = nonzero_places(dense.float() if eight else dense) if layer.frozen else layer.pattern.mask().cpu()
         shape = torch.tensor(dense.shape, device=place).view(2, 1)
         bits = (keep.unflatten(1, (-1, 8)) * 2 ** torch.arange(8, device=place)).sum(-1).to(torch.uint8)
         found = _whole(dense)[keep].view(len(dense), -1).view(dense.dtype), bits, shape
@@ -65,6 +68,7 @@ def save_sparse(path: Path | str, model: nn.Module) -> None:
         scratch.unlink(missing_ok=True)
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = None) -> Report:
     """Reads a .safetensors file, or all of a folder, into the model, and makes 2:4 what is 2:4 there; in place.
@@ -80,7 +84,9 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
         try:
             found = _opened(Path(path), stack)
             names = [key.removesuffix(".compressed") for key in found if key.endswith(".compressed")]
-            weights = {name: _weight(name, *(found.pop(f"{name}.{part}")() for part in PARTS)) for name in names}
+            keeps, weights = {}, {}
+            for name in names:
+                weights[name], keeps[name] = _weight(name, *(found.pop(f"{name}.{part}")() for part in PARTS))
             scales = {name: _scale(name, weights[name], found) for name in names if weights[name].itemsize == 1}
             rest = {key: read() for key, read in found.items()}
             _check(model, weights, rest)
@@ -95,8 +101,11 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             weight = weight.to(device)
             if name in scales:
                 new = of_eight_bits(weight, scales[name].to(device), old.weight.dtype, bias)
-            else:
+            elif config.dtype:
                 new = config.layer(linear_of(weight, bias, old))
+            else:
+                how = {"product": config.product, "frozen": config.frozen}
+                new = Linear24.from_linear(linear_of(weight, bias, old), mask=keeps[name].to(device), **how)
             new = converted(new, old, name)
             rows.append(replace(row_of(name, old), after=held(new), made=type(new).__name__))
             put(undo, model, name, new)
@@ -116,7 +125,7 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             undo.callback(own[key].copy_, own[key].clone())
         model.load_state_dict(rest, strict=False, assign=assign)
         undo.pop_all()
-    for name, old in left.items() if not config.frozen else ():
+    for name, old in left.items():
         leave(old, name)
     return Report(tuple(rows))
 
@@ -150,8 +159,8 @@ def _opened(path: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     return {key: (lambda file=file, key=key: file.get_tensor(key)) for file in opened for key in file.keys()}  # noqa: SIM118
 
 
-def _weight(name: str, values: Tensor, bits: Tensor, shape: Tensor) -> Tensor:
-    """The dense W [N, K] of a sparse layer."""
+def _weight(name: str, values: Tensor, bits: Tensor, shape: Tensor) -> tuple[Tensor, Tensor]:
+    """The dense W [N, K] of a sparse layer, and what is kept of it, bool [N, K]."""
     rows, columns = shape.flatten().tolist()
     if values.shape != (rows, columns // 2) or bits.shape != (rows, -(-columns // 8)) or bits.dtype != torch.uint8:
         raise CheckpointError(f"{name} of {rows}x{columns} has other values or another bitmask than that needs")
@@ -159,7 +168,7 @@ def _weight(name: str, values: Tensor, bits: Tensor, shape: Tensor) -> Tensor:
     masks.check_groups(keep)
     dense = torch.zeros(rows, columns, dtype=values.dtype)
     _whole(dense).masked_scatter_(keep, _whole(values))
-    return dense
+    return dense, keep
 
 
 def _whole(values: Tensor) -> Tensor:

@@ -155,8 +155,21 @@ def test_what_is_masked_out_may_be_nan_or_the_backend_says_that_it_may_not(backe
     k[:, :, 60], v[:, :, 61, 3] = math.nan, math.inf
     if backend in ("auto", "reference"):
         assert call()[:, :, :60].isfinite().all() and call()[:, :, 61:].isnan().all()
+        k[:, :, 60] = 1.0  # what is lost of a value is none of the logsumexp, of a key or a query it is
+        level = lambda: attention.sparse_attention(q, k, v, attention.causal(), backend, block=32, return_lse=True)[1]  # noqa: E731
+        right = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[3] ** -0.5).masked_fill(
+            ~torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(), -math.inf
+        )
+        torch.testing.assert_close(level(), right.logsumexp(-1))
+        k[:, :, 60], q[:, :, 3] = math.nan, math.nan
+        lost = level().isnan().all(1).all(0).nonzero().flatten().tolist()
+        assert lost == [3, *range(60, q.shape[2])] == level().isnan().any(1).any(0).nonzero().flatten().tolist()
     else:
         with pytest.raises(UnsupportedError, match=r"a key or value is NaN or Inf|needs a|Hopper GPUs only"):
+            call()
+    if backend == "sdpa":
+        k[:], v[:], q[:, :, 3] = 1.0, 1.0, math.nan
+        with pytest.raises(UnsupportedError, match="a query of NaN or Inf an output of 0"):
             call()
 
 

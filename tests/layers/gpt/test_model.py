@@ -243,6 +243,9 @@ def test_it_compiles_without_a_graph_break(name):
     right = trained(copy.deepcopy(whole), 1)
     whole.compile(fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(trained(whole, 1), right, **CLOSE)
+    for length in (3, 5, 6):  # of any length, not of the first alone
+        tokens = batch()[0][:, :1].expand(-1, length)
+        torch.testing.assert_close(whole(tokens), whole.forward(tokens), **CLOSE)
 
 
 def test_under_autocast_the_stream_stays_in_32_bits_and_sums_travel_in_16(monkeypatch):

@@ -32,6 +32,15 @@ def wrong(layer, dense, x):
 
 
 @EACH
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_autocast_does_not_round_the_product_of_quantized_values(dtype, half):
+    layer = made(dtype, to=torch.float32)[0].blocks[1].up
+    right = layer(x := torch.randn(4, layer.in_features))
+    with torch.autocast("cpu", half):
+        assert torch.equal(layer(x), right)
+
+
+@EACH
 @pytest.mark.parametrize("to", [torch.float16, torch.bfloat16, torch.float32])
 def test_a_model_computes_what_its_dense_form_does_of_quantized_inputs(dtype, to):
     model, report = made(dtype, to=to)

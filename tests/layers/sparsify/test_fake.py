@@ -170,6 +170,8 @@ def test_an_interrupted_one_leaves_the_model_and_words_that_are_none_are_refused
     ):
         with pytest.raises(ValueError, match=words):
             PruneSchedule(*given)
+    with pytest.raises(ValueError, match=r"schedule is a PruneSchedule\(kind=...\), not 'gradual'"):
+        fake_sparsify_(Model(), Sparse24(), schedule="gradual")
     with pytest.raises(ValueError, match="gradient 'x': allowed"):
         PruneSchedule(gradient="x")
 
@@ -220,9 +222,13 @@ def test_the_state_of_another_schedule_or_model_is_refused_and_changes_nothing()
     fake_sparsify_(model, Sparse24(), schedule=schedules[0])
     fake_sparsify_(small, Sparse24(), schedule=schedules[1])
     state, other, y = schedules[0].state_dict(model), schedules[1].state_dict(small), model(TOKENS)
+    wide = state | {"kept": {name: kept.repeat(2, 1) for name, kept in state["kept"].items()}}
     for words, given in (
         ("it is of 's-ste', this schedule is 'once'", state | {"kind": "s-ste"}),
-        ("other layers than the model's, as 0", other),
+        ("other layers than the model's, as 0.* before the model's state is loaded", other),
+        ("it is of 4 steps, this schedule of 0", state | {"steps": 4}),
+        ("it is of other layers", state | {"layers": ["0"]}),
+        ("another shape of mask than the model's for ", wide),
     ):
         with pytest.raises(ValueError, match=words):
             schedules[0].load_state_dict(given | {"done": 7}, model)
@@ -253,7 +259,7 @@ def test_transforms_of_torch_func_are_those_of_what_is_multiplied(gradient, kind
     fake_sparsify_(model, Sparse24(), schedule=plan)
     held, call = {"0.weight": model[0].weight.detach()}, torch.func.functional_call
     grad, moved = torch.func.grad_and_value(lambda held: call(model, held, (x,)).square().sum())(held)
-    assert getattr(model[0], "scale", None) is None  # no tensor of a transform stays in the layer
+    assert type(model[0].scale or torch.ones(1)) is torch.Tensor  # no tensor of a transform stays in the layer
     model(x).square().sum().backward()
     torch.testing.assert_close(grad["0.weight"], model[0].weight.grad)
     plain = nn.Linear(64, 64, dtype=torch.float64)
@@ -274,9 +280,6 @@ def test_a_graph_of_it_has_its_gradient_or_is_refused_by_name(gradient, kind):
     model, x = nn.Sequential(nn.Linear(64, 64)), torch.randn(2, 64)
     fake_sparsify_(model, Sparse24(), schedule=PruneSchedule(kind, 3 * (kind in ("gradual", "decay")), gradient))
     graphs = torch.fx.symbolic_trace, lambda model: torch.jit.trace(model, x)
-    for make in graphs if kind == "s-ste" else ():
-        with pytest.raises(UnsupportedError, match=r"^0: FakeSparse\(.* first pass: call the model once before"):
-            make(model)
     model(x).square().sum().backward()
     for make in (*graphs, lambda model: torch.export.export(model, (x,)).module()):
         if kind in ("gradual", "decay"):
@@ -297,11 +300,18 @@ def test_a_graph_of_it_has_its_gradient_or_is_refused_by_name(gradient, kind):
         torch.jit.script(model)
 
 
+def test_an_average_of_weights_that_is_made_before_the_first_pass_has_the_buffers_of_the_model():
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    fake_sparsify_(model, Sparse24(), schedule=PruneSchedule("s-ste"))
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    model(torch.randn(5, 64))
+    average.update_parameters(model)
+    assert all(map(torch.equal, average.module.buffers(), model.buffers())) and len([*model.buffers()]) == 4
+
+
 def test_the_scale_moves_with_its_layer():
     model = nn.Sequential(nn.Linear(64, 64))
     fake_sparsify_(model, Sparse24(), schedule=PruneSchedule("s-ste"))
     torch.export.export(model, (torch.randn(2, 64),), strict=False)
-    assert model[0].scale is None
-    model(torch.randn(2, 64))
     assert model.double()[0].scale.dtype == torch.float64 and model.to("meta")[0].scale.is_meta
     assert model.state_dict().keys() == {"0.weight", "0.bias"}

@@ -72,6 +72,22 @@ def test_a_model_in_any_pattern_computes_what_its_dense_form_does(config):
     assert zeros.item() == pytest.approx(config.sparsity, abs=0.01)
 
 
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{type(config).__name__} {config.kernel}")
+@pytest.mark.parametrize(("to", "half"), [(torch.float32, torch.bfloat16), (torch.float64, torch.float16)])
+def test_autocast_changes_the_dtype_of_no_pattern(config, to, half):
+    model = Model().to(to)
+    sparsify_(model, config)
+    layer, x = model.blocks[1].up, torch.randn(5, 64, dtype=to, requires_grad=True)
+    (right := layer(x)).sum().backward()
+    wanted, x.grad = x.grad, None
+    with torch.autocast("cpu", half):
+        y = layer(x)
+        y.sum().backward()
+        with pytest.raises(ValueError, match=r"as the weight is, not torch.int64"):
+            layer(torch.ones(5, 64, dtype=torch.int64))
+    assert torch.equal(y, right) and torch.equal(x.grad, wanted) and y.dtype == to
+
+
 def test_a_compiled_model_in_a_pattern_is_one_graph_and_a_copy_multiplies_its_own_weights():
     model = Model()
     sparsify_(model, BlockSparse(block=16, sparsity=0.125))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from blockshock_lib import BlockSparse, Sparse24, sparsify_
-from blockshock_lib.errors import DataError
+from blockshock_lib import BlockSparse, Sparse24, StructuredRows, sparsify_
+from blockshock_lib.errors import DataError, UnsupportedError
 from blockshock_lib.kernels.sparse24.masks import first_bad_group
 from blockshock_lib.layers.sparsify import calibrate, prune
 from tests.layers.sparsify.models import Model, same, state
@@ -200,6 +200,25 @@ def test_a_layer_that_no_batch_reaches_is_left_and_batches_may_be_mappings():
     report = sparsify_(model, Sparse24("wanda"), calibration=[{"tokens": BATCHES[0]}, (BATCHES[1],)])
     assert report.converted == ALL and report.refused["spare"] == "no batch of calibration reaches it"
     assert type(model.spare) is nn.Linear
+
+
+@pytest.mark.parametrize(
+    "config", [Sparse24("wanda"), Sparse24("sparsegpt"), StructuredRows(sparsity=0.5, method="wanda")]
+)
+def test_an_expert_that_gets_no_token_is_left(config):
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.each = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+
+        def forward(self, x):
+            return self.each[0](x) + self.each[1](x[:0]).sum()
+
+    model, config = Experts(), replace(config, method="wanda") if config.method == "magnitude" else config
+    report = sparsify_(model, config, calibration=[torch.randn(100, 64)])
+    assert report.converted == ["each.0"] and report.refused["each.1"] == "no batch of calibration reaches it"
+    with pytest.raises(UnsupportedError, match="no batch of calibration reaches a layer"):
+        sparsify_(Experts(), config, calibration=[torch.randn(0, 64)])
 
 
 class InPlace(nn.Module):

@@ -228,11 +228,26 @@ def test_a_file_that_is_read_and_interrupted_leaves_every_value(written, meta):
     assert all(torch.equal(after[n], value) for n, value in values.items())
 
 
-def test_an_optimizer_of_before_is_refused_where_layers_that_are_read_are_to_be_trained(written):
+@pytest.mark.parametrize("config", [None, Sparse24(frozen=False)])
+def test_an_optimizer_of_before_is_refused_where_layers_are_read(written, config):
     _, path = written
     model = Model(seed=1)
     optimizer = torch.optim.SGD(model.parameters())
-    load_sparse_(model, path, Sparse24(frozen=False))
+    load_sparse_(model, path, config)
     model(TOKENS).sum().backward()
     with pytest.raises(UnsupportedError, match=r"holds the parameters that blocks\.\d\.\w+ had before"):
         optimizer.step()
+
+
+def test_a_trained_weight_that_is_zero_just_now_keeps_its_place_in_a_file(tmp_path):
+    model = nn.Sequential(nn.Linear(64, 64))
+    nn.init.zeros_(model[0].weight)
+    sparsify_(model, trained := Sparse24(frozen=False))
+    with torch.no_grad():
+        model[0].weight[0, 1] = 7.0  # W[0, 1]
+    save_sparse(tmp_path / "m.safetensors", model)
+    load_sparse_(other := nn.Sequential(nn.Linear(64, 64)), tmp_path / "m.safetensors", trained)
+    assert torch.equal(other[0].weight, model[0].weight) and other[0].weight[0, 1] == 7
+    assert torch.equal(other[0].pattern.mask(), model[0].pattern.mask())
+    with pytest.raises(ValueError, match=r"save_sparse\(path, model\): the model is an nn.Module, not str"):
+        save_sparse(model, "m.safetensors")

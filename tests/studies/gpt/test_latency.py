@@ -126,8 +126,22 @@ def test_a_cache_is_copied_with_what_it_holds_and_serves_one_model_and_its_seque
     assert cache.length == branch.length == 7
     for other, given in ((drawn("spd", 2), tokens), (model, tokens[:1])):
         model(tokens[:, :3], cache=(held := gpt.Cache(7)))
-        with pytest.raises(ValueError, match="other sequences, or those of another model or schedule: begin a new"):
+        with pytest.raises(ValueError, match=r"other sequences, or those of another model, schedule, .*: begin a new"):
             other(given[:, 3:], cache=held)
+    with pytest.raises(IndexError):  # of targets beyond the vocabulary: the tokens do not count
+        model(tokens[:, :1], tokens[:, :1] + CONFIG.vocab, cache=(held := gpt.Cache(7)))
+    assert held.length == 0
+    with torch.inference_mode():
+        model(tokens[:, :3], cache=held)
+    with pytest.raises(ValueError, match="begin a new one"):
+        model(tokens[:, 3:], cache=held)
+    model(tokens[:, :3], cache=(held := gpt.Cache(7)))
+    model.schedule = "tensor_parallel"
+    with pytest.raises(ValueError, match="begin a new one"):
+        model(tokens[:, 3:], cache=held)
+    model.schedule = "spd"
+    with pytest.raises(ValueError, match="begin a new one"):
+        model.float()(tokens[:, 3:], cache=held)
 
 
 def test_a_slow_link_starts_ranks_without_peer_access(monkeypatch):
