@@ -132,7 +132,7 @@ WHOSE = {
 }
 # Lines of Python, as many as there are today, to a round figure. The aims: 18,000 of the general rooms and the linear
 # study, 3,500 of attention and of the gallery, 3,000 of gpt.
-MOST_LINES = {"": 19_530, "attention": 6_838, "gpt": 3_670, "gallery": 5_287}
+MOST_LINES = {"": 19_531, "attention": 6_839, "gpt": 3_670, "gallery": 5_287}
 
 
 def whose(path):

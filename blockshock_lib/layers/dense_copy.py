@@ -90,7 +90,8 @@ def _not_written(own, given: object, name: str) -> None:
         if isinstance(given, DenseCopy):
             raise UnsupportedError(given.said)
         # A collective raises no version, by which a layer sees that its weight, or an alias of it, was written.
-        if any(layer.weight.data_ptr() == given.data_ptr() for layer in autograd.layers()) and not given.is_inference():
+        held = {layer.weight.data_ptr() for layer in autograd.layers() if autograd.has_values(layer.weight)}
+        if given.data_ptr() in held and not given.is_inference():
             torch.autograd.graph.increment_version(given)
     own(given, name)
 
