@@ -98,7 +98,7 @@ class Pattern:
             raise ValueError(f"this pattern is of {self.lengths[0]} queries and {self.lengths[1]} keys, not of {asked}")
         if self.positions not in (None, k_len):
             raise ValueError(f"the documents of this pattern have {self.positions} positions together, not {k_len}")
-        if q_len > k_len and self.lengths is None:
+        if q_len > k_len and (self.lengths is None or self.positions):
             raise ValueError(f"the queries are the last of the keys' positions, so at most as many; not {asked}")
 
     def sees(self, q: Tensor, k: Tensor, q_len: int, k_len: int, batch: int = 0, head: int = 0) -> Tensor:

@@ -281,6 +281,10 @@ def test_a_bound_that_is_not_safe_is_seen():
         (lambda: patterns.documents([4, 0]), "a document's length is a positive whole number"),
         (lambda: patterns.documents([4, 4]).lists(9), "8 positions together, not 9"),
         (lambda: patterns.causal().lists(9, 4), "at most as many; not 9 queries and 4 keys"),
+        (
+            lambda: (patterns.from_mask(torch.ones(9, 4, dtype=torch.bool)) & patterns.documents([2, 2])).lists(9, 4),
+            "at most as many; not 9 queries and 4 keys",
+        ),
         (lambda: patterns.causal().lists(0), "at least one query and one key"),
         (lambda: patterns.causal().lists(64, block=40), "multiple of 32"),
         (lambda: patterns.from_mask(torch.ones(4, 4)), "a bool mask"),
