@@ -1,6 +1,7 @@
 """A dense copy of a weight that lies otherwise in its layer, as a state dict has it: it is read, and not written into.
 
-Importing this changes torch's nn.Parameter, which would take no such tensor, and collectives, which would write it.
+Importing this changes torch's nn.Parameter, which would take no such tensor, and collectives, which would write it: a
+layer's weight they may, and raise its version then, by which the layer sees it.
 """
 
 import sys
@@ -85,17 +86,18 @@ def _plain(own, cls: type, data: Tensor | None = None, *args, **kwargs) -> nn.Pa
     return own(cls, data.plain() if isinstance(data, DenseCopy) else data, *args, **kwargs)
 
 
-def _not_written(own, given: object, name: str) -> None:
-    if sys._getframe(2).f_code.co_name in WRITING and isinstance(given, Tensor) and autograd.has_values(given):
+def _seen_written(own, given: object, name: str) -> None:
+    if sys._getframe(2).f_code.co_name in WRITING and isinstance(given, Tensor):
         if isinstance(given, DenseCopy):
             raise UnsupportedError(given.said)
-        # A collective raises no version, by which a layer sees that its weight, or an alias of it, was written.
-        held = {layer.weight.data_ptr() for layer in autograd.layers() if autograd.has_values(layer.weight)}
-        if given.data_ptr() in held and not given.is_inference():
-            torch.autograd.graph.increment_version(given)
+        with torch._C.DisableTorchFunctionSubclass():
+            held = (layer._parameters["weight"] for layer in autograd.layers())
+            # A collective raises no version, by which a layer sees that its weight, or an alias of it, was written.
+            if any(hasattr(w, "looks") and torch._C._is_alias_of(given, w) for w in held) and not given.is_inference():
+                torch.autograd.graph.increment_version(given)
     own(given, name)
 
 
 nn.Parameter.__new__ = guards._around(nn.Parameter.__new__, _plain)
 if own := getattr(distributed_c10d, "_check_single_tensor", None):  # torch's own, which another version may not have
-    distributed_c10d._check_single_tensor = guards._around(own, _not_written)
+    distributed_c10d._check_single_tensor = guards._around(own, _seen_written)

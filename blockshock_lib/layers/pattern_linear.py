@@ -172,7 +172,10 @@ class _Product(torch.autograd.Function):
         ctx.handle, ctx.features = handle, x.shape[1]
         # A gradient may be asked for once nothing else holds the layer.
         ctx.layer = None if torch.compiler.is_compiling() else _layers[handle]
-        return _made(x, handle, features, False)
+        y = _made(x, handle, features, False)
+        if torch.compiler.is_compiling() or not y._is_view():
+            return y
+        return torch.ops.aten._unsafe_view.default(y, y.shape)  # as in autograd.py
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, None, None]:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from blockshock_lib.comm import Group, Pending
+from blockshock_lib.comm.group import unkept
 from blockshock_lib.comm.pull import side_stream
 from blockshock_lib.errors import UnsupportedError
 from blockshock_lib.kernels.patterns.dense import Products
@@ -176,7 +177,7 @@ class ShardedLinear(DenseState):
         chunk's collective runs on a stream of its own beside the next one's product.
         """
         if self.chunks == 1 or (rows := self._rows(x)) >= x.shape[0]:
-            return self.reduce(self.local(x))
+            return self.reduce(unkept(self.local(x)))
         main, side = (torch.cuda.current_stream(x.device), side_stream(x.device)) if x.is_cuda else (None, None)
         if self.transposed_y:
             y, into = x.new_empty(self.out_features, x.shape[0]).t(), None

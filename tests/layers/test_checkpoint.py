@@ -172,11 +172,11 @@ def test_a_schedule_or_a_hook_of_the_loading_optimizer_is_left_alone(written):
 
 
 def test_a_learning_rate_that_is_a_tensor_stays_one(tmp_path):
-    models = [training.mlp().double() for _ in range(2)]
-    pairs = [(one, torch.optim.AdamW(one.parameters(), lr=torch.tensor(1e-2))) for one in models]
+    models = [(training.mlp().double(), torch.tensor(lr)) for lr in (0.01, 1.0)]
+    pairs = [(model, torch.optim.AdamW(model.parameters(), lr=lr)) for model, lr in models]
     checkpoint.save(tmp_path / "one", *pairs[0])
     checkpoint.load(tmp_path / "one", *pairs[1])
-    assert torch.equal(pairs[1][1].param_groups[0]["lr"], torch.tensor(1e-2))
+    assert torch.equal(pairs[1][1].param_groups[0]["lr"], torch.tensor(0.01))
 
 
 MLP = training.mlp()

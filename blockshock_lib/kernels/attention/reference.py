@@ -20,7 +20,7 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     """16 bits are computed in fp32.
 
     What is not finite in a key or value reaches only the queries that see it, and makes their whole output NaN; in a
-    key, or their own, also their logsumexp.
+    key or in the query itself, the logsumexp too.
     """
     lists, scale, (batch, heads) = call.lists, call.scale, call.q.shape[:2]
     # A row of work for each head: [B * H, S, D].

@@ -35,7 +35,7 @@ def refuse(call: Call) -> str:
         return "no kernel of it gives the logsumexp of this dtype, head dimension and device"
     looks = call.q.device.type == "cpu" and not torch._C._are_functorch_transforms_active()
     if looks and not bool(call.q.detach().isfinite().all()):
-        return "on a CPU it gives a query of NaN or Inf an output of 0"
+        return "on a CPU it may give a query of NaN or Inf an output of 0"
     return call.spoilt() if _causal(call) else ""
 
 

@@ -124,8 +124,8 @@ def tune(
     q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float | None = None, block: int = 128
 ) -> dict[str, float]:
     """Measures the backends on calls of these shapes and this pattern, in a process of its own: the milliseconds of
-    each whose values are right, the fastest first; where q, k or v requires a gradient, those of forward and backward,
-    after the forward alone, which evaluation asks for.
+    each whose values are right, the fastest first; of forward and backward where q, k or v requires a gradient. The
+    forward alone is then tuned before, for evaluation.
 
     They are kept on disk, where `backend="auto"` finds them in later processes too, for patterns that are near as well.
     Warns of backends whose values are wrong. UnsupportedError without a GPU, BlockShockError where nothing is right,

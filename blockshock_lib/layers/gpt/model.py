@@ -220,6 +220,7 @@ class GPT(nn.Module):
     def streamed(self, x: Tensor, cache: Cache | None = None, first: int = 0, end: int | None = None) -> Tensor:
         """The blocks, without embeddings and head: the stream at sublayer `first`, [B, S, W] -> that at `end`, where
         both are places at which all ranks hold the same; by default all of them, to what the final norm reads.
+        A cache's length is the caller's to move.
         """
         streams, sublayers = Streams(self.schedule, x, self.ranks, self.group), self.sublayers
         for what, which in self.schedule.operations:

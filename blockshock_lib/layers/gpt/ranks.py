@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from blockshock_lib.comm import Group, Pending
+from blockshock_lib.comm.group import unkept
 from blockshock_lib.kernels.once import once
 
 
@@ -36,7 +37,7 @@ class Sum:
         return _Land.apply(started, self)
 
     def begin(self, x: Tensor) -> Tensor:
-        rows = x.view(-1, x.shape[-1])
+        rows = unkept(x.view(-1, x.shape[-1]))
         if self.overlapped:
             self.pending = self.group.start_all_reduce(rows)
         else:  # at once, by the fastest way, on the current stream

@@ -77,7 +77,7 @@ def moments(model: nn.Module, name: str, once: bool, batches: Sequence[Any], ful
         if sums is None:
             sums = x.new_zeros(x.shape[-1], x.shape[-1]) if full else x.new_zeros(x.shape[-1])
         sums = sums.addmm_(x.t(), x) if full else sums.add_(x.square().sum(0))
-        if once:
+        if once and x.numel():
             raise _Reached
 
     _passes(model, [name], batches, look)

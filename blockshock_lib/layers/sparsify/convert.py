@@ -1,12 +1,14 @@
 """A model's layers made sparse, and dense again, in place and all or none."""
 
 import contextlib
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from blockshock_lib.errors import DataError, UnsupportedError
 from blockshock_lib.layers.linear24 import Linear24
@@ -20,8 +22,21 @@ from blockshock_lib.layers.sparsify.plan import Filter, as_linear, conv1d_of, he
 from blockshock_lib.layers.sparsify.report import Report
 
 
-@torch.inference_mode(False)  # or what is made could not be trained
-@torch.no_grad()
+def as_made(convert: Callable) -> Callable:
+    """Runs in torch's inference mode where the model was made in it, else never: what is made is to be trained."""
+
+    @functools.wraps(convert)
+    def run(model: nn.Module, *given: Any, **options: Any) -> Report:
+        with (
+            torch.inference_mode(any(not is_lazy(one) and one.is_inference() for one in model.parameters())),
+            torch.no_grad(),
+        ):
+            return convert(model, *given, **options)
+
+    return run
+
+
+@as_made
 def sparsify_(
     model: nn.Module, config: Config, filter: Filter = None, calibration: Iterable[Any] | None = None
 ) -> Report:
@@ -110,8 +125,7 @@ def fake_sparsify_(
     return Report(tuple(rows))
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
+@as_made
 def dense_(model: nn.Module) -> Report:
     """Makes each sparse layer, real or fake, what it was, with zeros where it was pruned; in place, all or none.
 

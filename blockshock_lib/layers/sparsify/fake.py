@@ -5,7 +5,7 @@
 | once | keep W, by one mask: prune, then retrain | Han et al. 2015, arXiv:1506.02626 |
 | gradual | W without the smallest 1 - (1 - t)^3 of what `keep` drops | Zhu and Gupta 2017, arXiv:1710.01878 |
 | decay | keep W + (1 - t) (1 - keep) W | Kao et al. 2022, arXiv:2209.07617 |
-| s-ste | c sign(W) max(0, abs(W) - the second smallest of its four), c = <W, S> / <S, S> at first | arXiv:2409.09099 |
+| s-ste | c sign(W) max(0, abs(W) - the second smallest of its four), c = <W, S> / <S, S> when made | arXiv:2409.09099 |
 
 t goes from 0 to 1 over the schedule's steps; `keep` is taken anew in each pass, but for "once". A state that is loaded
 brings a new `keep` and c, and the schedule's own state those that were.
@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from blockshock_lib.errors import UnsupportedError, allowed
 from blockshock_lib.layers import guards
+from blockshock_lib.layers.parts import whole
 from blockshock_lib.layers.watch import describe
 
 KINDS = ("once", "gradual", "decay", "s-ste")
@@ -67,7 +68,9 @@ class PruneSchedule:
         return {"kind": self.kind, "steps": self.steps, "done": self.done} | held
 
     def load_state_dict(self, state: Mapping[str, Any], model: nn.Module) -> None:
-        """Call it last: a state that the model loads brings new masks. ValueError: of another kind, or other layers."""
+        """Call it last: a state that the model loads brings new masks. ValueError: of another kind, steps, layers or
+        shapes.
+        """
         layers, kept = self._held(model, "path"), self._held(model, "kept")
         if state["kind"] != self.kind:
             raise ValueError(f"it is of {state['kind']!r}, this schedule is {self.kind!r}")
@@ -141,7 +144,7 @@ class FakeSparse(nn.Linear):
             return
         weight = (self.weight.t() if self.conv1d else self.weight).detach().contiguous()
         try:
-            self.scale = scale_of(weight) if self.schedule.kind == "s-ste" else None
+            self.scale = whole(scale_of(weight)) if self.schedule.kind == "s-ste" else None
             if self.kept is not None:
                 self.kept = self.config.kept(weight)
         except ValueError as error:

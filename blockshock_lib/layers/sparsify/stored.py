@@ -22,7 +22,7 @@ from blockshock_lib.layers.linear24 import Linear24, nonzero_places
 from blockshock_lib.layers.parts import leave
 from blockshock_lib.layers.pattern_linear import PatternLinear, linear_of
 from blockshock_lib.layers.sparsify.configs import Sparse24, of_eight_bits
-from blockshock_lib.layers.sparsify.convert import converted, put
+from blockshock_lib.layers.sparsify.convert import as_made, converted, put
 from blockshock_lib.layers.sparsify.fake import FakeSparse
 from blockshock_lib.layers.sparsify.parallel import ParallelLinear24, split
 from blockshock_lib.layers.sparsify.plan import held, plan, refuse_hooked, row_of, shape_of
@@ -68,8 +68,7 @@ def save_sparse(path: Path | str, model: nn.Module) -> None:
         scratch.unlink(missing_ok=True)
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
+@as_made
 def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = None) -> Report:
     """Reads a .safetensors file, or all of a folder, into the model, and makes 2:4 what is 2:4 there; in place.
 

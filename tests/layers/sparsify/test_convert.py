@@ -324,3 +324,18 @@ def test_parameters_over_one_storage_are_tied():
     model[1].weight = nn.Parameter(model[0].weight.detach())
     report = sparsify_(model, Sparse24())
     assert report.converted == ["2"] and "shares a parameter with 1" in report.refused["0"]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("made", [False, True])
+def test_under_inference_mode_a_model_of_before_is_trained_afterwards_and_one_of_its_own_is_converted(frozen, made):
+    with torch.inference_mode(made):
+        model = nn.Sequential(nn.Linear(64, 64))
+    with torch.inference_mode():
+        sparsify_(model, Sparse24(frozen=frozen))
+        y = model(x := torch.randn(3, 64))
+        dense_(model)
+        torch.testing.assert_close(model(x), y)
+    if not made:
+        model(torch.randn(3, 64)).sum().backward()
+        assert model[0].weight.grad.any()

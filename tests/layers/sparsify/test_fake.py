@@ -259,7 +259,6 @@ def test_transforms_of_torch_func_are_those_of_what_is_multiplied(gradient, kind
     fake_sparsify_(model, Sparse24(), schedule=plan)
     held, call = {"0.weight": model[0].weight.detach()}, torch.func.functional_call
     grad, moved = torch.func.grad_and_value(lambda held: call(model, held, (x,)).square().sum())(held)
-    assert type(model[0].scale or torch.ones(1)) is torch.Tensor  # no tensor of a transform stays in the layer
     model(x).square().sum().backward()
     torch.testing.assert_close(grad["0.weight"], model[0].weight.grad)
     plain = nn.Linear(64, 64, dtype=torch.float64)

@@ -88,6 +88,15 @@ def test_autocast_changes_the_dtype_of_no_pattern(config, to, half):
     assert torch.equal(y, right) and torch.equal(x.grad, wanted) and y.dtype == to
 
 
+@pytest.mark.parametrize("config", [*CONFIGS, Sparse24(dtype="int8")], ids=lambda config: type(config).__name__)
+def test_what_a_layer_without_a_bias_gives_may_be_written_in_place(config):
+    sparsify_(model := nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU(inplace=True)), config)
+    for shape in ((5, 64), (2, 3, 64)):
+        x = torch.randn(shape, requires_grad=True)
+        wanted = torch.autograd.grad(model[0](x).relu().sum(), x)[0]
+        torch.testing.assert_close(torch.autograd.grad(model(x).sum(), x)[0], wanted)
+
+
 def test_a_compiled_model_in_a_pattern_is_one_graph_and_a_copy_multiplies_its_own_weights():
     model = Model()
     sparsify_(model, BlockSparse(block=16, sparsity=0.125))

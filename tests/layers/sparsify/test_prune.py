@@ -221,6 +221,20 @@ def test_an_expert_that_gets_no_token_is_left(config):
         sparsify_(Experts(), config, calibration=[torch.randn(0, 64)])
 
 
+def test_a_call_without_rows_before_the_one_with_them_ends_no_pass():
+    class Pieces(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.a(x[:0]).sum() + self.a(x)
+
+    model, x = Pieces(), torch.randn(100, 64)
+    (once,) = calibrate.survey(model, ["a"], [x], False).values()
+    torch.testing.assert_close(calibrate.moments(model, "a", once, [x], False), x.square().sum(0))
+
+
 class InPlace(nn.Module):
     """As residual streams are added to in place: `b` is given the same tensor as `a`, with other values."""
 
