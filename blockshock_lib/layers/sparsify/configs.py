@@ -106,11 +106,15 @@ class Sparse24(Config):
 
     def layer(self, linear: nn.Linear, moments: Tensor | None = None) -> nn.Module:
         weight, keep = self.pruned(linear.weight.detach(), moments)
+        return self.packed(linear_of(weight, linear.bias, linear), keep)
+
+    def packed(self, linear: nn.Linear, keep: Tensor) -> nn.Module:
+        """The layer of W [N, K], of which `keep` stays, bool [N, K]."""
         if self.dtype:
+            weight = linear.weight.detach()
             given = eight_bits.quantized(torch.where(keep, weight, 0), eight_bits.DTYPES[self.dtype])
             return of_eight_bits(*given, weight.dtype, linear.bias)
-        how = {"product": self.product, "frozen": self.frozen}
-        return Linear24.from_linear(linear_of(weight, linear.bias, linear), mask=keep, **how)
+        return Linear24.from_linear(linear, mask=keep, product=self.product, frozen=self.frozen)
 
 
 def of_eight_bits(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None) -> PatternLinear:

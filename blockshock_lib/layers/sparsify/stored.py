@@ -91,7 +91,7 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             _check(model, weights, rest)
         except (OSError, KeyError, ValueError, RuntimeError, BlockShockError, _safetensors().SafetensorError) as error:
             raise CheckpointError(f"{path}: {first_line(error)}") from error
-    config, rows, left = replace(config or Sparse24(), method="given"), [], {}
+    config, rows, left = config or Sparse24(), [], {}
     with torch.device("cpu"), contextlib.ExitStack() as undo:
         for name, weight in weights.items():
             old = model.get_submodule(name)
@@ -100,11 +100,8 @@ def load_sparse_(model: nn.Module, path: Path | str, config: Sparse24 | None = N
             weight = weight.to(device)
             if name in scales:
                 new = of_eight_bits(weight, scales[name].to(device), old.weight.dtype, bias)
-            elif config.dtype:
-                new = config.layer(linear_of(weight, bias, old))
             else:
-                how = {"product": config.product, "frozen": config.frozen}
-                new = Linear24.from_linear(linear_of(weight, bias, old), mask=keeps[name].to(device), **how)
+                new = config.packed(linear_of(weight, bias, old), keeps[name].to(device))
             new = converted(new, old, name)
             rows.append(replace(row_of(name, old), after=held(new), made=type(new).__name__))
             put(undo, model, name, new)
